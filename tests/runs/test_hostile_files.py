@@ -162,9 +162,9 @@ OWN = {
     "runs/trusted/seal.py": "this user's own secret, and scripts where the user has them",
     "train/stopping/ending.py": "/proc, for what a process has started",
     "train/sweep/workers.py": "output of processes of its own",
-    "commands/gradients/contest.py": "/proc/self/status",
+    "commands/gradients/compare_gradients.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",
-    "commands/reconsider/reconsider.py": "writes a new file",
+    "commands/evaluate/reconsider.py": "writes a new file",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}
 _OPENING |= {"write_text", "write_bytes"}

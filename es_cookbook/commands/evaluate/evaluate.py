@@ -33,8 +33,14 @@ from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradie
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject, measure
-from es_cookbook.commands.evaluate.report import compared, estimates_of, print_text, report
-from es_cookbook.commands.evaluate.saved import Saved, read, to_json
+from es_cookbook.commands.evaluate.report import (
+    compared,
+    estimates_of,
+    print_text,
+    read,
+    report,
+    to_json,
+)
 from es_cookbook.commands.options import RunOrModel, new_output
 from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_names
@@ -52,16 +58,9 @@ from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import RecordedRun, Split
 from es_cookbook.train.stopping.signals import result_until_signal
 
-_PARTS = (
-    "dataset",
-    "sampling",
-    "engine",
-    "rollout_timeout",
-    "turn_timeout",
-    "max_failed_fraction",
-)
+_TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")
+_PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
 """What an evaluation has of a run's options."""
-_BASE = "base"
 
 
 @chz.chz
@@ -107,17 +106,8 @@ class EvaluateConfig(OnProblems):
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
-    """What is to be done: measure these, and compare the first with the second or with a file's."""
-
-    setting: Setting
-    subjects: list[Subject]
-    saved: Saved | None
-
-
-def asked(config: OnProblems, fields: Mapping[str, str]) -> Asked:
-    """Find out who is measured on what; `fields` are options of a run, as a user types them.
+def asked(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
+    """On what is measured, and who; `fields` are options of a run, as a user types them.
 
     Only inside `run_cli`.
 
@@ -127,22 +117,15 @@ def asked(config: OnProblems, fields: Mapping[str, str]) -> Asked:
     _check_fields(fields, of_model=not config.log_path)
     if not config.log_path:
         task = _task(config, None, fields)
-        first = Subject(task.model_name, task.model_name, task.engine, task.search_space)
+        subject = Subject(task.model_name, task.model_name, task.engine, task.search_space)
     elif gradients := recorded_gradients(Path(config.log_path), config.trust, fields):
         task = _task(config, gradients, fields)
-        first = _of_gradients(config.log_path, gradients, config.generation, fields)
+        subject = _of_gradients(config.log_path, gradients, config.generation, fields)
     else:
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
-        first = _of_run(config.log_path, run, config.generation, fields)
-    setting = _setting(config, task, fields)
-    subjects, saved = [first], None
-    if isinstance(config, EvaluateConfig) and config.against.endswith(".json"):
-        saved = read(Path(config.against))
-        _check_saved(config.against, saved, setting)
-    elif isinstance(config, EvaluateConfig) and config.against:
-        subjects = _against(config, first, fields)
-    return Asked(setting, subjects, saved)
+        subject = _of_run(config.log_path, run, config.generation, fields)
+    return _setting(config, task, fields), subject
 
 
 def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
@@ -245,7 +228,7 @@ def _engine(run: train.Config | GradientConfig, fields: Mapping[str, str]) -> En
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
     """Everybody that is to be measured, the first one first."""
-    against = "@0" if config.against == _BASE else config.against
+    against = "@0" if config.against == "base" else config.against
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
     if gradients := recorded_gradients(Path(name or config.log_path), config.trust, fields):
@@ -276,65 +259,68 @@ def _is_run(path: Path) -> bool:
     return False
 
 
-def _check_saved(name: str, saved: Saved, setting: Setting) -> None:
+def _check_saved(name: str, settings: Mapping[str, object], setting: Setting) -> str:
     """Refuse an earlier evaluation that was not made in the same way.
+
+    Returns:
+        Which options of its dataset were others.
 
     Raises:
         ConfigError: Says which option would make them alike.
     """
     for option, value in setting.comparable.items():
-        then = saved.settings.get(option)
+        then = settings.get(option)
         if then != value:
             raise ConfigError(
                 f"against={name} was measured with {option}={then}, and this would be with "
                 f"{option}={value}; give {option}={then}, or compare with what it measured"
             )
+    now = config_to_json(setting.config.dataset)
+    found = differences(json.dumps(settings.get("dataset")), now, ())
+    return f"{name}: other options of the dataset: {'; '.join(found)}" if found else ""
 
 
 def _first(path: str) -> str:
     return path.partition(".")[0]
 
 
-def evaluated(config: EvaluateConfig, fields: Mapping[str, str]) -> str:
-    """Evaluate, write the file, and return the table; only inside `run_cli`.
+def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
+    """Evaluate, write the file, and print the table; only inside `run_cli`.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
         KeyboardInterrupt: It was stopped.
     """
-    output = _checked_output(config)
-    todo = asked(config, fields)
-    setting, saved = todo.setting, todo.saved
+    if config.output and Path(config.output).suffix != ".json":
+        raise ConfigError(f"output must be a .json file, found {config.output!r}")
+    output = new_output(config.output, config.log_path) if config.output else None
+    setting, first = asked(config, fields)
+    subjects, against, notes = [first], None, ""
+    if config.against.endswith(".json"):
+        against, settings = read(Path(config.against))
+        notes = _check_saved(config.against, settings, setting)
+    elif config.against:
+        subjects = _against(config, first, fields)
     setting.config.dataset.check()
-    for subject in todo.subjects:
+    for subject in subjects:
         _check_model(config, subject)
-    names_P = saved and saved.evaluation.results.names_P
+    names_P = against and against.results.names_P
     evaluation, *others = result_until_signal(
-        functools.partial(measure, todo.subjects, setting, names_P),
+        functools.partial(measure, subjects, setting, names_P),
         "interrupted; nothing was written",
     )
-    against = others[0] if others else saved and saved.evaluation
+    against = others[0] if others else against
     results, seed = evaluation.results, setting.config.seed
     solved = config.metric if config.metric in results.metrics else results.solved_metric
     estimates = estimates_of(results, seed, solved)
-    comparisons = [] if against is None else compared(results, against.results, seed)
+    comparisons = compared(results, against.results, seed) if against else []
     if output is not None:
         text = to_json(setting, evaluation, estimates, against, comparisons)
         replace_file(output, [text.encode()])
     metric = _metric(config, evaluation)  # After the file, which has them all.
     parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
-    parts += _dataset_notes(config.against, todo)
-    parts += [f"written to {output}"] if output is not None else []
-    return "\n\n".join(parts)
-
-
-def _checked_output(config: EvaluateConfig) -> Path | None:
-    """Where the file goes; refused now rather than when everything has been measured."""
-    if not config.output:
-        return None
-    if Path(config.output).suffix != ".json":
-        raise ConfigError(f"output must be a .json file, found {config.output!r}")
-    return new_output(config.output, config.log_path)
+    parts += [notes, f"written to {output}" if output is not None else ""]
+    print_text("\n\n".join(filter(None, parts)))
 
 
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
@@ -355,19 +341,6 @@ def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     metric = config.metric or results.solved_metric or REWARD
     results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
     return metric if metric in results.metrics else REWARD
-
-
-def _dataset_notes(name: str, todo: Asked) -> list[str]:
-    """What is to be known of an earlier evaluation whose dataset had other options."""
-    if todo.saved is None:
-        return []
-    then = json.dumps(todo.saved.settings.get("dataset"))
-    found = differences(then, config_to_json(todo.setting.config.dataset), ())
-    return [f"{name}: other options of the dataset: {'; '.join(found)}"] if found else []
-
-
-def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
-    print_text(evaluated(config, fields))
 
 
 def cli() -> None:

@@ -61,24 +61,17 @@ class Setting:
     split: Split
 
     @property
-    def attempts(self) -> int:
-        return self.config.eval_attempts
-
-    @property
-    def temperature(self) -> float:
-        return self.config.eval_temperature
-
-    @property
     def comparable(self) -> Mapping[str, object]:
         """What two evaluations must have in common, as a user types it: chance, too."""
+        config = self.config
         found: dict[str, object] = {
             "split": self.split,
-            "attempts": self.attempts,
-            "temperature": self.temperature,
-            "sampling.max_tokens": self.config.sampling.max_tokens,
+            "attempts": config.eval_attempts,
+            "temperature": config.eval_temperature,
+            "sampling.max_tokens": config.sampling.max_tokens,
         }
-        if self.temperature > 0:
-            found |= {"sampling.top_p": self.config.sampling.top_p, "seed": self.config.seed}
+        if config.eval_temperature > 0:
+            found |= {"sampling.top_p": config.sampling.top_p, "seed": config.seed}
         return found
 
 
@@ -186,13 +179,14 @@ async def _evaluation(
 ) -> Evaluation:
     after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
     say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
-    how = setting.attempts, setting.temperature
-    groups_P = await attempt(setting.config.sampler(engine), problems_P, *how)
+    config = setting.config
+    how = config.eval_attempts, config.eval_temperature
+    groups_P = await attempt(config.sampler(engine), problems_P, *how)
     return Evaluation(
         name=subject.name,
         generation=None if subject.run is None else generation,
         model=await _identity(subject, generation, engine),
-        metrics=summary(groups_P, setting.attempts),
+        metrics=summary(groups_P, config.eval_attempts),
         results=results_of(problems_P, groups_P),
         trained_on=await trained_on(subject, generation, engine, problems_P),
     )

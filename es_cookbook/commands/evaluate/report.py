@@ -1,22 +1,46 @@
-"""Evaluations as a table of 80 columns, with what must be known to read its intervals."""
+"""An evaluation as a table of 80 columns, and as a JSON file with every problem.
 
+The table says what must be known to read its intervals. With the file another evaluation can be
+compared. What is read may be anybody's: it is numbers and names, and nothing in it is called or
+imported.
+"""
+
+import dataclasses
+import json
 import math
+import platform
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+import es_cookbook
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import plural, printable
 from es_cookbook.population.evaluate import ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
-from es_cookbook.rl.objectives import REWARD
+from es_cookbook.rl.objectives import REWARD, Outcomes
 
 WIDTH = 80
 _NAME = 20
 _MOST_TAGS = 40
 """More make no table that anybody reads; the file has them."""
+
+
+_MOST_VALUES = 2**23
+"""Of a hundred thousand problems."""
+FORMAT = "es_cookbook evaluation 1"
+_PACKAGES = ("numpy", "torch", "transformers")
 
 
 def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
@@ -53,51 +77,44 @@ def report(
     comparisons: Sequence[Comparison] = (),
 ) -> str:
     """All of it as text; `metric` is the one that is shown by tag and told of in words."""
+    attempts = setting.config.eval_attempts
     parts = [heading(setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
         parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
     if lost := evaluation.results.lost:
-        parts.append(lost_text(lost, len(evaluation.results.names_P) * setting.attempts))
+        parts.append(lost_text(lost, len(evaluation.results.names_P) * attempts))
     if against is not None:
-        parts.append(
-            comparison_text(
-                f"Against {against.title}, problem by problem:",
-                comparisons,
-                metric,
-                setting.attempts,
-            )
-        )
-        parts += _not_held_out(setting, against)
-    if notes := notes_on(estimates["all"], comparisons):
-        parts.append("\n".join(notes))
-    return printable("\n\n".join(parts))
+        title = f"Against {against.title}, problem by problem:"
+        parts.append(comparison_text(title, comparisons, metric, attempts))
+        parts.append(_not_held_out(setting, against))
+    parts.append(notes_on(estimates["all"], comparisons))
+    return printable("\n\n".join(filter(None, parts)))
 
 
 def heading(setting: Setting, evaluation: Evaluation) -> str:
     """Who was measured, on what and how."""
-    count = len(evaluation.results.names_P)
+    config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
-    temperature = setting.temperature
+    temperature = config.eval_temperature
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     said = (
         f"{plural(count, which)}{f' of {setting.problems}' if setting.problems else ''}, "
-        f"{plural(setting.attempts, 'attempt')} at each, {how}, at most "
-        f"{plural(setting.config.sampling.max_tokens, 'token')}, seed {setting.config.seed}"
+        f"{plural(config.eval_attempts, 'attempt')} at each, {how}, at most "
+        f"{plural(config.sampling.max_tokens, 'token')}, seed {config.seed}"
     )
-    return "\n".join([evaluation.title, _wrapped(said), *_not_held_out(setting, evaluation)])
+    lines = [evaluation.title, _wrapped(said), _not_held_out(setting, evaluation)]
+    return "\n".join(filter(None, lines))
 
 
-def _not_held_out(setting: Setting, evaluation: Evaluation) -> list[str]:
+def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
     """How many of the problems were trained on, where that matters and is not none."""
-    if setting.split == "train" or evaluation.trained_on == 0:
-        return []
-    if evaluation.trained_on is None:
-        if not evaluation.generation:  # A model, of which nobody expects to know it.
-            return []
-        return [_wrapped(f"Which of these problems {evaluation.name} trains on is not known.")]
+    name, known = evaluation.name, evaluation.trained_on
+    if setting.split == "train" or known == 0 or (known is None and not evaluation.generation):
+        return ""  # Of a model nobody expects to know it.
+    if known is None:
+        return _wrapped(f"Which of these problems {name} trains on is not known.")
     count = plural(len(evaluation.results.names_P), "problem")
-    said = f"Not held out: {evaluation.name} trains on {evaluation.trained_on} of {count}."
-    return [_wrapped(said)]
+    return _wrapped(f"Not held out: {name} trains on {known} of {count}.")
 
 
 def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
@@ -177,7 +194,7 @@ def compared_line(found: Comparison) -> str:
     return f"{_cut(found.metric)}{''.join(f'{n:>11}' for n in numbers)}   {interval}"
 
 
-def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> list[str]:
+def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> str:
     """Sentences on which intervals are not to be trusted."""
     problems = max((estimate.problems for estimate in estimates.values()), default=0)
     bootstrapped = [name for name, e in estimates.items() if e.method == "bootstrap"]
@@ -196,27 +213,26 @@ def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison
                 f"{what}: the same for every problem, so a bootstrap cannot tell how uncertain it "
                 "is."
             )
-    return [_wrapped(note) for note in notes]
+    return "\n".join(map(_wrapped, notes))
 
 
 def _number(value: float, is_share: bool, decimals: int, signed: bool = False) -> str:
     """A value; of a share in percent, and of a difference of shares in points of percent."""
     if not math.isfinite(value):
         return "unknown"
-    sign = "+" if signed else ""
-    if is_share:
-        return f"{100 * value:{sign}.1f}" + ("" if signed else " %")
-    return f"{value:{sign}.{decimals}f}"
+    return _digits(value, is_share, decimals, signed) + (" %" if is_share and not signed else "")
 
 
 def _interval(low: float, high: float, is_share: bool, decimals: int, signed: bool = False) -> str:
     if not math.isfinite(low):
         return "unknown"
+    ends = (_digits(end, is_share, decimals, signed) for end in (low, high))
+    return " to ".join(ends) + is_share * (" points" if signed else " %")
+
+
+def _digits(value: float, is_share: bool, decimals: int, signed: bool) -> str:
     sign = "+" if signed else ""
-    if is_share:
-        unit = "points" if signed else "%"
-        return f"{100 * low:{sign}.1f} to {100 * high:{sign}.1f} {unit}"
-    return f"{low:{sign}.{decimals}f} to {high:{sign}.{decimals}f}"
+    return f"{100 * value:{sign}.1f}" if is_share else f"{value:{sign}.{decimals}f}"
 
 
 def _decimals(*values: float) -> int:
@@ -235,3 +251,139 @@ def _cut(name: str) -> str:
 
 def _wrapped(text: str, width: int = WIDTH) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def to_json(
+    setting: Setting,
+    evaluation: Evaluation,
+    estimates: Mapping[str, Mapping[str, Estimate]],
+    against: Evaluation | None = None,
+    comparisons: Sequence[Comparison] = (),
+) -> str:
+    """Everything that was measured; unknown numbers are null.
+
+    `estimates` are by tag, `all` for all problems, and metric.
+    """
+    config = setting.config
+    plain = {
+        "format": FORMAT,
+        **_described(evaluation),
+        "settings": {
+            "problems": setting.problems or "the run's own",
+            "split": setting.split,
+            "attempts": config.eval_attempts,
+            "temperature": config.eval_temperature,
+            "sampling.max_tokens": config.sampling.max_tokens,
+            "sampling.top_p": config.sampling.top_p,
+            "seed": config.seed,
+            "rollout_timeout": config.rollout_timeout,
+            "turn_timeout": config.turn_timeout,
+            "dataset": json.loads(config_to_json(config.dataset)),
+        },
+        "estimates": {
+            tag: {metric: dataclasses.asdict(found) for metric, found in of_tag.items()}
+            for tag, of_tag in estimates.items()
+        },
+        "lost": dict(evaluation.results.lost),
+        "against": against and _described(against),
+        "comparisons": [dataclasses.asdict(comparison) for comparison in comparisons],
+        "versions": {
+            "es_cookbook": es_cookbook.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in _PACKAGES},
+        },
+        "problems": _problems(evaluation.results),
+    }
+    text = json.dumps(_without_nan(plain), indent=1, ensure_ascii=False, allow_nan=False)
+    return text + "\n"
+
+
+def read(path: Path) -> tuple[Evaluation, Mapping[str, object]]:
+    """Read what `to_json` wrote: the evaluation, and how it was made.
+
+    Raises:
+        ConfigError: It cannot be read, or is something else; names the file.
+    """
+    try:
+        plain = parsed(read_file(path, LARGEST_TEXT, None), _MOST_VALUES)
+        if not isinstance(plain, dict) or cast("dict[str, object]", plain).get("format") != FORMAT:
+            raise ConfigError(f"{path} is no evaluation that this version can read ({FORMAT!r})")
+        plain = cast("dict[str, Any]", plain)
+        return _evaluation(plain), dict(plain["settings"])
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is damaged, or was changed: {type(error).__name__}: {error}"[:300]
+        ) from error
+
+
+def _described(evaluation: Evaluation) -> dict[str, object]:
+    return {
+        "name": evaluation.name,
+        "generation": evaluation.generation,
+        "model": dict(evaluation.model),
+        "metrics": dict(evaluation.metrics),
+        "trained_on": evaluation.trained_on,
+    }
+
+
+def _problems(results: Results) -> list[dict[str, object]]:
+    metrics = results.outcomes.metrics
+    return [
+        {
+            "name": name,
+            "tags": list(results.tags_P[p]),
+            "reward": results.outcomes.rewards_P_G_K[p, 0].tolist(),
+            "tokens": results.outcomes.tokens_P_G_K[p, 0].tolist(),
+            "metrics": {metric: metrics[metric][p, 0].tolist() for metric in sorted(metrics)},
+            "lost": list(results.lost_P[p]),
+        }
+        for p, name in enumerate(results.names_P)
+    ]
+
+
+def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
+    problems: list[dict[str, Any]] = plain["problems"]
+    metrics = {metric for problem in problems for metric in problem["metrics"]}
+    results = Results(
+        names_P=[str(problem["name"]) for problem in problems],
+        tags_P=[tuple(map(str, problem["tags"])) for problem in problems],
+        outcomes=Outcomes(
+            _values([problem["reward"] for problem in problems]),
+            _values([problem["tokens"] for problem in problems]),
+            {m: _values([problem["metrics"][m] for problem in problems]) for m in metrics},
+        ),
+        lost_P=[list(map(str, problem["lost"])) for problem in problems],
+    )
+    generation = plain["generation"]
+    return Evaluation(
+        name=str(plain["name"]),
+        generation=None if generation is None else int(generation),
+        model={str(key): value and str(value) for key, value in plain["model"].items()},
+        metrics={
+            str(name): math.nan if value is None else float(value)
+            for name, value in plain["metrics"].items()
+        },
+        results=results,
+        trained_on=None if (count := plain.get("trained_on")) is None else int(count),
+    )
+
+
+def _values(values_P_K: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
+    """`values_P_G_K` of one genome, None as NaN."""
+    found = np.array(values_P_K, dtype=np.float64)
+    if found.ndim != 2 or not found.size:
+        raise ValueError("every problem must have as many attempts, and at least one")
+    return found[:, None, :]
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, dict):
+        items = cast("dict[str, object]", value).items()
+        return {key: _without_nan(entry) for key, entry in items}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in cast("Sequence[object]", value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,39 +12,59 @@
 - `pass_at_k`: of evaluations with several attempts (`es-cookbook evaluate output=...`), with 95 %
   intervals.
 - `fragility`: what damage to its thoughts costs a model, of studies of the recipe `markovian`.
-- `landscape`: the reward around the centre of a generation, along what one or two of its genomes
-  add to it; the run is brought back on its engine, and its held-out problems are attempted.
+- `landscape`: the reward around the centre of a generation: that of centre + m · (what a genome
+  adds), for multiples m; along one genome a curve, along two a map. At m = 1 is the genome itself,
+  at -1 its mirror image, at 0 the centre. The run is brought back on its engine as `play` and
+  `evaluate` do; its held-out problems are attempted as an evaluation attempts them, greedily by
+  default, so the values differ by the weights and not by luck.
 
 What is read is only read.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 import chz
 import numpy as np
+from numpy.typing import NDArray
 
-from es_cookbook.commands.evaluate.report import estimates_of
-from es_cookbook.commands.evaluate.saved import Saved, read
-from es_cookbook.commands.view.landscape import Around, draw_landscape
+from es_cookbook.commands.evaluate.report import estimates_of, read
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.population.config import closing
+from es_cookbook.population.results import Results
+from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.runs.config_differences import flattened
-from es_cookbook.runs.files import cannot
+from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.comparison import is_share
 from es_cookbook.runs.report.curves import Spent, grouped, lines_of
-from es_cookbook.runs.report.naming import task_of
-from es_cookbook.runs.report.plots import COLUMN, PAGE, Line, Size, draw, require_matplotlib
+from es_cookbook.runs.report.naming import task_of, task_of_dataset
+from es_cookbook.runs.report.plots import (
+    COLUMN,
+    PAGE,
+    Line,
+    Map,
+    Size,
+    draw,
+    draw_map,
+    require_matplotlib,
+)
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
 from es_cookbook.runs.tracking.live import label
+from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.stopping.signals import result_until_signal
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
 _SIZES = {"column": COLUMN, "page": PAGE}
@@ -53,6 +73,37 @@ _FRAGILITY = re.compile(r"fragility/(\w{1,40})/(\d{1,3})")
 
 Lost: TypeAlias = Mapping[str, Mapping[float, tuple[float, float, float]]]
 """Damage to thoughts -> percent -> nats that a token of the answer loses, and its interval."""
+
+
+@chz.chz
+class Around:
+    """What of a landscape is measured."""
+
+    generation: int | None = chz.field(
+        default=None, doc="of the centre and the genomes; the last that has genomes if None"
+    )
+    genomes: tuple[int, ...] = chz.field(
+        default=(), doc="one or two, along which to go; the fittest if none is given"
+    )
+    reach: float = chz.field(default=3.0, doc="how far: multiples of what a genome adds")
+    points: int = chz.field(default=13, doc="on each axis")
+    num_problems: int = chz.field(default=100, doc="held-out problems, the first ones")
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
+    model_name: str | None = chz.field(
+        default=None, doc="where the run's base model is now; where the run had it if None"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "reach", above=0, prefix="around.")
+        check_range(self, "points", at_least=3, prefix="around.")
+        check_range(self, "num_problems", at_least=1, prefix="around.")
+        if len(self.genomes) > 2 or len(set(self.genomes)) < len(self.genomes):
+            raise ConfigError(
+                f"around.genomes must be one or two different ones, found {self.genomes}"
+            )
 
 
 @chz.chz
@@ -114,10 +165,7 @@ def main(config: Plot) -> None:
         case "fragility":
             written = draw_fragility(config, output, size)
         case "landscape":
-            (run,) = config.log_path
-            written = draw_landscape(
-                *(run, config.around, config.engine, output, config.title, size)
-            )
+            written = draw_landscape(config, output, size)
     print(f"written to {', '.join(map(str, written))}")
 
 
@@ -156,10 +204,10 @@ def draw_pass_at_k(config: Plot, output: Path, size: Size) -> list[Path]:
     lines: dict[str, Line] = {}
     tasks: dict[str, None] = {}
     for log_path in config.log_path:
-        saved = read(Path(log_path))
-        name = one_line(saved.evaluation.title)
-        lines[name if name not in lines else f"{name} ({log_path})"] = _pass_at(saved, log_path)
-        tasks[task_of(flattened({"dataset": saved.settings.get("dataset")}))] = None
+        evaluation, settings = read(Path(log_path))
+        name, line = one_line(evaluation.title), _pass_at(evaluation.results, log_path)
+        lines[name if name not in lines else f"{name} ({log_path})"] = line
+        tasks[task_of(flattened({"dataset": settings.get("dataset")}))] = None
     ticks = sorted({k for line in lines.values() for k in np.asarray(line.x_M).tolist()})
     return draw(
         output,
@@ -172,8 +220,7 @@ def draw_pass_at_k(config: Plot, output: Path, size: Size) -> list[Path]:
     )
 
 
-def _pass_at(saved: Saved, log_path: str) -> Line:
-    results = saved.evaluation.results
+def _pass_at(results: Results, log_path: str) -> Line:
     found = estimates_of(results, 0, results.solved_metric)["all"]
     prefix = PASS_AT.removeprefix("test/")
     by_k = {
@@ -258,6 +305,116 @@ def _line(of: Sequence[Mapping[float, tuple[float, float, float]]]) -> Line:
         [sum(each[x][part] for each in of) / len(of) for x in x_M] for part in range(3)
     )
     return Line(x_M, [value_M], (low_M, high_M) if len(of) == 1 else None)
+
+
+def draw_landscape(config: Plot, output: Path, size: Size) -> list[Path]:
+    """Measure, draw, and keep the numbers in a JSON file beside the plot.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+        KeyboardInterrupt: It was stopped; nothing is written.
+    """
+    around = config.around
+    run = RecordedRun(Path(config.log_path[0]), around.model_name, around.trust)
+    generation = run.last_with_genomes if around.generation is None else around.generation
+    numbers = around.genomes or _fittest(run, generation)
+    chosen = _chosen(run, generation, numbers)
+    side: list[float] = np.linspace(-around.reach, around.reach, around.points).tolist()
+    # A genome a point of the grid; along the first axis first.
+    along = [[_times(genome, m) for m in side] for genome in chosen]
+    second = along[1] if len(along) > 1 else [()]
+    grid = [Genome(one + other) for other in second for one in along[0]]
+    rewards_P_G = result_until_signal(
+        partial(_rewards, run, config.engine, generation, grid, around.num_problems),
+        "interrupted; nothing was written",
+    )
+    counts_G = np.maximum((~np.isnan(rewards_P_G)).sum(axis=0), 2)
+    means_G = np.nanmean(rewards_P_G, axis=0)  # Lost rollouts are left out.
+    errors_G = 1.96 * np.nanstd(rewards_P_G, axis=0) / np.sqrt(counts_G)
+    found = {
+        "generation": generation,
+        "genomes": list(numbers),
+        "multiples": side,
+        "rewards": _plain(means_G),
+        "intervals": _plain(errors_G),
+        "problems": len(rewards_P_G),
+    }
+    replace_file(output.with_suffix(".json"), [(json.dumps(found, indent=1) + "\n").encode()])
+    task = task_of_dataset(run.config.dataset)
+    title = config.title or f"{task}, around the centre of generation {generation}"
+    value, names = "mean held-out reward", [f"genome {number}" for number in numbers]
+    if len(names) == 1:
+        line = Line(side, [means_G], (means_G - errors_G, means_G + errors_G))
+        x_label = f"times what {names[0]} adds to the centre"
+        drawn = draw(output, {"": line}, title=title, x_label=x_label, y_label=value, size=size)
+    else:
+        marked = {"centre": (0.0, 0.0), names[0]: (1.0, 0.0), names[1]: (0.0, 1.0)}
+        drawn = draw_map(
+            output,
+            Map(side, side, means_G.reshape(len(side), len(side)), marked),
+            title=title,
+            x_label=f"times what {names[0]} adds",
+            y_label=f"times what {names[1]} adds",
+            value_label=value,
+            size=size,
+        )
+    return [*drawn, output.with_suffix(".json")]
+
+
+def _fittest(run: RecordedRun, generation: int) -> tuple[int, ...]:
+    """The genome of a generation that was the fittest; the first where that is not recorded."""
+    run.check_generation(generation)
+    if generation >= len(run.records):
+        return (0,)
+    fitness_G = run.records[generation].fitness_G
+    return (max(range(len(fitness_G)), key=lambda g: (not math.isnan(f := fitness_G[g]), f)),)
+
+
+def _chosen(run: RecordedRun, generation: int, numbers: Sequence[int]) -> list[Genome]:
+    """Genomes along which to go; refuses those along which there is nothing to see."""
+    chosen = [run.genome(generation, number) for number in numbers]
+    for number, genome in zip(numbers, chosen, strict=True):
+        if not genome.terms:
+            raise ConfigError(
+                f"around.genomes: genome {number} of generation {generation} is no sum of noise "
+                "(it is the centre, or a point with coordinates of its own); take another"
+            )
+    if len(chosen) > 1 and len({tuple(term.seed for term in each.terms) for each in chosen}) == 1:
+        raise ConfigError(
+            f"around.genomes: {numbers[0]} and {numbers[1]} of generation {generation} are a "
+            "mirrored pair, on one line with the centre; take genomes of two pairs"
+        )
+    return chosen
+
+
+def _times(genome: Genome, multiple: float) -> tuple[Term, ...]:
+    return tuple(Term(term.seed, multiple * term.coefficient) for term in genome.terms)
+
+
+async def _rewards(
+    run: RecordedRun,
+    engine: EngineBuilder | None,
+    generation: int,
+    genomes_G: Sequence[Genome],
+    num_problems: int,
+) -> NDArray[np.float64]:
+    """Bring the run back, and attempt its problems everywhere on the grid."""
+    rebuilt = await rebuild(run, engine)
+    async with closing(rebuilt.engine):
+        await rebuilt.go_to(run.centre_of(generation))
+        config, tokenizer = run.config, rebuilt.engine.tokenizer
+        problems_P = (await config.dataset(tokenizer)).test_P[:num_problems]
+        if not problems_P:
+            raise ConfigError("log_path: the run holds out no problems: there is none to attempt")
+        say(f"attempting {plural(len(problems_P), 'problem')} at {len(genomes_G)} points")
+        sampling = chz.replace(config.sampling, temperature=config.eval_temperature)
+        sampler = config.sampler(rebuilt.engine, sampling=sampling)
+        groups_P = await sampler.rollout(rebuilt.generation, problems_P, genomes_G)
+        return mean_rewards(groups_P)
+
+
+def _plain(values: NDArray[np.float64]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def cli() -> None:

@@ -11,7 +11,6 @@ from chz.blueprint import (
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
-    Reference,
 )
 from chz.field import Field
 from chz.tiepin import CastError, is_subtype, is_subtype_instance, type_repr
@@ -24,7 +23,6 @@ __all__ = [
     "MISSING",
     "CastError",
     "Field",
-    "Reference",
     "is_subtype",
     "is_subtype_instance",
 ]

@@ -1,6 +1,5 @@
 """Plots are drawn from files as they were written, and refuse what does not have what is drawn."""
 
-import functools
 import json
 import math
 import shutil
@@ -12,14 +11,12 @@ import anyio
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands.evaluate.evaluate import EvaluateConfig
-from es_cookbook.commands.evaluate.evaluate import main as evaluate
 from es_cookbook.commands.view.plot import Plot, main, read_study
-from es_cookbook.common.cli import run_cli
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.curves import grouped, lines_of, points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.runs.test_damaged_directories import RUNS
+from tests.said import refused, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 CORRECT = "test/env/all/correct"
@@ -43,13 +40,6 @@ def run_with(path: Path, values: Mapping[str, Any], *, plus: float = 0.0) -> Pat
     ]
     (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main, Plot, options)
-    assert ended.value.code in (1, 2)
-    return capsys.readouterr().err
 
 
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_range(tmp_path: Path) -> None:
@@ -91,16 +81,12 @@ def test_a_held_out_metric_stands_at_what_was_spent_before_it(tmp_path: Path) ->
     assert seconds[-1] == pytest.approx(total)
 
 
-def test_what_was_not_measured_is_refused_with_the_nearest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capsys, f"log_path={RUNS[0]}", "metric=reward/meen", f"output={tmp_path}/x")
+def test_what_was_not_measured_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    said = refused("plot", f"log_path={RUNS[0]}", "metric=reward/meen", f"output={tmp_path}/x")
     assert "has not measured reward/meen over rollouts: did you mean 'reward/mean'?" in said
-    assert "must be a run directory" in refused(capsys, f"log_path={tmp_path}/none")
-    assert "log_path must name at least one" in refused(capsys, "log_path=")
-    assert "is no evaluation" in refused(
-        capsys, f"log_path={RUNS[0]}/config.json", "kind=pass_at_k"
-    )
+    assert "must be a run directory" in refused("plot", f"log_path={tmp_path}/none")
+    assert "log_path must name at least one" in refused("plot", "log_path=")
+    assert "is no evaluation" in refused("plot", f"{RUNS[0]}/config.json", "kind=pass_at_k")
 
 
 STUDY = {
@@ -138,13 +124,10 @@ def test_a_study_is_drawn_by_damage_and_several_by_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", ["", "[]", '{"runs": {"a": {"fragility/delete/0": {}}}}', "{}"])
-def test_a_file_that_is_no_study_is_refused(
-    tmp_path: Path, there: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_study_is_refused(tmp_path: Path, there: str) -> None:
     (tmp_path / "study.json").write_text(there)
-    assert "study.json is no study" in refused(
-        capsys, f"log_path={tmp_path}", "kind=fragility", f"output={tmp_path}/x"
-    )
+    options = (f"log_path={tmp_path}", "kind=fragility", f"output={tmp_path}/x")
+    assert "study.json is no study" in refused("plot", *options)
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +148,12 @@ def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
     real_run: Path, tmp_path: Path
 ) -> None:
     around = ["around.points=3", "around.reach=1", f"log_path={real_run}", "kind=landscape"]
-    run_cli(main, Plot, [*around, f"output={tmp_path}/one", "around.trust=tests"])
+    typed("plot", *around, f"output={tmp_path}/one", "around.trust=tests")
     found = json.loads((tmp_path / "one.json").read_text())
     assert found["multiples"] == [-1.0, 0.0, 1.0]
     assert len(found["rewards"]) == 3 and all(math.isfinite(r) for r in found["rewards"])
     genomes = ["around.genomes=0,2", "around.generation=1", f"output={tmp_path}/two"]
-    run_cli(main, Plot, [*around, *genomes, "around.trust=tests"])
+    typed("plot", *around, *genomes, "around.trust=tests")
     found = json.loads((tmp_path / "two.json").read_text())
     assert (found["generation"], found["genomes"]) == (1, [0, 2])
     assert len(found["rewards"]) == 9
@@ -178,28 +161,24 @@ def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
     assert "<!-- genome 2 -->" in text and "generation 1 -->" in text
 
 
-def test_a_landscape_of_what_is_not_there_is_refused(
-    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_landscape_of_what_is_not_there_is_refused(real_run: Path) -> None:
     options = [f"log_path={real_run}", "kind=landscape", "around.trust=tests"]
-    assert "there is no genome 9" in refused(capsys, *options, "around.genomes=9")
-    assert "are a mirrored pair" in refused(capsys, *options, "around.genomes=0,1")
-    assert "one or two different ones" in refused(capsys, *options, "around.genomes=1,2,3")
-    assert "a landscape is of one run" in refused(capsys, *options, "log_path=a,b")
+    assert "there is no genome 9" in refused("plot", *options, "around.genomes=9")
+    assert "are a mirrored pair" in refused("plot", *options, "around.genomes=0,1")
+    assert "one or two different ones" in refused("plot", *options, "around.genomes=1,2,3")
+    assert "a landscape is of one run" in refused("plot", *options, "log_path=a,b")
 
 
 def test_pass_at_k_is_drawn_from_evaluations_with_several_attempts(
-    real_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    real_run: Path, tmp_path: Path
 ) -> None:
     def evaluated(*options: str) -> str:
         output = tmp_path / f"{len(options)}.json"
-        given = [f"log_path={real_run}", f"output={output}", "trust=tests", *options]
-        run_cli(functools.partial(evaluate, fields={}), EvaluateConfig, given)
+        typed("evaluate", str(real_run), f"output={output}", "trust=tests", *options)
         return str(output)
 
     several = evaluated("attempts=2", "temperature=1", "metric=correct")
     text = plotted(tmp_path, [several], kind="pass_at_k")
     assert "pass@k -->" in text and "after 2 generations -->" in text
-    assert "it needs several attempts" in refused(
-        capsys, f"log_path={evaluated()}", "kind=pass_at_k", f"output={tmp_path}/x"
-    )
+    options = (f"log_path={evaluated()}", "kind=pass_at_k", f"output={tmp_path}/x")
+    assert "it needs several attempts" in refused("plot", *options)

@@ -10,23 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.view.report import Report, main
-from es_cookbook.common.cli import run_cli
 from tests.runs.report.made_runs import make_run
+from tests.said import refused, typed
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit):
-        run_cli(main, Report, arguments)
-    return capsys.readouterr().err
-
-
-def test_a_page_is_written_into_the_directory_of_one_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_is_written_into_the_directory_of_one_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    run_cli(main, Report, [f"log_path={run}"])
-    assert capsys.readouterr().out.startswith(f"{run / 'report.html'}: ")
+    assert typed("report", f"log_path={run}").stdout.startswith(f"{run / 'report.html'}: ")
     assert (run / "report.html").read_bytes().startswith(b"<!doctype html>")
 
 
@@ -36,18 +26,16 @@ def test_runs_are_given_with_commas_or_one_by_one(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         make_run(tmp_path / name)
-    run_cli(main, Report, ["log_path=a", "b"])
+    typed("report", "log_path=a", "b")
     one_by_one = Path("report.html").read_bytes()
-    run_cli(main, Report, ["log_path=a,b", "output=other.html"])
+    typed("report", "log_path=a,b", "output=other.html")
     assert Path("other.html").read_bytes() == one_by_one
 
 
-def test_what_is_no_run_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "is not a run directory" in refused(capsys, f"log_path={tmp_path / 'empty'}")
-    assert "must be a run directory, found nothing there" in refused(capsys, "log_path=nothing")
+    assert "is not a run directory" in refused("report", f"log_path={tmp_path / 'empty'}")
+    assert "must be a run directory, found nothing there" in refused("report", "log_path=nothing")
     assert not (tmp_path / "empty/report.html").exists()
 
 
@@ -61,10 +49,8 @@ def test_what_is_no_run_is_refused_in_a_sentence(
         (["log_path=a", "megabytes=0"], "megabytes must be in [1, 500]"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    assert sentence in refused(capsys, *arguments)
+def test_options_that_do_not_go_together_are_refused(arguments: list[str], sentence: str) -> None:
+    assert sentence in refused("report", *arguments)
 
 
 def test_watching_serves_the_page_until_it_is_interrupted(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.commands.view.runs import Runs, main
-from es_cookbook.common.cli import run_cli
 from tests.runs.test_damaged_directories import RUNS
+from tests.said import refused
 
 
 @pytest.fixture
@@ -89,9 +89,6 @@ def test_a_directory_without_runs_or_that_is_none_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert listed(tmp_path, capsys) == [f"no runs in {tmp_path}"]
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main, Runs, [f"directory={tmp_path}/none"])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == (
+    assert refused("runs", f"directory={tmp_path}/none") == (
         f"directory {tmp_path}/none must be a directory, found nothing there\n"
     )

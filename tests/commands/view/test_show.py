@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.commands.view.show import Show, main
-from es_cookbook.common.cli import run_cli
 from tests.runs.test_damaged_directories import RUNS
+from tests.said import refused
 
 
 @pytest.fixture
@@ -104,8 +104,5 @@ def test_a_run_without_config_is_shown_for_what_is_there(
     assert found["could not be read"] == [f"{run / 'config.json'} is missing"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main, Show, [f"log_path={tmp_path}"])
-    assert ended.value.code == 1
-    assert "is not a run directory" in capsys.readouterr().err
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert "is not a run directory" in refused("show", f"log_path={tmp_path}")

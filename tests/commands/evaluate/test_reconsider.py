@@ -17,9 +17,14 @@ import torch
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.commands.evaluate.reconsider import (
+    Pass,
+    buckets_of,
+    first_of_one_turn,
+    second_prompt,
+    write,
+)
 from es_cookbook.commands.export import ExportConfig, export
-from es_cookbook.commands.reconsider.reconsider import buckets_of, quantile_buckets, write
-from es_cookbook.commands.reconsider.second_pass import Answer, Cue, Passes, first_of_one_turn
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.population.results import results_of
@@ -134,7 +139,8 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     said_T = tokenizer.encode("yes")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     answer = Action((*said_T, end), "yes", "stop")
-    seen = Cue(tokenizer, "again").after(Observation(tuple(prompt_T)), answer)
+    after = second_prompt(tokenizer, "again")
+    seen = after(turn(answer, Observation(tuple(prompt_T))))
     chat = [
         *user,
         {"role": "assistant", "content": "yes"},
@@ -142,56 +148,60 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     ]
     whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(list(seen.tokens_T)) == whole
-    plain = Observation(tuple(tokenizer.encode("hello")))
-    text = tokenizer.decode(list(Cue(tokenizer, "again").after(plain, answer).tokens_T))
+    plain = after(turn(answer, Observation(tuple(tokenizer.encode("hello")))))
+    text = tokenizer.decode(list(plain.tokens_T))
     assert text.replace(" ", "") == "helloyesagain", "without the end of the answer"
+
+
+def turn(answer: Action, seen: Observation | None = None, value: float = 0.0) -> Transition:
+    return Transition(seen or Observation((65,)), answer, value, {"correct": value}, {})
 
 
 # --- buckets -------------------------------------------------------------------------------------
 
 
-def passes(first: list[float | None], second: list[float | None]) -> Passes:
-    """Two answers to each problem, with these values of `correct`; None for a lost one."""
-    groups, answers = [], []
-    for values in (first, second):
-        found = [
-            LostRollout("Gone: away", "")
-            if value is None
-            else Trajectory(
-                (
-                    Transition(
-                        Observation((1,)), Action((2,), "x", "stop"), value, {"correct": value}, {}
-                    ),
-                )
-            )
-            for value in values
-        ]
-        groups.append([TrajectoryGroup([[each]]) for each in found])
-        hostile = "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
-        answers.append([None if v is None else Answer("q", hostile, (1,), (2,)) for v in values])
-    problems = [problem(i, "test") for i in range(len(first))]
-    return Passes(*answers, results_of(problems, groups[0]), results_of(problems, groups[1]))
+HOSTILE = "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
 
 
-def test_buckets_are_quantiles_in_which_equal_values_stay_together() -> None:
-    assert quantile_buckets([3.0, 1.0, 2.0, 4.0, 5.0, 6.0], 3) == [[1, 2], [0, 3], [4, 5]]
-    assert quantile_buckets([0.0, 0.0, 0.0, 1.0, 2.0], 4) == [[0, 1, 2], [3], [4]]
-    assert quantile_buckets([1.0, math.nan, 1.0], 4) == [[0, 2]]
-    assert quantile_buckets([math.nan], 2) == quantile_buckets([], 2) == []
+def answers(values: list[float | None]) -> Pass:
+    """An answer to each problem, with these values of `correct`; None for a lost one."""
+    turns = [None if v is None else turn(Action((66,), HOSTILE, "stop"), value=v) for v in values]
+    lost = LostRollout("Gone: away", "")
+    groups = [TrajectoryGroup([[Trajectory((each,)) if each else lost]]) for each in turns]
+    return Pass(turns, results_of([problem(i, "test") for i in range(len(values))], groups))
+
+
+@pytest.mark.parametrize(
+    ("entropies", "count", "buckets"),
+    [
+        ([3.0, 1.0, 2.0, 4.0, 5.0, 6.0], 3, [[1, 2], [0, 3], [4, 5]]),
+        ([0.0, 0.0, 0.0, 1.0, 2.0], 4, [[0, 1, 2], [3], [4]]),
+        ([1.0, math.nan, 1.0], 4, [[0, 2]]),
+        ([math.nan], 2, []),
+        ([], 2, []),
+    ],
+)
+def test_buckets_are_quantiles_in_which_equal_values_stay_together(
+    entropies: list[float], count: int, buckets: list[list[int]]
+) -> None:
+    same = answers([1.0] * len(entropies))
+    found = buckets_of(same, same, entropies, "correct", count, seed=0)
+    assert [each.problems for each in found] == buckets
 
 
 def test_each_bucket_compares_both_answers_and_leaves_lost_ones_out(tmp_path: Path) -> None:
-    both = passes([1.0, 0.0, 1.0, 1.0, None, 1.0], [1.0, 1.0, 0.0, 0.0, 1.0, None])
+    first = answers([1.0, 0.0, 1.0, 1.0, None, 1.0])
+    second = answers([1.0, 1.0, 0.0, 0.0, 1.0, None])
     entropies = [0.1, 0.2, 0.8, 0.9, math.nan, 0.5]
-    sure, unsure = buckets_of(both, entropies, "correct", 2, seed=0)
+    sure, unsure = buckets_of(first, second, entropies, "correct", 2, seed=0)
     assert (sure.entropies, sure.problems) == ([0.1, 0.2], [0, 1])
     assert (sure.compared.second, sure.compared.first, sure.compared.better) == (0.5, 1.0, 1)
     assert (unsure.compared.second, unsure.compared.first, unsure.compared.worse) == (1.0, 0.0, 2)
-    answered_P = [(e,) for e in entropies[:4]]
-    write(tmp_path, both, [*answered_P, None, (0.5,)], [sure, unsure])
+    answered_P = [*((e,) for e in entropies[:4]), None, (0.5,)]
+    write(tmp_path, first, second, tokenizer_with(CHATML), answered_P, [sure, unsure])
     rows = lines(tmp_path)
     assert [row["bucket"] for row in rows] == [0, 0, 1, 1, None, None]
-    assert rows[0]["first"]["text"] == "\x1b[31m<script>alert(1)</script>\u2028\n\ud800"
+    assert rows[0]["first"]["text"] == HOSTILE
     assert rows[4]["first"] == {"lost": "Gone: away"} and rows[4]["entropies"] is None
 
 
@@ -216,10 +226,9 @@ def test_bad_input(tmp_path: Path) -> None:
 
 
 def test_several_turns_are_refused() -> None:
-    turn = Transition(Observation((1,)), Action((2,), "x", "stop"), 0.0, {}, {})
-    group = TrajectoryGroup([[Trajectory((turn, turn))]])
-    with pytest.raises(ConfigError, match="problem 3 took 2 turns"):
-        first_of_one_turn("problem 3", group)
+    several = Trajectory((turn(Action((2,), "x", "stop")),) * 2)
+    with pytest.raises(ConfigError, match="a problem took 2 turns"):
+        first_of_one_turn(TrajectoryGroup([[several]]))
 
 
 def test_nothing_is_written_without_held_out_problems() -> None:

@@ -1,1 +1,0 @@
-"""A second answer after a cue to reconsider: is it better, and by how sure the first one was."""
