@@ -20,8 +20,12 @@ import chz
 
 from benchmarks.harness import Row, report, row
 from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
-from es_cookbook.commands.gradients.compare_gradients import NAMES, first_config
-from es_cookbook.commands.gradients.contest import AnyConfig, run_measured
+from es_cookbook.commands.gradients.compare_gradients import (
+    NAMES,
+    AnyConfig,
+    first_config,
+    run_measured,
+)
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.surrogate import Surrogate
@@ -63,7 +67,7 @@ def main(chosen: Sequence[str]) -> None:
         for name in chosen or ("es", "group", "grpo"):
             if name in NAMES:
                 config = config_of(name, model, Path(directory) / name)
-                peaks[name] = run_measured(config, None).peak_bytes
+                peaks[name] = run_measured(config).peak_bytes
     rows: list[Row] = [row(name, [peak / 2**20], "MiB") for name, peak in peaks.items()]
     for ours in ("es", "surrogate"):
         for theirs in ("group", "grpo"):

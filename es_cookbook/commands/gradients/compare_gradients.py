@@ -14,55 +14,74 @@ Contestants begin with the recipe's model, problems and settings:
 An option holds for every contestant, with its name before it for that one alone. All must make the
 same number of rollouts, and by default do.
 
-Each contestant's learning rate is first multiplied with each of `factors`, in runs with a seed of
-their own. The one whose rewards in training were the highest, as a mean over the last quarter of
-the generations, is taken for all seeds: nothing held out has a part in the choice.
-`NAME.factors=1` tries none of one contestant.
+Each contestant's learning rate is first multiplied by each of `factors`, in runs with a seed of
+their own. The factor with the highest training reward, as a mean over the last quarter of the
+generations, is used for all seeds: nothing held out has a part in the choice. `NAME.factors=1`
+tries none for one contestant.
 
-What comes out is printed, and written to `comparison.md` and `.json` and drawn by rollouts and by
-seconds. The same command goes on where it was interrupted.
+A run is a process of its own, which tells how much memory it needs: the most that it ever had
+resident, less what importing torch and transformers takes. Its last weights are measured on an
+engine that was built from the base, so that it knows both: the KL to the base is that of answers
+which the last weights gave at temperature 1. Seconds are those of training, without measurements.
+At equal seconds, a run has the last score that it had reached by then.
+
+The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
+seconds. What a run measured is kept beside its directory, as `<run>.measured.json`. The same
+command goes on where it was interrupted.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import resource
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
-from typing import cast
+from statistics import fmean
+from typing import NamedTuple, TypeAlias, cast
 
+import anyio
 import chz
 
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
+from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import config as grpo
-from es_cookbook.commands.gradients.contest import (
-    AnyConfig,
-    Finals,
-    Measured,
-    Race,
-    base_metrics,
-    race_of,
-    run_measured,
-    table,
-)
-from es_cookbook.commands.gradients.program import of_recipe
+from es_cookbook.baselines.grpo import main as run_grpo
+from es_cookbook.commands.gradients import program
 from es_cookbook.commands.recipe_configs import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
-from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError, WorkerError, did_you_mean, nearest
+from es_cookbook.common.files import LARGEST_TEXT, read_file
+from es_cookbook.common.terminal import markdown, plural, say
+from es_cookbook.engines.base import Engine
+from es_cookbook.population.config import closing
+from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.objectives import Mean
+from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import Metrics
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
+from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, METRICS, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import RunFiles, read_run
-from es_cookbook.runs.report.curves import Spent, lines_of
+from es_cookbook.runs.report.comparison import mean_and_range
+from es_cookbook.runs.report.curves import Spent, lines_of, points
 from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.recorded import RecordedRun, rebuild
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
-EVOLUTION, GRADIENTS = ("es", "surrogate"), ("group", "ppo", "expert", "grpo")
-NAMES = (*EVOLUTION, *GRADIENTS)
+AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
+"""Of a run of evolution strategies, or of gradients."""
+GRADIENTS = ("group", "ppo", "expert", "grpo")
+NAMES = ("es", "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
@@ -73,21 +92,20 @@ class CompareGradients:
 
     recipe: str = chz.field(default="countdown", doc="what they train on")
     contestants: tuple[str, ...] = chz.field(
-        default=("es", "surrogate", "group"),
-        doc=f"which, with commas between them: {', '.join(NAMES)}",
+        default=("es", "surrogate", "group"), doc=f"some of {', '.join(NAMES)}"
     )
-    seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="of each contestant's runs")
+    seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="seeds of each contestant's runs")
     factors: tuple[float, ...] = chz.field(
-        default=(0.3, 1.0, 3.0), doc="on its learning rate, of which one is chosen; 1: no choice"
+        default=(0.3, 1.0, 3.0), doc="learning rates to try, as multiples of its own; 1 tries none"
     )
-    tuning_seed: int = chz.field(default=1000, doc="of the runs by which factors are chosen")
+    tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
     second: str = chz.field(
         default="", doc="another recipe, on whose held-out problems forgetting is measured"
     )
     pass_at: int = chz.field(
         default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
     )
-    metric: str = chz.field(default=METRIC, doc="a held-out metric of the runs")
+    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
     log_path: str = chz.field(
         default="", doc="directory of all runs; runs/compare-gradients-<recipe> if empty"
     )
@@ -115,29 +133,69 @@ class CompareGradients:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
 
+class Measured(NamedTuple):
+    """What a run needed, and what its last weights are worth.
+
+    Attributes:
+        peak_bytes: most resident memory, less that of imported libraries.
+        kept_bytes: of the files that hold the trained weights: the history, or the checkpoint.
+        final: metrics of the last weights; none where only the training matters.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    final: Metrics
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class Contestant:
-    """A Config before its learning rate is chosen, and the factors among which it is."""
+class Entry:
+    """A contestant's runs: at the learning rate that was chosen, one for each seed.
+
+    Scores are runs x measurements, the first before training.
+
+    Attributes:
+        config: before its learning rate was chosen.
+        tried: factor on the learning rate -> reward at the end.
+    """
 
     config: AnyConfig
-    factors: Sequence[float]
+    factor: float
+    tried: Mapping[float, float]
+    runs: Sequence[RunFiles]
+    rollouts_M: Sequence[int]
+    seconds_R_M: Sequence[Sequence[float]]
+    scores_R_M: Sequence[Sequence[float]]
+    measured: Sequence[Measured]
+
+    @property
+    def seconds_R(self) -> list[float]:
+        """Of each whole run."""
+        return [seconds_M[-1] for seconds_M in self.seconds_R_M]
+
+    def at_seconds(self, seconds: float) -> list[float]:
+        """The last score of each run that it had reached by then."""
+        return [
+            [score for t, score in zip(seconds_M, scores_M, strict=True) if t <= seconds][-1]
+            for seconds_M, scores_M in zip(self.seconds_R_M, self.scores_R_M, strict=True)
+        ]
 
 
-def contestants(compare: CompareGradients, fields: Mapping[str, str]) -> dict[str, Contestant]:
-    """All of them, by name; only inside `run_cli`.
+def contestants(
+    compare: CompareGradients, fields: Mapping[str, str]
+) -> dict[str, tuple[AnyConfig, Sequence[float]]]:
+    """By name, a Config before its learning rate is chosen, and factors; only inside `run_cli`.
 
     Raises:
         ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
     """
-    found: dict[str, Contestant] = {}
+    found: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
     of_all, of_one = by_label(fields, compare.contestants, NAMES, "a contestant")
     for name in compare.contestants:
-        config, given = first_config(compare.recipe, name), of_all | of_one[name]
-        own = {key: value for key, value in given.items() if key == "factors"}
-        options = {key: value for key, value in given.items() if key != "factors"}
+        config, options = first_config(compare.recipe, name), of_all | of_one[name]
+        own = {"factors": options.pop("factors")} if "factors" in options else {}
         _check_options(name, config, options)
-        found[name] = Contestant(changed(config, options), changed(compare, own).factors)
-    counts = {name: rollouts(each.config) for name, each in found.items()}
+        found[name] = changed(config, options), changed(compare, own).factors
+    counts = {name: rollouts(config) for name, (config, _) in found.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigError(
@@ -164,9 +222,9 @@ def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> 
 def first_config(recipe: str, name: str) -> AnyConfig:
     """A contestant's before options change it, with a recipe's settings."""
     if name == "grpo":
-        return of_recipe(grpo.Config, recipe)
+        return program.of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
-        return changed(of_recipe(policy_gradient.Config, recipe), {"method": name})
+        return changed(program.of_recipe(policy_gradient.Config, recipe), {"method": name})
     config = recipe_defaults(recipe)
     if name == "surrogate":
         answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
@@ -209,48 +267,177 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
 
 def reward_at_the_end(log_path: Path) -> float:
     """In training: the mean over the last quarter of the generations."""
-    rewards = [
-        row["reward/mean"] for row in read_metrics(log_path / METRICS) if "reward/mean" in row
-    ]
-    last = rewards[-max(1, len(rewards) // 4) :]
-    return math.fsum(last) / len(last)
+    rows = read_metrics(log_path / METRICS)
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
-    """A contestant's runs: at the learning rate that was chosen, one for each seed.
-
-    Attributes:
-        tried: factor on the learning rate -> reward at the end.
-    """
-
-    config: AnyConfig
-    factor: float
-    tried: Mapping[float, float]
-    runs: Sequence[RunFiles]
-    race: Race
-    measured: Sequence[Measured]
-
-
-def entered(compare: CompareGradients, name: str, one: Contestant, finals: Finals) -> Entry:
+def entered(
+    compare: CompareGradients,
+    name: str,
+    config: AnyConfig,
+    factors: Sequence[float],
+    second: RLDatasetBuilder | None,
+) -> Entry:
     """Choose a contestant's learning rate, and run all its seeds."""
 
     def path(factor: float, seed: int) -> Path:
         return compare.directory / f"{name}-x{factor:g}-seed{seed}"
 
     tried: dict[float, float] = {}
-    for factor in one.factors if len(one.factors) > 1 else ():
+    for factor in factors if len(factors) > 1 else ():
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
         log_path = path(factor, compare.tuning_seed)
-        run_measured(_at(one.config, factor, compare.tuning_seed, log_path), None)
+        run_measured(_at(config, factor, compare.tuning_seed, log_path))
         tried[factor] = reward_at_the_end(log_path)
-    factor = max(tried, key=lambda each: tried[each]) if tried else one.factors[0]
+    factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
     measured: list[Measured] = []
     for seed in compare.seeds:
         print(f"{name}: seed {seed}", flush=True)
-        measured.append(run_measured(_at(one.config, factor, seed, path(factor, seed)), finals))
+        run = _at(config, factor, seed, path(factor, seed))
+        measured.append(run_measured(run, compare.pass_at, second))
     runs = [read_run(path(factor, seed)) for seed in compare.seeds]
-    return Entry(one.config, factor, tried, runs, race_of(runs, compare.metric), measured)
+    return Entry(config, factor, tried, runs, *scores(runs, compare.metric), measured)
+
+
+def scores(
+    runs_R: Sequence[RunFiles], metric: str
+) -> tuple[list[int], list[list[float]], list[list[float]]]:
+    """`rollouts_M`, `seconds_R_M` and `scores_R_M` of runs that differ in their seed alone.
+
+    Raises:
+        ConfigError: A run without the metric.
+    """
+    scores_R = [points(run, metric, "rollouts") for run in runs_R]
+    seconds_R_M = [list(points(run, metric, "seconds")) for run in runs_R]
+    return [*map(int, scores_R[0])], seconds_R_M, [list(found.values()) for found in scores_R]
+
+
+def run_measured(
+    config: AnyConfig, attempts: int = 0, second: RLDatasetBuilder | None = None
+) -> Measured:
+    """Run to the end in a process of its own, unless that was done before.
+
+    Args:
+        config: of the run.
+        attempts: at each held-out problem by the last weights, at temperature 1; 0 measures none.
+        second: held-out problems of another task, attempted greedily.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+        KeyboardInterrupt: It was stopped.
+    """
+    path, log_path = Path(f"{config.log_path}.measured.json"), Path(config.log_path)
+    config_json = config_to_json(config)
+    asked = {"config": json.loads(config_json), "finals": attempts or None}
+    if second is not None:
+        asked["second"] = json.loads(config_to_json(second))
+    if path.exists():
+        found = json.loads(read_file(path, LARGEST_TEXT, path.parent))
+        if all(found.get(key) == value for key, value in asked.items()):
+            return Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
+    spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
+    with ProcessPoolExecutor(1, spawn) as pool:
+        try:
+            peak = pool.submit(_run_here, config_json).result()
+        except BrokenProcessPool as error:
+            raise WorkerError("a run of the comparison failed: its process was killed") from error
+    history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
+    files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
+    final = anyio.run(final_metrics, config, attempts, second) if attempts else {}
+    measured = Measured(peak, sum(file.stat().st_size for file in files), final)
+    replace_file(path, [json.dumps({**asked, **measured._asdict()}, indent=1).encode()])
+    return measured
+
+
+def _run_here(config_json: str) -> int:
+    """Run; returns how much more memory was resident at most than imported libraries take."""
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    del nn, PreTrainedModel  # What comes after them counts.
+    before = _most_resident()
+    config = config_from_json(config_json, trust_of(config_json))
+    if isinstance(config, train.Config):
+        train.run(config)
+    elif isinstance(config, grpo.Config):
+        program.run(run_grpo, config)
+    else:
+        program.run(policy_gradient.main, cast(policy_gradient.Config, config))
+    return _most_resident() - before
+
+
+def _most_resident() -> int:
+    """Bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Of this program; what `getrusage` says begins with its parent's there.
+        (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+async def final_metrics(
+    config: AnyConfig, attempts: int, second: RLDatasetBuilder | None, at_the_base: bool = False
+) -> Metrics:
+    """What a run's last weights are worth, or the model that it begins with."""
+    async with _opened(config, at_the_base) as engine:
+        sampler = config.sampler(engine)
+        test_P = (await config.dataset(engine.tokenizer)).test_P
+        kl = KLToBase(
+            weight=0.0,
+            problems_per_generation=max(len(test_P), 1),
+            max_tokens=config.sampling.max_tokens,
+        )
+        kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
+        found = await evaluate(sampler, test_P, attempts, 1.0, kl_P)
+        if second is not None:
+            second_P = (await second(engine.tokenizer)).test_P
+            if not at_the_base:
+                say_shared(Path(config.log_path), second_P)
+            of_second = await evaluate(sampler, second_P)
+            found |= {f"second/{key}": value for key, value in of_second.items()}
+        return found
+
+
+def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
+    """Say how many of another task's problems a run trains on, where it does."""
+    known = read_trained_on(log_path)
+    if shared := known and known.overlap(problem.digests for problem in second_P):
+        of_second = plural(len(second_P), "problem")
+        say(f"not held out: {log_path} trains on {shared} of {of_second} of second")
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine]:
+    """An engine whose base is the run's, and whose centre has its last weights."""
+    log_path = Path(config.log_path)
+    if isinstance(config, train.Config) and not at_the_base:
+        run = RecordedRun(log_path, trust=trust_of(config_to_json(config)))
+        rebuilt = await rebuild(run, config.engine)
+        async with closing(rebuilt.engine) as engine:
+            await rebuilt.go_to(len(run.records))
+            yield engine
+        return
+    model_name, search_space = config.model_name, config.search_space
+    built = await config.engine(model_name=model_name, search_space=search_space)
+    async with closing(built) as engine:
+        if not at_the_base:
+            await _take_checkpoint(engine, log_path)
+        yield engine
+
+
+async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
+    import torch
+
+    from es_cookbook.baselines.gradient_run import take_weights
+    from es_cookbook.checkpoints.models import load_causal_lm
+
+    checkpoint = latest_checkpoint(log_path)
+    assert checkpoint is not None, "a complete run has one"
+    model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
+    await take_weights(engine, {name: parameters[name] for name in engine.space.shapes})
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
@@ -258,10 +445,10 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     found = contestants(compare, fields)
     require_matplotlib()
     second = recipe_defaults(compare.second).dataset if compare.second else None
-    finals = Finals(compare.pass_at, second)
     compare.directory.mkdir(parents=True, exist_ok=True)
-    base = base_metrics(next(iter(found.values())).config, finals)
-    entries = {name: entered(compare, name, one, finals) for name, one in found.items()}
+    first, _ = next(iter(found.values()))
+    base = anyio.run(partial(final_metrics, first, compare.pass_at, second, at_the_base=True))
+    entries = {name: entered(compare, name, *one, second) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
@@ -286,19 +473,64 @@ def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[Run
 
 
 def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
-    races = {name: entry.race for name, entry in entries.items()}
-    measured = {name: entry.measured for name, entry in entries.items()}
     lines = [
         f"{compare.recipe}, {rollouts(next(iter(entries.values())).config):,} rollouts, seeds "
         f"{', '.join(map(str, compare.seeds))}: mean (lowest … highest)",
         "",
-        table(races, measured, base, compare.pass_at, second=bool(compare.second)),
+        table(entries, base, compare.pass_at, second=bool(compare.second)),
     ]
-    tried = [_tried(name, entry) for name, entry in entries.items() if entry.tried]
-    if tried:
+    if tried := [_tried(name, entry) for name, entry in entries.items() if entry.tried]:
         title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
         lines += ["", f"{title} in bold:", "", *tried]
     return "\n".join(lines)
+
+
+def table(entries: Mapping[str, Entry], base: Metrics, attempts: int, *, second: bool) -> str:
+    """All contestants, and the base, as a Markdown table."""
+    least = min(min(entry.seconds_R) for entry in entries.values())
+    head = [
+        *("", "held-out, greedy", f"after {least:.0f} s", "s of training"),
+        *(f"pass@{k}, T = 1" for k in (1, attempts)),
+        "KL to the base, nats a token",
+        *(["second task"] if second else []),
+        *("peak memory, MiB", "kept, kB"),
+    ]
+
+    def finals(of: Sequence[Metrics], kl: str) -> list[str]:
+        shares = [
+            _percent([each.get(f"test/pass@{k}", math.nan) for each in of]) for k in (1, attempts)
+        ]
+        return [*shares, kl, *([_percent(list(map(_second, of)))] if second else [])]
+
+    start = next(iter(entries.values())).scores_R_M[0][0]
+    rows = [["base", _percent([start]), "", "", *finals([base], "0"), "", ""]]
+    for name, entry in entries.items():
+        peaks_R, kept_R, finals_R = zip(*entry.measured, strict=True)
+        kl = fmean(final["test/env/kl/kl"] for final in finals_R)
+        rows.append(
+            [
+                name,
+                _percent([scores_M[-1] for scores_M in entry.scores_R_M]),
+                _percent(entry.at_seconds(least)),
+                f"{fmean(entry.seconds_R):.0f}",
+                *finals(finals_R, f"{kl:.3f}"),
+                f"{fmean(peaks_R) / 2**20:.0f}",
+                f"{fmean(kept_R) / 1000:.0f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def _second(metrics: Metrics) -> float:
+    names = ("env/all/correct", "env/all/solved", "reward/mean")
+    keys = [f"second/test/{name}" for name in names]
+    return next(metrics[key] for key in keys if key in metrics)
+
+
+def _percent(values_R: Sequence[float]) -> str:
+    if any(map(math.isnan, values_R)):
+        return "–"
+    return f"{100 * values_R[0]:.1f} %" if len(values_R) == 1 else mean_and_range(values_R)
 
 
 def _tried(name: str, entry: Entry) -> str:
@@ -309,12 +541,13 @@ def _tried(name: str, entry: Entry) -> str:
 
 
 def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
+    race = ("rollouts_M", "seconds_R_M", "scores_R_M")
     found = {
         name: {
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
-            "race": dataclasses.asdict(entry.race),
-            "measured": [dataclasses.asdict(each) for each in entry.measured],
+            "race": {field: getattr(entry, field) for field in race},
+            "measured": [each._asdict() for each in entry.measured],
         }
         for name, entry in entries.items()
     }

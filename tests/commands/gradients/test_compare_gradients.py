@@ -1,8 +1,7 @@
 """Evolution strategies beside gradients: who runs with what, what is chosen, what is kept."""
 
-import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,52 +9,45 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
-from es_cookbook.commands.gradients import compare_gradients
 from es_cookbook.commands.gradients.compare_gradients import (
+    AnyConfig,
     CompareGradients,
-    Contestant,
+    Entry,
+    Measured,
     contestants,
     reward_at_the_end,
     rollouts,
+    say_shared,
+    scores,
+    table,
 )
-from es_cookbook.commands.gradients.contest import Measured, Race, race_of, say_shared, table
-from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.runs.reading import read_run
 from tests.fakes import problem
+from tests.said import refused, typed
 
 ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
 
 
-def run(*options: str) -> None:
-    own, fields = split_options(CompareGradients, options)
-    run_cli(functools.partial(compare_gradients.main, fields=fields), CompareGradients, own)
-
-
-def contestants_of(*options: str) -> Mapping[str, Contestant]:
-    made: list[Mapping[str, Contestant]] = []
-
-    def keep(config: CompareGradients, fields: Mapping[str, str]) -> None:
-        made.append(contestants(config, fields))
-
-    own, fields = split_options(CompareGradients, options)
-    run_cli(functools.partial(keep, fields=fields), CompareGradients, own)
-    return made[0]
+def contestants_of(*options: str) -> Mapping[str, tuple[AnyConfig, Sequence[float]]]:
+    made: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
+    run_with_fields(lambda *given: made.update(contestants(*given)), CompareGradients, "", options)
+    return made
 
 
 def test_all_begin_as_the_recipe_and_make_as_many_rollouts() -> None:
     found = contestants_of("contestants=es,surrogate,group,ppo,expert", *ARITHMETIC)
-    counts = {name: rollouts(each.config) for name, each in found.items()}
-    assert set(counts.values()) == {256 * 4 * 12}
-    es, surrogate, group = (found[name].config for name in ("es", "surrogate", "group"))
+    assert {rollouts(config) for config, _ in found.values()} == {256 * 4 * 12}
+    es, surrogate, group = (found[name][0] for name in ("es", "surrogate", "group"))
     assert isinstance(es, train.Config) and isinstance(surrogate, train.Config)
     assert es.surrogate is None and surrogate.surrogate == Surrogate(attempts=256)
     assert es.optimizer == surrogate.optimizer == CLIConfig().optimizer
     assert isinstance(group, policy_gradient.Config) and group.model_name == es.model_name
-    methods = [type(found[name].config.method).__name__ for name in ("ppo", "expert")]
+    methods = [type(found[name][0].method).__name__ for name in ("ppo", "expert")]
     assert methods == ["PPO", "Expert"]
 
 
@@ -70,10 +62,10 @@ def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
         "factors=1,2",
         "es.factors=0.5",
     )
-    generations = {name: each.config.num_generations for name, each in found.items()}
+    generations = {name: config.num_generations for name, (config, _) in found.items()}
     assert generations == {"es": 6, "surrogate": 12, "group": 6}
-    assert {rollouts(each.config) for each in found.values()} == {6 * 32 * 4}
-    factors = {name: tuple(each.factors) for name, each in found.items()}
+    assert {rollouts(config) for config, _ in found.values()} == {6 * 32 * 4}
+    factors = {name: tuple(tried) for name, (_, tried) in found.items()}
     assert factors == {"es": (0.5,), "surrogate": (1.0, 2.0), "group": (1.0, 2.0)}
 
 
@@ -94,12 +86,8 @@ def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
         (["recipe=aritmetic"], "unknown recipe 'aritmetic'"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_with_a_sentence(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        contestants_of(*ARITHMETIC, *options)
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_what_cannot_be_compared_is_refused_with_a_sentence(options: list[str], said: str) -> None:
+    assert said in refused("compare-gradients", *ARITHMETIC, *options)
 
 
 def measurements(path: Path, *rows: Mapping[str, float]) -> Path:
@@ -124,12 +112,19 @@ def test_scores_stand_at_the_rollouts_and_seconds_that_came_before_them(tmp_path
         )
         for name, slow in (("a", 1.0), ("b", 2.0))
     ]
-    race = race_of(list(map(read_run, paths)), "test/x")
-    assert race == Race([0, 20, 40], [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], [[0.1, 0.3, 0.7]] * 2)
-    assert race.at_seconds(4.0) == [0.7, 0.3] and race.at_seconds(3.9) == [0.3, 0.1]
+    found = scores(list(map(read_run, paths)), "test/x")
+    assert found == ([0, 20, 40], [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], [[0.1, 0.3, 0.7]] * 2)
+    runs = entry(*found[1:], [])
+    assert runs.at_seconds(4.0) == [0.7, 0.3] and runs.at_seconds(3.9) == [0.3, 0.1]
     assert reward_at_the_end(paths[0]) == 0.8
     with pytest.raises(ConfigError, match="has not measured test/y"):
-        race_of(list(map(read_run, paths)), "test/y")
+        scores(list(map(read_run, paths)), "test/y")
+
+
+def entry(
+    seconds: list[list[float]], scores: list[list[float]], measured: Sequence[Measured]
+) -> Entry:
+    return Entry(CLIConfig(), 1.0, {}, [], [0, 10], seconds, scores, measured)
 
 
 def test_the_table_has_means_and_ranges_beside_the_base() -> None:
@@ -138,13 +133,12 @@ def test_the_table_has_means_and_ranges_beside_the_base() -> None:
         Measured(peak, 3000, final | {"second/test/env/all/correct": 0.5})
         for peak in (2**20, 3 * 2**20)
     ]
-    races = {
-        "quick": Race([0, 10], [[0.0, 2.0], [0.0, 2.0]], [[0.1, 0.5], [0.1, 0.7]]),
-        "slow": Race([0, 10], [[0.0, 9.0], [0.0, 7.0]], [[0.1, 0.9], [0.1, 0.9]]),
+    entries = {
+        "quick": entry([[0.0, 2.0], [0.0, 2.0]], [[0.1, 0.5], [0.1, 0.7]], measured),
+        "slow": entry([[0.0, 9.0], [0.0, 7.0]], [[0.1, 0.9], [0.1, 0.9]], measured),
     }
-    both = dict.fromkeys(races, measured)
     base = {"test/pass@1": 0.2, "second/test/env/all/correct": 0.6}
-    _, _, of_base, quick, slow = table(races, both, base, 4, second=True).splitlines()
+    _, _, of_base, quick, slow = table(entries, base, 4, second=True).splitlines()
     assert of_base == "| base | 10.0 % |  |  | 20.0 % | – | 0 | 60.0 % |  |  |"
     assert quick.startswith("| quick | 60.0 % (50.0 … 70.0) | 60.0 % (50.0 … 70.0) | 2 |")
     assert slow.startswith("| slow | 90.0 % (90.0 … 90.0) | 10.0 % (10.0 … 10.0) | 8 |")
@@ -155,7 +149,7 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("es_cookbook.commands.gradients.contest.say", said.append)
+    monkeypatch.setattr("es_cookbook.commands.gradients.compare_gradients.say", said.append)
     second_P = [problem(number, "test") for number in range(3)]
     say_shared(tmp_path, second_P)
     for trained in (second_P[:2], []):
@@ -168,7 +162,7 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
 
 @pytest.mark.slow
 def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     options = (
         *ARITHMETIC,
@@ -185,7 +179,7 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         "pass_at=2",
         "second=math",
     )
-    run(*options)
+    typed("compare-gradients", *options)
     found: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
     assert set(found["contestants"]) == {"es", "surrogate", "group"}
     group = found["contestants"]["group"]
@@ -202,7 +196,7 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     assert (tmp_path / "comparison-rollouts.svg").exists()
     assert (tmp_path / "comparison-seconds.png").exists()
     before = (tmp_path / "comparison.json").read_bytes()
-    capfd.readouterr()
-    run(*options)
-    assert "loading" not in capfd.readouterr().out, "nothing was run again"
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    typed("compare-gradients", *options)
+    assert made == {path: path.stat().st_mtime_ns for path in made}, "nothing was run again"
     assert (tmp_path / "comparison.json").read_bytes() == before
