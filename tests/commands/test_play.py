@@ -1,8 +1,6 @@
 """One can talk to a run: by hand at a terminal, and from a script through a pipe."""
 
-import contextlib
 import fcntl
-import io
 import json
 import os
 import pty
@@ -14,15 +12,13 @@ import time
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import anyio
-import chz
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands.play import PlayConfig, Terminal, main
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -30,7 +26,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RecordedRun, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE
-from tests.said import after_start
+from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -39,48 +35,38 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of four generations."""
-    path = tmp_path_factory.mktemp("play")
-    run(TinyConfig(model_name=str(write_tiny_model(path / "model")), log_path=str(path / "run")))
-    return path / "run"
+    return run(tmp_path_factory.mktemp("play"))
 
 
 @pytest.fixture(scope="module")
 def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the engine that answers at once."""
-    path = tmp_path_factory.mktemp("play")
-    model = write_tiny_model(path / "model")
-    config = TinyConfig(
-        model_name=str(model), log_path=str(path / "run"), engine=FakeEngineBuilder()
-    )
-    run(config)
-    return path / "run"
+    return run(tmp_path_factory.mktemp("play"), engine=FakeEngineBuilder())
 
 
-def run(config: TinyConfig) -> None:
-    config = chz.replace(config, num_generations=4, trackers=JsonlTrackerBuilder())
-    anyio.run(train.main, config)
+def run(path: Path, **fields: Any) -> Path:
+    """A run of a model, which is made if it is not there."""
+    model, log_path = path / "model", path / "run"
+    if not model.exists():
+        write_tiny_model(model)
+    fields |= {"num_generations": 4, "trackers": JsonlTrackerBuilder()}
+    anyio.run(train.main, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
+    return log_path
 
 
 def command(log_path: Path, *options: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "es_cookbook",
-        "play",
-        f"log_path={log_path}",
-        "trust=tests",
-        *options,
-    ]
+    program = [sys.executable, "-m", "es_cookbook", "play"]
+    return [*program, f"log_path={log_path}", "trust=tests", *options]
 
 
 def piped(
-    log_path: Path, typed: str, *options: str, encoding: str = "utf-8"
+    log_path: Path, stdin: str, *options: str, encoding: str = "utf-8"
 ) -> subprocess.CompletedProcess[str]:
     """The program as a process of its own."""
     done = subprocess.run(
         command(log_path, *options),
         cwd=ROOT,
-        input=typed,
+        input=stdin,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": encoding},
@@ -91,22 +77,11 @@ def piped(
     return done
 
 
-def fed(log_path: Path, typed: str, *options: str) -> subprocess.CompletedProcess[str]:
+def fed(log_path: Path, stdin: str, *options: str) -> subprocess.CompletedProcess[str]:
     """The same in this process, which has imported everything already."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    arguments = [f"log_path={log_path}", "trust=tests", *options]
-    with (
-        mock.patch.object(sys, "stdin", io.StringIO(typed)),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            run_cli(main, PlayConfig, arguments)
-        except SystemExit as stopped:
-            assert isinstance(stopped.code, int)
-            code = stopped.code
-    said = after_start(err.getvalue())
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), said)
+    done = typed("play", f"log_path={log_path}", "trust=tests", *options, stdin=stdin)
+    done.stderr = after_start(done.stderr)
+    return done
 
 
 def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> list[str]:
@@ -130,8 +105,8 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
 
 @pytest.mark.slow
 def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(log_path: Path) -> None:
-    typed = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
-    done = piped(log_path, typed)
+    keys = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
+    done = piped(log_path, keys)
     assert (done.returncode, done.stderr) == (0, "")
     asked = [(4, "centre"), (0, "base"), (2, "centre"), (2, 1), (4, "centre")]
     answers = expected(log_path, [(generation, who, "A") for generation, who in asked])
@@ -152,9 +127,9 @@ def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Pat
     answers = expected(log_path, [(3, 1, "A"), (3, "centre", "A")])
     assert answers[0] != answers[1]
     assert fed(log_path, "A\n/centre\nA\n", "genome=1").stdout.splitlines() == answers
-    typed = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
-    with mock.patch("es_cookbook.commands.play.open_console", Terminal):
-        done = fed(log_path, typed)
+    keys = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
+    with mock.patch("es_cookbook.commands.play.is_at_terminal", lambda: True):
+        done = fed(log_path, keys)
     assert "there is no genome 4: generation 3 has 4, 0 to 3" in done.stdout + done.stderr
     assert done.stdout.splitlines()[-4:] == [
         "generation 4, centre> generation 4 is the end of the run and has no genomes: this is "
@@ -170,7 +145,7 @@ def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path)
     (model / "chat_template.jinja").write_text(
         "{% for message in messages %}{{ message.role[:0] }}B{% endfor %}"
     )
-    run(TinyConfig(model_name=str(model), log_path=str(tmp_path / "run")))
+    run(tmp_path)
     plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "B")])
     assert plain != chat
     assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
@@ -200,8 +175,8 @@ def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(fake_run: Path) -> None:
-    typed = "hello\n/problem 0\nhello again\n"
-    done = piped(fake_run, typed, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
+    keys = "hello\n/problem 0\nhello again\n"
+    done = piped(fake_run, keys, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     first, problem, last = done.stdout.splitlines()
     assert first == last
@@ -214,9 +189,9 @@ def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(fake_ru
 
 
 def test_a_line_that_ends_in_a_backslash_goes_on(fake_run: Path) -> None:
-    typed = "/help\na\\\nb\\\\\n//help\n\nlast\\\n"
+    keys = "/help\na\\\nb\\\\\n//help\n\nlast\\\n"
     engine = "engine=tests.play_engines:EchoBuilder"
-    done = fed(fake_run, typed, engine)
+    done = fed(fake_run, keys, engine)
     *listed, first, second = done.stdout.splitlines()
     assert listed[0].startswith("/genome G") and "//" in listed[-1]
     assert (first, second) == (r"a\nb\\", "/help")
@@ -371,8 +346,8 @@ def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
 def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run: Path) -> None:
     person = Person(*command(fake_run, "engine=tests.play_engines:HostileBuilder"))
     person.sees("centre> ")
-    for typed in ("hello\n", "/problem 0\n", "/problem train 1\n"):
-        person.types(typed)
+    for keys in ("hello\n", "/problem 0\n", "/problem train 1\n"):
+        person.types(keys)
         said = person.sees("centre> ")
         assert r"\x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end" in said
         assert "two\n" in said and "lines \\ " in said
