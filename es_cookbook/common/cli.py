@@ -42,7 +42,6 @@ from es_cookbook.common.fields.chz_fields import (
     MISSING,
     CastError,
     Field,
-    Reference,
     cast_text,
     default_of,
     doc_of,
@@ -180,9 +179,6 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
 
     A part keeps its class unless that is what changes; a new class has its own defaults.
     """
-    for path in given:
-        if _is_for_chz(path):
-            raise _OptionError(f"{path}: a change is given by the option's whole name")
     return built(type(config), given, config)
 
 
@@ -234,27 +230,28 @@ def _parse(arguments: Sequence[str], unnamed: Field | None) -> dict[str, str]:
     """Options by name; several values of the field without a name are one, with commas."""
     given: dict[str, str] = {}
     paths: list[str] = []
-    unnamed_paths: list[str] = []
     of_paths = unnamed.logical_name if unnamed else ""
+    several = unnamed is not None and _holds_several(unnamed)
+    bare = [each for each in arguments if _is_bare(each)] if unnamed else []
+    if len(bare) > 1 and not several:
+        raise _OptionError(f"{of_paths} is one path here, found {' and '.join(bare)}")
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if of_paths and (_is_path(argument) or not (equals or argument.startswith("-"))):
-            paths.append(argument)
-            unnamed_paths.append(argument)
+        if argument in bare or (of_paths and name.lstrip("-") == of_paths):
+            paths.append(argument if argument in bare else value)
         elif not equals:
             raise _OptionError(
                 f"an option is written name=value, found {argument!r}; --help lists them"
             )
-        elif name.lstrip("-") == of_paths:
-            paths.append(value)
         else:
             given[name.lstrip("-")] = value
-    several = unnamed is not None and _holds_several(unnamed)
-    if len(unnamed_paths) > 1 and not several:
-        raise _OptionError(f"{of_paths} is one path here, found {' and '.join(unnamed_paths)}")
     if paths:
         given[of_paths] = ",".join(paths) if several else paths[-1]
     return given
+
+
+def _is_bare(argument: str) -> bool:
+    return _is_path(argument) or not ("=" in argument or argument.startswith("-"))
 
 
 def _is_path(argument: str) -> bool:
@@ -264,11 +261,6 @@ def _is_path(argument: str) -> bool:
 
 def _holds_several(field: Field) -> bool:
     return typing.get_origin(field.x_type) is tuple
-
-
-def _is_for_chz(path: str) -> bool:
-    """Whether it is one of chz's wildcards or references, which chz explains itself."""
-    return "..." in path or path.endswith("@")
 
 
 def built(
@@ -283,21 +275,17 @@ def built(
     found = _options(config_class, "", given, values, kept=config is not None)
     options = {option.path: option for option in found}
     for path, text in given.items():
-        if path in options:
-            _check_value(options[path], text)
-        elif not _is_for_chz(path):
+        if path not in options:
             hint = _renamed(path, text, options) or _suggested(
                 path, text, options, given, config is not None
             )
             raise _OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
-    missing = [f"{path}=..." for path, option in options.items() if option.value is None]
-    if missing and not any("..." in path for path in given):
+        _check_value(options[path], text)
+    if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
         raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
     kept = {} if config is None else _kept(config, "", given)
     typed = {
-        path.removesuffix("@"): Reference(text)
-        if path.endswith("@")
-        else (path in options and _switched_on(options[path].field, text)) or chz.Castable(text)
+        path: _switched_on(options[path].field, text) or chz.Castable(text)
         for path, text in given.items()
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
@@ -309,20 +297,14 @@ def built(
         sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
         raise kind(sentence) from error
-    _say_notes_of_parts(built_config, options, given)
-    return built_config
-
-
-def _say_notes_of_parts(
-    config: object, options: Mapping[str, Option], given: Mapping[str, str]
-) -> None:
     for path, text in given.items():
-        names = options[path].field.meta_factory if path in options else None
+        names = options[path].field.meta_factory
         if isinstance(names, Names) and options[path].part:
-            part = functools.reduce(getattr, path.split("."), config)
+            part = functools.reduce(getattr, path.split("."), built_config)
             inside = {other.removeprefix(f"{path}.") for other in given}
             if note := names.note(part, inside):
                 say_once(f"{path}={text}: {note}")
+    return built_config
 
 
 def _located(sentence: str, part: str, options: Iterable[str]) -> str:
@@ -331,13 +313,13 @@ def _located(sentence: str, part: str, options: Iterable[str]) -> str:
     A class does not know where it stands in a config. Its sentences begin with a field, bare or
     behind the name that its part usually has, and show values as `field=value`.
     """
-    own = [path.removeprefix(f"{part}.") for path in options if path.startswith(f"{part}.")]
+    own = (path.removeprefix(f"{part}.") for path in options if path.startswith(f"{part}."))
     fields = "|".join(sorted({re.escape(name.partition(".")[0]) for name in own}))
     if not part or not fields:
         return sentence
-    sentence = re.sub(rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)", f"{part}.", sentence)
-    sentence, number = re.subn(rf"^(?:\w+\.)*(?=(?:{fields})\b)", f"{part}.", sentence)
-    return sentence if number or part in sentence else f"{part}: {sentence}"
+    first, values = rf"^(?:\w+\.)*(?=(?:{fields})\b)", rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)"
+    sentence = re.sub(f"{first}|{values}", f"{part}.", sentence)
+    return sentence if part in sentence else f"{part}: {sentence}"
 
 
 def _renamed(path: str, text: str, options: Mapping[str, Option]) -> str:
@@ -381,7 +363,12 @@ def _elsewhere(
     Parts that cannot be imported here are left out. A part of a part is looked into, no deeper.
     """
     for option in options:
-        for choice, text in _other_parts(option):
+        factory, choices = option.field.meta_factory, list[tuple[str, str]]()
+        if isinstance(factory, Names):
+            choices = [(option.path, name) for name in factory.accepted if name != option.value]
+        elif factory is not None and not option.part:  # Any option inside chooses it.
+            choices = [(f"{option.path}.", "")]
+        for choice, text in choices:
             chosen = [*before, f"{choice}={text}"] if text else before
             try:
                 with_it = {**given, choice: text}
@@ -394,15 +381,6 @@ def _elsewhere(
                 yield chosen, inside
                 if not before:
                     yield from _elsewhere(inside.values(), with_it, kept, chosen)
-
-
-def _other_parts(option: Option) -> Iterator[tuple[str, str]]:
-    """What chooses another part for an option: it and a name, or any option inside, and nothing."""
-    factory = option.field.meta_factory
-    if isinstance(factory, Names):
-        yield from ((option.path, name) for name in factory.accepted if name != option.value)
-    elif factory is not None and not option.part:
-        yield f"{option.path}.", ""
 
 
 def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, object]:
