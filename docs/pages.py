@@ -96,7 +96,7 @@ def commands() -> str:
     sections: list[str] = []
     for name, (module, _) in COMMANDS.items():
         told = markdown(importlib.import_module(module).__doc__)
-        sections += [f"## {name}", told, table_of(_config_of(name, module))]
+        sections += [f"## {name}", told, table_of(config_of(name, module))]
     return "\n\n".join(sections)
 
 
@@ -246,7 +246,7 @@ def _method(node: ast.stmt) -> Iterator[str]:
         yield markdown(told)
 
 
-def _config_of(name: str, module: str) -> type:
+def config_of(name: str, module: str) -> type:
     """The config class that a command shows the help of."""
     shown: list[object] = []
 

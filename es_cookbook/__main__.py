@@ -14,50 +14,42 @@ def _summary(package: str) -> str:
     return line[:1].lower() + line[1:].removesuffix(".")
 
 
-COMMANDS = {
-    "train": ("es_cookbook.commands.train", "train on rows of your own, or others' environments"),
-    "resume": ("es_cookbook.commands.resume", "go on with a run, from its directory alone"),
-    "fork": ("es_cookbook.commands.fork", "begin a new run with the first generations of another"),
-    "rewind": ("es_cookbook.commands.rewind", "cut a run back to an earlier generation, in place"),
-    "play": ("es_cookbook.commands.play", "talk to a run: its centre, its base, or any genome"),
-    "runs": ("es_cookbook.commands.view.runs", "list runs: state, generation, best score"),
-    "show": ("es_cookbook.commands.view.show", "print a summary of a run, with its trends"),
-    "plot": ("es_cookbook.commands.view.plot", "draw curves, pass@k or a landscape for a paper"),
+_COMMANDS = {
+    "train": ("train", "train on rows of your own, or others' environments"),
+    "resume": ("resume", "continue a run from its directory alone"),
+    "fork": ("fork", "start a new run from the first generations of another"),
+    "rewind": ("rewind", "cut a run back to an earlier generation, in place"),
+    "play": ("play", "talk to a run: its centre, its base, or any genome"),
+    "runs": ("view.runs", "list runs: state, generation, best score"),
+    "show": ("view.show", "print a summary of a run, with its trends"),
+    "plot": ("view.plot", "draw curves, pass@k or a landscape for a paper"),
     "evaluate": (
-        "es_cookbook.commands.evaluate.evaluate",
-        "measure a run or a model on held-out problems, and compare two",
+        "evaluate.evaluate",
+        "measure a run or model on held-out problems, or compare two",
     ),
-    "reconsider": (
-        "es_cookbook.commands.reconsider.reconsider",
-        "have problems answered twice, and compare both answers by entropy",
-    ),
-    "inspect": ("es_cookbook.commands.inspect", "evaluate a run with a task of inspect-ai"),
-    "report": ("es_cookbook.commands.view.report", "write a page about runs, or follow them live"),
-    "export": ("es_cookbook.commands.export", "write a run's centre as files that others load"),
-    "compare": ("es_cookbook.commands.compare", "optimizers beside each other on a recipe"),
+    "reconsider": ("evaluate.reconsider", "ask for second answers, and compare both by entropy"),
+    "inspect": ("inspect", "evaluate a run with a task of inspect-ai"),
+    "report": ("view.report", "write a page about runs, or follow them live"),
+    "export": ("export", "write a run's centre as files that other programs load"),
+    "compare": ("compare", "compare optimizers on a recipe"),
     "compare-gradients": (
-        "es_cookbook.commands.gradients.compare_gradients",
-        "evolution strategies beside gradients on a recipe",
+        "gradients.compare_gradients",
+        "compare evolution strategies with gradients on a recipe",
     ),
-    "sweep": ("es_cookbook.commands.sweep", "a recipe under many settings, several runs at a time"),
-    "frames": (
-        "es_cookbook.commands.view.frames",
-        "write runs as one table, for pandas and others",
-    ),
+    "sweep": ("sweep", "train a recipe under many settings, several runs at a time"),
+    "frames": ("view.frames", "write runs as one table, for pandas and others"),
     "policy_gradient": (
-        "es_cookbook.commands.gradients.policy_gradient",
-        "train by gradients on a recipe or rows of your own",
+        "gradients.policy_gradient",
+        "train by policy gradients on a recipe or rows of your own",
     ),
-    "grpo": ("es_cookbook.commands.gradients.grpo", "the same by TRL's GRPOTrainer"),
-    "sft": (
-        "es_cookbook.commands.gradients.sft",
-        "fine-tune on rows of prompts and completions, or chats",
-    ),
-    "generate": ("es_cookbook.commands.prepare.generate", "have a model's answers as data"),
-    "quantise": ("es_cookbook.commands.prepare.quantise", "write a model with quantised weights"),
-    "plan": ("es_cookbook.commands.plan.plan", "print what a run needs of its GPUs"),
-    "hub": ("es_cookbook.commands.hub", "push an export or a run to the Hugging Face Hub"),
+    "grpo": ("gradients.grpo", "the same by TRL's GRPOTrainer"),
+    "sft": ("gradients.sft", "fine-tune on rows of prompts and completions, or chats"),
+    "generate": ("prepare.generate", "generate training rows with a model behind a server"),
+    "quantise": ("prepare.quantise", "write a model with quantised weights"),
+    "plan": ("prepare.plan", "print what a run needs of its GPUs"),
+    "hub": ("hub", "push an export or a run to the Hugging Face Hub"),
 }
+COMMANDS = {name: (f"es_cookbook.commands.{of}", what) for name, (of, what) in _COMMANDS.items()}
 _RECIPES = "es_cookbook.recipes"
 RECIPES = {
     name: (f"{_RECIPES}.{name}.train_cli", _summary(f"{_RECIPES}.{name}"))
@@ -67,7 +59,7 @@ RECIPES = {
 """Name of a command -> its module, and one line about it; of recipes, what their package says."""
 
 
-_MEANT = {"chat": "play", "continue": "resume", "extend": "resume"}
+_ALIASES = {"chat": "play", "continue": "resume", "extend": "resume"}
 """What people look for, and what it is called here."""
 
 
@@ -82,7 +74,7 @@ def main() -> None:
         sys.argv = [f"{sys.argv[0]} {name}", *options]
         importlib.import_module(known[name][0]).cli()
     else:
-        found = nearest(_MEANT.get(name, name), known)
+        found = nearest(_ALIASES.get(name, name), known)
         print(f"unknown command {name!r}: {found}", file=sys.stderr)
         raise SystemExit(2)
 

@@ -19,36 +19,23 @@ from unittest import mock
 import chz
 import pytest
 
-from docs.pages import GENERATED
+from docs.pages import GENERATED, config_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.baselines import policy_gradient, sft
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.commands.compare import Compare, runs
 from es_cookbook.commands.evaluate.evaluate import EvaluateConfig
-from es_cookbook.commands.export import ExportConfig
+from es_cookbook.commands.evaluate.reconsider import ReconsiderConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
 from es_cookbook.commands.gradients.grpo import for_trl
 from es_cookbook.commands.gradients.program import of_recipe, recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
-from es_cookbook.commands.hub import HubCommand
-from es_cookbook.commands.inspect import InspectConfig
-from es_cookbook.commands.plan.plan_config import PlanConfig
-from es_cookbook.commands.play import PlayConfig
-from es_cookbook.commands.prepare.generate import GenerateConfig
-from es_cookbook.commands.prepare.quantise import QuantiseConfig
 from es_cookbook.commands.recipe_configs import recipe_config
-from es_cookbook.commands.reconsider.reconsider import ReconsiderConfig
 from es_cookbook.commands.resume import Resume
-from es_cookbook.commands.rewind import Rewind
 from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.commands.train import TrainConfig, whole_names
-from es_cookbook.commands.view.frames import Frames
-from es_cookbook.commands.view.plot import Plot
-from es_cookbook.commands.view.report import Report
-from es_cookbook.commands.view.runs import Runs
-from es_cookbook.commands.view.show import Show
 from es_cookbook.common.cli import changed, run_cli, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
@@ -385,7 +372,20 @@ def parse_sft(options: Sequence[str]) -> None:
     run_cli(lambda command: configured(command.recipe, fields) and None, SFTCommand, own)
 
 
+NEEDED = {
+    **dict.fromkeys(("frames", "play", "plot", "show", "report"), "log_path=x"),
+    "runs": "",
+    "rewind": "log_path=x generation=1",
+    "export": "log_path=x output=y",
+    "inspect": "log_path=x task=x",
+    "plan": "model_name=x",
+    "generate": "source=x output=x.jsonl model=x",
+    "quantise": "model_name=x output=y",
+    "hub": "path=x repo_id=me/x",
+}
+"""Command that takes no options but its own -> those that must be given."""
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
+    **{n: plain(config_of(n, COMMANDS[n][0]), *needed.split()) for n, needed in NEEDED.items()},
     **{name: plain(recipe_config(name)) for name in RECIPES},
     **{
         name: plain(import_module(name).Config, required)
@@ -400,23 +400,10 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "compare": parse_compare,
     "compare-gradients": parse_compare_gradients,
     "sweep": parse_sweep,
-    "frames": plain(Frames, "log_path=x"),
     "resume": lambda options: recorded(Resume, ["log_path=x"], options),
     "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
-    "rewind": plain(Rewind, "log_path=x", "generation=1"),
     "evaluate": parse_evaluate,
     "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
-    "export": plain(ExportConfig, "log_path=x", "output=y"),
-    "play": plain(PlayConfig, "log_path=x"),
-    "runs": plain(Runs),
-    "plot": plain(Plot, "log_path=x"),
-    "show": plain(Show, "log_path=x"),
-    "inspect": plain(InspectConfig, "log_path=x", "task=x"),
-    "report": plain(Report, "log_path=x"),
-    "plan": plain(PlanConfig, "model_name=x"),
-    "generate": plain(GenerateConfig, "source=x", "output=x.jsonl", "model=x"),
-    "quantise": plain(QuantiseConfig, "model_name=x", "output=y"),
-    "hub": plain(HubCommand, "path=x", "repo_id=me/x"),
 }
 """Command -> builds its Config from options; what must be given has a value already."""
 

@@ -23,8 +23,8 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
+from es_cookbook.population.config import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {
@@ -36,15 +36,6 @@ SHORT = {
 }
 """What may be typed -> the option that it is."""
 
-DATASETS = Names(
-    {
-        "rows": "es_cookbook.rl.data.task:Task",
-        "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
-        "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
-    },
-    default="rows",
-)
-"""What a user types for the kind of a data set."""
 _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 """Data sets of others' environments -> the option that says which; the first is the default."""
 

@@ -1,7 +1,5 @@
 """The comparison's command line: which runs it makes, what it refuses, and what it leaves."""
 
-import functools
-from collections.abc import Mapping
 from pathlib import Path
 
 import chz
@@ -10,12 +8,13 @@ import pytest
 from es_cookbook import recipes, train
 from es_cookbook.commands import compare
 from es_cookbook.commands.compare import METRIC, Compare
-from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.cli import run_cli, run_with_fields
 from es_cookbook.common.configs import Names
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.report.comparison import summarise
+from tests.said import refused, typed
 
 TINY = (
     "num_generations=2",
@@ -36,20 +35,10 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(names, "twin", OPTIMIZER_NAMES["es"])
 
 
-def run(*options: str) -> None:
-    own, fields = split_options(Compare, options)
-    run_cli(functools.partial(compare.main, fields=fields), Compare, own)
-
-
 def runs_of(*options: str) -> dict[str, list[train.Config]]:
-    made: list[dict[str, list[train.Config]]] = []
-
-    def keep(config: Compare, fields: Mapping[str, str]) -> None:
-        made.append(compare.runs(config, fields))
-
-    own, fields = split_options(Compare, options)
-    run_cli(functools.partial(keep, fields=fields), Compare, own)
-    return made[0]
+    made: dict[str, list[train.Config]] = {}
+    run_with_fields(lambda *given: made.update(compare.runs(*given)), Compare, "", options)
+    return made
 
 
 def test_every_optimizer_has_its_recommended_settings_and_every_run_its_directory() -> None:
@@ -156,22 +145,15 @@ def test_a_recipe_needs_nothing_but_a_cli_config(
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+    tmp_path: Path, options: list[str], sentence: str
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(*options, f"log_path={tmp_path / 'all'}")
-    said = capsys.readouterr().err
-    assert caught.value.code in (1, 2)
-    assert sentence in said and said.count("\n") == 1
+    assert sentence in refused("compare", *options, f"log_path={tmp_path / 'all'}")
     assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow
-def test_it_runs_prints_and_draws_and_does_nothing_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(*TINY, "optimizers=es", f"log_path={tmp_path}")
-    first = capsys.readouterr().out
+def test_it_runs_prints_and_draws_and_does_nothing_twice(tmp_path: Path) -> None:
+    first = typed("compare", *TINY, "optimizers=es", f"log_path={tmp_path}").stdout
     histories = sorted(tmp_path.glob("*/history.jsonl"))
     assert [path.parent.name for path in histories] == ["es-seed0", "es-seed1"]
     written = [path.stat().st_mtime_ns for path in histories]
@@ -185,8 +167,7 @@ def test_it_runs_prints_and_draws_and_does_nothing_twice(
     assert "held-out exact answers (%)" in (tmp_path / "comparison.svg").read_text()
     assert (tmp_path / "comparison.png").exists()
 
-    run(*TINY, "optimizers=es,twin", f"log_path={tmp_path}")
-    again = capsys.readouterr().out
+    again = typed("compare", *TINY, "optimizers=es,twin", f"log_path={tmp_path}").stdout
     assert again.count("which is complete") == 2
     assert [path.stat().st_mtime_ns for path in histories] == written
     lines = (tmp_path / "comparison.md").read_text().splitlines()

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import anyio
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands import fork, resume, rewind
+from es_cookbook.commands import rewind
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
@@ -26,6 +25,7 @@ from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
+from tests.said import refused, typed
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed
 
 ROOT = Path(__file__).parents[2]
@@ -52,22 +52,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def do(monkeypatch: pytest.MonkeyPatch, command: Callable[[], None], *options: object) -> None:
-    """Run a command as the terminal does."""
-    monkeypatch.setattr(sys, "argv", ["command", *map(str, options)])
-    command()
+def forks(*options: str) -> str:
+    done = typed("fork", "trust=tests", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def forks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda *options: do(monkeypatch, fork.cli, "trust=tests", *options)
-
-
-@pytest.fixture
-def resumes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    return lambda log_path, *options: do(
-        monkeypatch, resume.cli, f"log_path={log_path}", "trust=tests", *options
-    )
+def resumes(log_path: Path, *options: str) -> None:
+    done = typed("resume", f"log_path={log_path}", "trust=tests", *options)
+    assert done.returncode == 0, done.stderr
 
 
 def rewinds(log_path: Path, generation: int) -> None:
@@ -101,18 +94,12 @@ def same_steps(one: Path, other: Path) -> None:
 
 
 def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
-    tmp_path: Path,
-    recorded: Path,
-    forks: Callable[..., None],
-    resumes: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, recorded: Path
 ) -> None:
     before = files(recorded)
-    forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
-    assert capsys.readouterr().out == (
-        f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go on: python -m "
-        f"es_cookbook resume log_path={tmp_path / 'b'} trust=tests\n"
-    )
+    said = forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
+    assert said.startswith(f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go")
+    assert said.endswith(f" resume log_path={tmp_path / 'b'} trust=tests\n")
     header, parent = (read_header(path / "history.jsonl") for path in (tmp_path / "b", recorded))
     assert header is not None and parent is not None
     assert header.fork == Fork(str(recorded), 4) and header.weights == parent.weights
@@ -127,7 +114,7 @@ def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
 
 
 def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_on(
-    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+    tmp_path: Path, recorded: Path
 ) -> None:
     changes = (
         "seed=7",
@@ -155,8 +142,7 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
     # Resumed once more, the steps of the parent are not asked of this optimizer, its own are.
     resumes(tmp_path / "b", "num_generations=9")
     before = files(tmp_path / "b")
-    with pytest.raises(SystemExit):
-        resumes(tmp_path / "b", "num_generations=10")  # Its schedule ends at 9.
+    refused("resume", str(tmp_path / "b"), "trust=tests", "num_generations=10")  # It ends at 9.
     assert files(tmp_path / "b") == before
     # A fork of the fork, before and after where that began.
     for generation in (2, 5):
@@ -169,7 +155,7 @@ def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_
 
 
 def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to_the_base(
-    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+    tmp_path: Path, recorded: Path
 ) -> None:
     forks(
         f"log_path={recorded}",
@@ -189,18 +175,14 @@ def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to
 
 
 def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
-    tmp_path: Path, recorded: Path, forks: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, recorded: Path
 ) -> None:
     for option in ("search_space.rank=2", f"model_name={tmp_path}"):
-        with pytest.raises(SystemExit) as caught:
-            forks(f"log_path={recorded}", f"output={tmp_path / 'b'}", option)
-        said = capsys.readouterr().err
-        assert caught.value.code == 1 and said.count("\n") == 1
+        said = refused("fork", f"log_path={recorded}", f"output={tmp_path / 'b'}", option)
         assert said.startswith(f"{option.partition('=')[0]} cannot change in a fork")
         assert "seed" in said and "optimizer" in said
     assert not (tmp_path / "b").exists()
-    forks("--help")
-    shown = capsys.readouterr().out
+    shown = forks("--help")
     assert "generation=None" in shown and "optimizer, preference, profile, rollout_timeout" in shown
     assert "else: model_name, search_space." in shown
 
@@ -216,51 +198,30 @@ def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
     ],
 )
 def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
-    tmp_path: Path,
-    recorded: Path,
-    forks: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    sentence: str,
+    tmp_path: Path, recorded: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     given = [option.format(recorded=recorded, tmp=tmp_path) for option in options]
-    with pytest.raises(SystemExit):
-        forks(f"log_path={recorded}", f"output={tmp_path / 'b'}", *given)
-    said = capsys.readouterr().err
-    assert sentence in said and said.count("\n") == 1
+    output = f"output={tmp_path / 'b'}"
+    assert sentence in refused("fork", f"log_path={recorded}", output, "trust=tests", *given)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_fork_saves_what_is_before_the_damage(
-    tmp_path: Path,
-    recorded: Path,
-    forks: Callable[..., None],
-    resumes: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_fork_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) -> None:
     shutil.copytree(recorded, tmp_path / "a")
     damage(tmp_path / "a/history.jsonl", line=5)  # Generation 3's, after the header and 0, 1, 2.
-    with pytest.raises(SystemExit):
-        resumes(tmp_path / "a")
-    said = capsys.readouterr().err
-    assert (
-        f"es_cookbook fork log_path={tmp_path / 'a'} generation=3 output={tmp_path / 'a'}-from-3"
-        in said
-    )
-    with pytest.raises(SystemExit):
-        forks(f"log_path={tmp_path / 'a'}", "generation=4", f"output={tmp_path / 'b'}")
-    assert "line 5 is damaged" in capsys.readouterr().err
-    (typed,) = re.findall(r"\(python -m es_cookbook fork ([^)]*)\)", said)
-    forks(*typed.split())
+    a = tmp_path / "a"
+    said = refused("resume", f"log_path={a}", "trust=tests")
+    assert f" fork log_path={a} generation=3 output={a}-from-3" in said
+    taken = ("generation=4", f"output={tmp_path / 'b'}", "trust=tests")
+    assert "line 5 is damaged" in refused("fork", f"log_path={a}", *taken)
+    (proposed,) = re.findall(r"\([\w -]+ fork ([^)]*)\)", said)
+    forks(*proposed.split())
     resumes(tmp_path / "a-from-3")
     same_run(tmp_path / "a-from-3", recorded)
 
 
 def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forks: Callable[..., None],
-    resumes: Callable[..., None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
     shutil.copytree(BASE, tmp_path / "model")
@@ -268,24 +229,19 @@ def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
     forks("log_path=run_v1", "generation=2", "output=b")
     header = read_header(Path("b/history.jsonl"))
     assert header is not None and (header.model_name, header.weights) == ("model", None)
-    resumes("b")
-    resumes("run_v1")
+    resumes(Path("b"))
+    resumes(Path("run_v1"))
     b, run_v1 = (list(read_history(Path(run) / "history.jsonl")) for run in ("b", "run_v1"))
     assert b == run_v1
     assert_measured_as(Path("run_v1/metrics.jsonl"), Path("b/metrics.jsonl"))
-    with pytest.raises(SystemExit):
-        resumes("b", f"model_name={BASE}")
+    refused("resume", "b", "trust=tests", f"model_name={BASE}")
 
 
 # Rewind.
 
 
 def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
-    tmp_path: Path,
-    recorded: Path,
-    forks: Callable[..., None],
-    resumes: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, recorded: Path
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(recorded, run)
@@ -293,11 +249,10 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     for generation in (2, 4, 6):
         (run / f"snapshots/{generation:06}.safetensors").write_bytes(b"%d" % generation)
     before = files(run)
-    rewinds(run, 4)
-    assert capsys.readouterr().out == (
-        f"{run} holds 4 generations now, and {run / 'rewound' / '1'} the run as it stood; to go "
-        f"on: python -m es_cookbook resume log_path={run} trust=tests\n"
-    )
+    said = typed("rewind", str(run), "generation=4").stdout
+    kept = run / "rewound" / "1"
+    assert said.startswith(f"{run} holds 4 generations now, and {kept} the run as it stood; to go")
+    assert said.endswith(f" resume log_path={run} trust=tests\n")
     assert len(list(read_history(run / "history.jsonl"))) == 4
     cut = files(run)
     for name, content in before.items():
@@ -315,9 +270,7 @@ def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
     same_run(tmp_path / "again", recorded)
 
 
-def test_rewinding_saves_what_is_before_the_damage(
-    tmp_path: Path, recorded: Path, resumes: Callable[..., None]
-) -> None:
+def test_rewinding_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) -> None:
     shutil.copytree(recorded, tmp_path / "run")
     damage(tmp_path / "run/history.jsonl", line=6)
     with pytest.raises(ValueError, match=r"line 6 is damaged .* generation=4 output"):
@@ -328,7 +281,7 @@ def test_rewinding_saves_what_is_before_the_damage(
 
 
 def test_a_fork_that_is_rewound_behind_its_beginning_owns_what_follows(
-    tmp_path: Path, recorded: Path, forks: Callable[..., None], resumes: Callable[..., None]
+    tmp_path: Path, recorded: Path
 ) -> None:
     forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}", "seed=3")
     rewinds(tmp_path / "b", 2)
@@ -382,27 +335,23 @@ def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_e
 
 
 def test_what_may_not_differ_and_runs_that_are_none_are_refused(
-    tmp_path: Path, recorded: Path, resumes: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, recorded: Path
 ) -> None:
     before = files(recorded)
-    with pytest.raises(SystemExit):
-        resumes(recorded, "seed=1")
-    said = capsys.readouterr().err
+    said = refused("resume", str(recorded), "trust=tests", "seed=1")
     assert "seed was 0, is 1" in said and "what may differ on resuming: log_path" in said
-    with pytest.raises(SystemExit):
-        resumes(tmp_path)
-    assert "holds no config.json, so it is not a run directory" in capsys.readouterr().err
+    said = refused("resume", str(tmp_path), "trust=tests")
+    assert "holds no config.json, so it is not a run directory" in said
     shutil.copytree(recorded, tmp_path / "script")
     path = tmp_path / "script/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
-    with pytest.raises(SystemExit):
-        resumes(tmp_path / "script")
-    assert "give that script as trust=path/to/script.py, or run it again" in capsys.readouterr().err
+    said = refused("resume", str(tmp_path / "script"), "trust=tests")
+    assert "give that script as trust=path/to/script.py, or run it again" in said
     assert files(recorded) == before
 
 
 def test_a_run_records_what_it_trains_on_and_a_fork_what_it_was_trained_on_before(
-    tmp_path: Path, forks: Callable[..., None], resumes: Callable[..., None]
+    tmp_path: Path,
 ) -> None:
     def countdown(seed: int) -> CountdownDatasetBuilder:
         return CountdownDatasetBuilder(

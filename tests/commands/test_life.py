@@ -9,34 +9,31 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands import export, fork, play, resume, rewind
-from es_cookbook.commands.evaluate import evaluate
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.lock import RunLock
-from tests.said import after_start
+from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
 FILES = ("config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl")
 COMMANDS = {
-    "resume": (resume.cli, []),
-    "resume, longer": (resume.cli, ["num_generations=4"]),
-    "fork": (fork.cli, ["generation=1"]),
-    "rewind": (rewind.cli, ["generation=1"]),
-    "play": (play.cli, ["generation=1", "problem=0"]),
-    "evaluate": (evaluate.cli, ["generation=1"]),
-    "export": (export.cli, ["generation=1"]),
+    "resume": [],
+    "resume, longer": ["num_generations=4"],
+    "fork": ["generation=1"],
+    "rewind": ["generation=1"],
+    "play": ["generation=1", "problem=0"],
+    "evaluate": ["generation=1"],
+    "export": ["generation=1"],
 }
 
 
@@ -224,20 +221,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     train.run(config("scheduled", optimizer=cosine))
     train.run(config("longer", num_generations=4))
     shutil.copytree(path / "finished", path / "rewound")
-    for command, *options in (
-        (
-            "fork",
-            "log_path={}/finished",
-            "output={}/forked",
-            "generation=2",
-            "seed=2",
-            "trust=tests",
-        ),
-        ("resume", "log_path={}/forked", "trust=tests"),
-        ("rewind", "log_path={}/rewound", "generation=2"),
-    ):
-        with arguments([option.format(path) for option in options]):
-            COMMANDS[command][0]()
+    forked, finished = f"{path}/forked", f"{path}/finished"
+    typed("fork", finished, f"output={forked}", "generation=2", "seed=2", "trust=tests")
+    typed("resume", forked, "trust=tests")
+    typed("rewind", f"{path}/rewound", "generation=2")
     shutil.copytree(path / "rewound", path / "interrupted")
     shutil.rmtree(path / "interrupted/rewound")
     shutil.copytree(path / "interrupted", path / "scripted")
@@ -247,13 +234,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     replaced("config.json", dataset, '"life_script:Problems"')(path / "scripted")
     yield path
     sys.modules.pop("life_script", None)
-
-
-@contextmanager
-def arguments(options: list[str]) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "argv", ["es-cookbook", *options])
-        yield
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -299,12 +279,10 @@ def test_the_page_has_every_kind_of_run_directory() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_command_does_what_the_page_says(
-    name: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_path: Path) -> None:
     said_of = rows_of_the_page()[name]
     kind = KINDS[name]
-    for number, (command, (cli, options)) in enumerate(COMMANDS.items()):
+    for number, (command, options) in enumerate(COMMANDS.items()):
         home = tmp_path / str(number)
         shutil.copytree(trained / "model", home / "model")
         path, output = home / "run", home / "output"
@@ -320,31 +298,25 @@ def test_every_command_does_what_the_page_says(
         own += [f"output={output}"] if command in ("fork", "export") else []
         before = tree(path)
         lines = recorded_lines(path)
-        code = 0
-        with arguments([f"log_path={path}", *options, *own]):
-            holder = RunLock(path) if kind.locked else nullcontext()
-            try:
-                cli()
-            except SystemExit as ended:
-                code = int(str(ended.code))
-            if isinstance(holder, RunLock):
-                holder.release()
-        said = capsys.readouterr()
-        where = f"{command} of {name}: {said.out}{said.err}"
+        holder = RunLock(path) if kind.locked else None
+        done = typed(command.partition(",")[0], f"log_path={path}", *options, *own)
+        if holder:
+            holder.release()
+        where = f"{command} of {name}: {done.stdout}{done.stderr}"
         after = tree(path)
         if said_of[command] == "refused":
             expected = kind.said.get(command, kind.said.get("", "!")).format(**places)
-            assert code == 1 and expected in one_sentence(said.err), where
+            assert done.returncode == 1 and expected in one_sentence(done.stderr), where
             assert after == before and not output.exists(), where
             continue
-        assert code == 0, where
+        assert done.returncode == 0, where
         if command in ("fork", "play", "evaluate", "export") or said_of[command] == "complete":
             assert after == before, where
         left = b"\n".join(after.values())
         assert all(line in left for line in lines), where
         match said_of[command]:
             case "complete":
-                assert "is already complete" in said.out, where
+                assert "is already complete" in done.stdout, where
             case "goes on" | "begins":
                 length = 4 if command == "resume, longer" else 3
                 assert len(list(read_history(path / "history.jsonl"))) == length, where
@@ -358,8 +330,10 @@ def test_every_command_does_what_the_page_says(
             case "works" if command == "export":
                 assert (output / "model.safetensors").is_file(), where
             case "works" if command == "evaluate":
-                assert "run after 1 generation\n4 held-out problems, " in said.out, where
+                assert "run after 1 generation\n4 held-out problems, " in done.stdout, where
             case "works":
-                assert command == "play" and json.loads(said.out.splitlines()[-1])["turns"], where
+                assert command == "play" and json.loads(done.stdout.splitlines()[-1])["turns"], (
+                    where
+                )
             case other:
                 raise AssertionError(f"{other!r} is no word of the table")

@@ -4,30 +4,23 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands import export, fork, play, resume, rewind
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train import Config, recorded_config
+from tests.said import refused, typed
 
 ROOT = Path(__file__).parents[2]
-COMMANDS: dict[str, Callable[[], None]] = {
-    "export": export.cli,
-    "fork": fork.cli,
-    "play": play.cli,
-    "resume": resume.cli,
-    "rewind": rewind.cli,
-}
 
 
-def do(monkeypatch: pytest.MonkeyPatch, name: str, *options: object) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *map(str, options)])
-    COMMANDS[name]()
+def do(name: str, *options: str) -> str:
+    done = typed(name, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +41,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_command_works_on_it_and_says_what_to_trust(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_works_on_it_and_says_what_to_trust(run: Path, tmp_path: Path) -> None:
     log_path = shutil.copytree(run, tmp_path / "run")
     here = log_path / "scripts/custom_env.py"
     assert here.read_bytes() == (ROOT / "recipes/custom_env.py").read_bytes()
     assert '"custom_env:GuessDatasetBuilder"' in (log_path / "config.json").read_text()
     (log_path / "seal").unlink()  # As of a stranger's run.
     for name, options in (("play", ["problem=3"]), ("resume", []), ("fork", ["output=no"])):
-        with pytest.raises(SystemExit):
-            do(monkeypatch, name, f"log_path={log_path}", *options)
-        assert capsys.readouterr().err.endswith(f"if you trust that script, add trust={here}\n")
-    do(monkeypatch, "play", f"log_path={log_path}", f"trust={here}", "problem=3", "genome=base")
-    assert json.loads(capsys.readouterr().out)["problem"] == 3
-    do(monkeypatch, "export", f"log_path={log_path}", f"output={tmp_path / 'exported'}")
+        said = refused(name, f"log_path={log_path}", *options)
+        assert said.endswith(f"if you trust that script, add trust={here}\n")
+    trusted = (f"log_path={log_path}", f"trust={here}")
+    assert json.loads(do("play", *trusted, "problem=3", "genome=base"))["problem"] == 3
+    do("export", f"log_path={log_path}", f"output={tmp_path / 'exported'}")
     assert (tmp_path / "exported/model.safetensors").is_file()
-    do(monkeypatch, "rewind", f"log_path={log_path}", "generation=1")
-    forked = tmp_path / "fork"
-    do(
-        monkeypatch,
-        *("fork", f"log_path={log_path / 'rewound/1'}", f"output={forked}"),
-        *(f"trust={here}", "num_generations=3"),
-    )
-    said = capsys.readouterr().out
+    said = do("rewind", f"log_path={log_path}", "generation=1")
     assert f"resume log_path={log_path} trust={here}\n" in said
+    forked, rewound = tmp_path / "fork", log_path / "rewound/1"
+    said = do("fork", str(rewound), f"output={forked}", f"trust={here}", "num_generations=3")
     assert f"resume log_path={forked} trust={forked / 'scripts/custom_env.py'}\n" in said
     for path, generations in ((log_path, 2), (forked, 3)):
-        do(monkeypatch, "resume", f"log_path={path}", f"trust={here}")
+        do("resume", f"log_path={path}", f"trust={here}")
         assert len(list(read_history(path / "history.jsonl"))) == generations
     histories = [(path / "history.jsonl").read_bytes() for path in (log_path, run)]
     assert histories[0] == histories[1]

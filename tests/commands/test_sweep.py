@@ -1,6 +1,5 @@
 """The sweep's command line: which runs it makes, and what it refuses."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,18 +7,13 @@ import pandas
 import pytest
 
 from es_cookbook import train
-from es_cookbook.commands import sweep as command
 from es_cookbook.commands.sweep import Sweep, maker, searched
-from es_cookbook.common.cli import run_cli, split_options
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.train.sweep import Range, Values
 from es_cookbook.train.sweep.search import grid
-
-
-def run(*options: str) -> None:
-    own, fields = split_options(Sweep, options)
-    run_cli(functools.partial(command.main, fields=fields), Sweep, own)
+from tests.said import refused, typed
 
 
 def configs(*options: str) -> list[train.Config]:
@@ -30,8 +24,7 @@ def configs(*options: str) -> list[train.Config]:
         make, space = maker(config, fields)
         made.extend(make(trial.options) for trial in grid(space))
 
-    own, fields = split_options(Sweep, options)
-    run_cli(functools.partial(keep, fields=fields), Sweep, own)
+    run_with_fields(keep, Sweep, "", options)
     return made
 
 
@@ -106,26 +99,21 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence_before_anything_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+    tmp_path: Path, options: list[str], sentence: str
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        run(f"log_path={tmp_path / 'all'}", *options)
-    said = capsys.readouterr().err
-    assert caught.value.code in (1, 2)
-    assert sentence in said and said.count("\n") == 1
+    assert sentence in refused("sweep", f"log_path={tmp_path / 'all'}", *options)
     assert not list(tmp_path.glob("all/*/history.jsonl"))
 
 
 @pytest.mark.slow
-def test_it_trains_the_recipe_and_leaves_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(
+def test_it_trains_the_recipe_and_leaves_tables(tmp_path: Path) -> None:
+    done = typed(
+        "sweep",
         *("values.optimizer.sigma=0.01,0.02", "num_generations=1", "optimizer.population_size=2"),
         *("dataset.num_train=8", "dataset.num_test=4", "dataset.problems_per_generation=2"),
         *(f"log_path={tmp_path}", "workers=2"),
     )
-    assert "| 0.01 |" in capsys.readouterr().out
+    assert "| 0.01 |" in done.stdout
     table = pandas.read_parquet(tmp_path / "results.parquet")
     assert list(table["optimizer.sigma"]) == [0.01, 0.02]
     assert list(table["state"]) == ["complete"] * 2

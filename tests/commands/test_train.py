@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands import play, resume, train
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.said import refused, typed
 from tests.tiny_run import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -34,15 +34,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def call(monkeypatch: pytest.MonkeyPatch, command: object, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
-    try:
-        command.cli()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    except SystemExit as ended:
-        return int(str(ended.code))
-    return 0
-
-
 def line_of_the_page() -> list[str]:
     line, *_ = re.findall(r"^es-cookbook train (.*)$", PAGE, flags=re.MULTILINE)
     options = [option.replace('"', "") for option in line.split()]
@@ -57,28 +48,22 @@ def test_the_way_in_is_at_most_fifteen_lines() -> None:
     assert sum(len(block.strip().splitlines()) for block in blocks) <= 15
 
 
-def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [*line_of_the_page(), "model_name=model", *SMALL]
-    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Path) -> None:
+    done = typed("train", *line_of_the_page(), "model_name=model", *SMALL)
+    assert done.returncode == 0, done.stderr
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("rows-seed0-")
     rows = read_metrics(run / "metrics.jsonl")
     assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
     assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
-    capsys.readouterr()
     # The script lies where it lay, unchanged, so it is not asked for.
-    assert call(monkeypatch, resume, str(run), "num_generations=3") == 0
+    assert typed("resume", str(run), "num_generations=3").returncode == 0
     assert len(list(read_history(run / "history.jsonl"))) == 3
     (run / "seal").unlink()  # As of a stranger's run.
-    capsys.readouterr()
-    assert call(monkeypatch, resume, str(run), "num_generations=4") == 1
-    trust = capsys.readouterr().err.strip().rpartition(" add ")[2]
+    trust = refused("resume", str(run), "num_generations=4").strip().rpartition(" add ")[2]
     assert trust == f"trust={run}/scripts/my_rewards.py"
-    capsys.readouterr()
-    assert call(monkeypatch, play, f"log_path={run}", trust, "problem=0") == 0
-    assert json.loads(capsys.readouterr().out)["turns"][0]["prompt"].endswith("=")
+    played = json.loads(typed("play", f"log_path={run}", trust, "problem=0").stdout)
+    assert played["turns"][0]["prompt"].endswith("=")
 
 
 @pytest.mark.parametrize(
@@ -94,23 +79,14 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(
         ("batch=1000", "dataset.problems_per_generation must be from 1 to "),
     ],
 )
-def test_what_is_mistyped_is_one_sentence(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    said: str,
-) -> None:
+def test_what_is_mistyped_is_one_sentence(here: Path, option: str, said: str) -> None:
     name = option.partition("=")[0]
     options = [given for given in line_of_the_page() if not given.startswith(f"{name}=")]
-    assert call(monkeypatch, train, *options, "model_name=model", *SMALL[:3], option) in (1, 2)
-    *_, sentence = capsys.readouterr().err.strip().splitlines()
-    assert said in sentence
+    done = typed("train", *options, "model_name=model", *SMALL[:3], option)
+    assert done.returncode in (1, 2) and said in done.stderr.strip().splitlines()[-1]
     assert not list((here / "runs").glob("*/history.jsonl"))
 
 
-def test_what_is_missing_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(monkeypatch, train, "model_name=model", "data=rows.jsonl") == 2
-    assert "missing dataset.reward=..." in capsys.readouterr().err
+def test_what_is_missing_is_named(here: Path) -> None:
+    said = refused("train", "model_name=model", "data=rows.jsonl")
+    assert "missing dataset.reward=..." in said
