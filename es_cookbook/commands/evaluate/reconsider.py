@@ -492,7 +492,6 @@ def _draw(path: Path, buckets: Sequence[_Bucket], task: str, metric: str, by: st
 
 
 def cli() -> None:
-    """The console entry point."""
     more_help = (
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here are those "
         "of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."

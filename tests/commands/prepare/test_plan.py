@@ -20,8 +20,7 @@ import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.commands.prepare.plan import PlanConfig
-from es_cookbook.commands.prepare.plan_numbers import Plan, check, read_architecture, report
+from es_cookbook.commands.prepare.plan import Plan, PlanConfig, check, read_architecture, report
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
