@@ -42,6 +42,7 @@ from es_cookbook.common.fields.chz_fields import (
     MISSING,
     CastError,
     Field,
+    Reference,
     cast_text,
     default_of,
     doc_of,
@@ -179,6 +180,8 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
 
     A part keeps its class unless that is what changes; a new class has its own defaults.
     """
+    if for_chz := next(filter(_is_for_chz, given), None):
+        raise _OptionError(f"{for_chz}: a change is given by the option's whole name")
     return built(type(config), given, config)
 
 
@@ -263,6 +266,11 @@ def _holds_several(field: Field) -> bool:
     return typing.get_origin(field.x_type) is tuple
 
 
+def _is_for_chz(path: str) -> bool:
+    """Whether it is one of chz's wildcards or references, which chz explains itself."""
+    return "..." in path or path.endswith("@")
+
+
 def built(
     config_class: type[_Config], given: Mapping[str, str], config: _Config | None = None
 ) -> _Config:
@@ -275,17 +283,21 @@ def built(
     found = _options(config_class, "", given, values, kept=config is not None)
     options = {option.path: option for option in found}
     for path, text in given.items():
-        if path not in options:
+        if path in options:
+            _check_value(options[path], text)
+        elif not _is_for_chz(path):
             hint = _renamed(path, text, options) or _suggested(
                 path, text, options, given, config is not None
             )
             raise _OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
-        _check_value(options[path], text)
-    if missing := [f"{path}=..." for path, option in options.items() if option.value is None]:
+    missing = [f"{path}=..." for path, option in options.items() if option.value is None]
+    if missing and not any("..." in path for path in given):
         raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
     kept = {} if config is None else _kept(config, "", given)
     typed = {
-        path: _switched_on(options[path].field, text) or chz.Castable(text)
+        path.removesuffix("@"): Reference(text)
+        if path.endswith("@")
+        else (path in options and _switched_on(options[path].field, text)) or chz.Castable(text)
         for path, text in given.items()
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
@@ -298,7 +310,7 @@ def built(
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
         raise kind(sentence) from error
     for path, text in given.items():
-        names = options[path].field.meta_factory
+        names = options[path].field.meta_factory if path in options else None
         if isinstance(names, Names) and options[path].part:
             part = functools.reduce(getattr, path.split("."), built_config)
             inside = {other.removeprefix(f"{path}.") for other in given}

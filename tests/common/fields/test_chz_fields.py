@@ -51,3 +51,9 @@ def test_text_is_cast_as_chz_casts_it() -> None:
 def test_what_chz_refuses_is_an_error_of_chz(given: dict[str, object], said: str) -> None:
     with pytest.raises(chz_fields.CHZ_ERRORS, match=said):
         chz.Blueprint(Config).apply(given).make()
+
+
+def test_an_option_may_refer_to_another() -> None:
+    reference = chz_fields.Reference("plain")
+    made = chz.Blueprint(Config).apply({"needed": "x", "own": reference, "plain": 7}).make()
+    assert made.own == 7
