@@ -11,6 +11,7 @@ from chz.blueprint import (
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
+    Reference,
 )
 from chz.field import Field
 from chz.tiepin import CastError, is_subtype, is_subtype_instance, type_repr
@@ -23,6 +24,7 @@ __all__ = [
     "MISSING",
     "CastError",
     "Field",
+    "Reference",
     "is_subtype",
     "is_subtype_instance",
 ]
@@ -32,6 +34,7 @@ CHZ_ERRORS = (
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
+    Reference,
 )
 """What chz raises about options."""
 
