@@ -30,8 +30,13 @@ from benchmarks.harness import Row, call, report, row
 from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.arithmetic import warm_start
-from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv, gold_answer, question
-from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.arithmetic.dataset import (
+    ArithmeticEnv,
+    Problem,
+    generate_problems,
+    gold_answer,
+    question,
+)
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.rl.types import Observation
 

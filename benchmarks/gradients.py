@@ -39,7 +39,7 @@ from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
-from es_cookbook.recipes.rush_hour.env import RushHourEnv
+from es_cookbook.recipes.rush_hour.dataset import RushHourEnv
 from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.recipes.rush_hour.solver import solve
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -82,8 +82,8 @@ def supervise(
     began, step, progress = time.process_time(), 0, 0.0
     while progress < 1:
         batch = next(batches)
-        questions = [task.question for task in batch]
-        examples = to_examples(tokenizer, questions, [task.demonstration + EOS for task in batch])
+        shown = [(task.question, task.demonstration + EOS) for task in batch]
+        examples = to_examples(tokenizer, shown)
         learner.step(examples, likelihood, LEARNING_RATE * (1 - progress), share=1 / len(batch))
         step += 1
         progress = max(step / steps, (time.process_time() - began) / seconds)

@@ -125,7 +125,9 @@ def gradings_a_second(fractions: bool) -> float:
     began = time.thread_time()
     grades = [grade_countdown(text, numbers, target, reward) for text, numbers, target in cases]
     seconds = time.thread_time() - began
-    assert all(grade.well_formed and grade.correct != fractions for grade in grades)
+    assert all(
+        grade.metrics["well_formed"] and grade.metrics["correct"] != fractions for grade in grades
+    )
     return len(cases) / seconds
 
 

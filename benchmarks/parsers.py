@@ -31,11 +31,11 @@ from benchmarks.harness import report, row
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.servers.chat import AskAgainError, completion_in
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
-from es_cookbook.recipes.code.env import extract_code
-from es_cookbook.recipes.code.problems import read_problem as read_code_problem
-from es_cookbook.recipes.math.problems import read_problem as read_math_problem
+from es_cookbook.recipes.code.dataset import extract_code
+from es_cookbook.recipes.code.dataset import read_problem as read_code_problem
+from es_cookbook.recipes.math.dataset import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
-from es_cookbook.recipes.rush_hour.env import RushHourReward, grade_rush_hour
+from es_cookbook.recipes.rush_hour.dataset import RushHourReward, grade_rush_hour
 from es_cookbook.recipes.tic_tac_toe.game import read_move
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task

@@ -6,14 +6,15 @@ of up to a million parameters. They are trained as `es-cookbook sft` trains (`sf
 optimizers, which learn faster from nothing.
 """
 
+import itertools
 import math
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -22,12 +23,15 @@ from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sft import learn
 from es_cookbook.baselines.supervised import joined
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import whole_directory
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.sequences import Example
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 PAD_ID, EOS_ID = 0, 1
+Batch: TypeAlias = Sequence[tuple[str, str]]
+"""Questions with their answers."""
 
 
 def build_tokenizer(characters: str) -> Qwen2Tokenizer:
@@ -82,12 +86,12 @@ def happens(leaning: float, rng: random.Random) -> bool:
 def fit(
     model: Qwen2ForCausalLM,
     tokenizer: Qwen2Tokenizer,
-    draw: Callable[[], tuple[Sequence[str], Sequence[str]]],
+    batches: Iterator[Batch],
     *,
     steps: int,
     learning_rate: float,
 ) -> None:
-    """Plain supervised learning: cross-entropy of the answers that `draw` gives.
+    """Plain supervised learning: cross-entropy of the answers.
 
     `sft.learn` with `muon`: the learning rate rises for 50 steps and falls linearly to nothing. A
     step is one pass, its rows in the order that they were drawn in.
@@ -95,10 +99,9 @@ def fit(
     names = [name for name, _ in model.named_parameters()]
     learner = Learner(model.eval(), names, tokens_per_pass=sys.maxsize, optimizers=muon)
     started = time.monotonic()
-    for step in range(steps):
-        questions, answers = draw()
+    for step, batch in enumerate(itertools.islice(batches, steps)):
         factor = min((step + 1) / 50, 1.0) * max(1 - step / steps, 0.02)
-        loss, _ = learn(learner, to_examples(tokenizer, questions, answers), learning_rate * factor)
+        loss, _ = learn(learner, to_examples(tokenizer, batch), learning_rate * factor)
         if (step + 1) % 100 == 0 or step + 1 == steps:
             seconds = time.monotonic() - started
             print(f"step {step + 1}/{steps}  loss {loss:.3f}  {seconds:.0f} s", flush=True)
@@ -114,13 +117,11 @@ def muon(weights: Mapping[str, torch.nn.Parameter]) -> Sequence[torch.optim.Opti
     ]
 
 
-def to_examples(
-    tokenizer: Qwen2Tokenizer, questions: Sequence[str], answers: Sequence[str]
-) -> list[Example]:
+def to_examples(tokenizer: Qwen2Tokenizer, batch: Batch) -> list[Example]:
     """Token sequences of which only the answers are learned."""
     return [
         joined([(tokenizer.encode(asked), False), (tokenizer.encode(answered), True)])
-        for asked, answered in zip(questions, answers, strict=True)
+        for asked, answered in batch
     ]
 
 
@@ -172,8 +173,7 @@ def new_directory(output: str) -> Path:
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, output: Path) -> None:
-    """Write beside, then rename: nothing half-written is left under `output`."""
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
-    model.eval().save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
-    beside.rename(output)
+    """Write the model directory, whole or not at all."""
+    with whole_directory(output) as directory:
+        model.eval().save_pretrained(directory)
+        tokenizer.save_pretrained(directory)

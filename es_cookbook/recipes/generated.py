@@ -1,4 +1,4 @@
-"""Data sets of generated problems: folds, streams of distinct problems, and batches of them.
+"""Generated problems: folds, streams of distinct problems, data sets, and files of rows.
 
 Which fold a problem belongs to is a hash of the problem: whoever generates problems, with whatever
 seed, agrees on which ones no one trains on. `development` is a second held-out fold: settings are
@@ -7,6 +7,7 @@ chosen on it, so that the test chooses nothing.
 
 import dataclasses
 import hashlib
+import itertools
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,8 +21,9 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_sources
+from es_cookbook.rl.data.rows import Fields, Row, check_sources, write_rows
 from es_cookbook.rl.data.task import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
@@ -186,9 +188,7 @@ class FoldedProblem(Protocol):
     """A problem that knows what it is, and so in which of `FOLDS` folds."""
 
     @property
-    def key(self) -> Hashable:
-        """What makes it the problem it is."""
-        ...
+    def key(self) -> Hashable: ...
 
     @property
     def fold(self) -> int:
@@ -273,3 +273,46 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
             [build(name, problem, tokenizer) for name, problem in train.items()],
             [build(name, problem, tokenizer) for name, problem in test.items()],
         )
+
+
+_Made = TypeVar("_Made")
+
+
+@chz.chz
+class RowsConfig:
+    """A file of generated rows: the one that a recipe brings, or another like it."""
+
+    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
+    count: int | None = chz.field(
+        default=None,
+        doc="rows; None: as many as the recipe's own file has",
+        metadata=formerly("num_problems"),
+    )
+    seed: int = chz.field(default=0, doc="same seed, same rows")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "count", at_least=1)
+
+
+def by_turns(
+    kinds: Sequence[Callable[[], _Made]], key: Callable[[_Made], str | None]
+) -> Iterator[_Made]:
+    """Endless: all kinds in turn, no key twice, and none without one."""
+    seen: set[str | None] = {None}
+    for make in itertools.cycle(kinds):
+        while key(made := make()) in seen:
+            pass
+        seen.add(key(made))
+        yield made
+
+
+def write(config: RowsConfig, rows: Iterator[Fields], what: str, count: int) -> None:
+    """Write `config.count` rows, or so many.
+
+    Raises:
+        ConfigError: The file is there already, or cannot be written.
+    """
+    found = list(itertools.islice(rows, config.count or count))
+    write_rows(config.output, found)
+    print(f"{plural(len(found), what)} written to {config.output}")

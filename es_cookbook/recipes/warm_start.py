@@ -1,15 +1,15 @@
 """Make bundled models: small ones that half know their task, taught by demonstrations.
 
-A recipe's warm start says what is demonstrated: batches of what is asked and what is said. Here are
-the options, the making, and the measuring on problems that the recipe holds out. Demonstrations of
-chats are texts, one a turn, said to the recipe's own Env, whose answers are so those of the run;
-each turn becomes an example: all that came before it, and the turn.
+A recipe's warm start says what is demonstrated: batches of questions and answers. Here are the
+options, the training, and the measuring on problems that the recipe holds out. Demonstrations of
+chats are texts, one a turn, said to the recipe's own Env, so that they have the form of a run's
+answers; each turn becomes an example: all that came before it, and the turn.
 """
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 import anyio
 import chz
@@ -18,6 +18,7 @@ from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.baselines.small_model import (
     EOS,
+    Batch,
     answer,
     build_model,
     build_tokenizer,
@@ -35,10 +36,11 @@ from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, Tokenizer
 
-Batch: TypeAlias = Sequence[tuple[str, str]]
-"""What is asked, and what is said."""
+Batches: TypeAlias = Callable[[random.Random], Iterator[Batch]]
+"""Endless demonstrations; begins once all else is in order."""
 Measure: TypeAlias = Callable[[Qwen2ForCausalLM, Qwen2Tokenizer], Iterable[str]]
 """Lines about a model."""
+_P = TypeVar("_P")
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.content }}"
@@ -53,46 +55,51 @@ class Config:
 
     output: str = chz.field(doc="directory to write the model and its tokenizer to; must not exist")
     seed: int = chz.field(default=0, doc="seed of the weights, the demonstrations and their order")
-    steps: int = chz.field(default=1500, doc="optimizer steps")
+    steps: int | None = chz.field(
+        default=None,
+        doc="optimizer steps; None: as many as made the bundled model",
+        metadata=formerly("ability_steps"),
+    )
 
     @chz.validate
     def _ranges(self) -> None:
-        counts = {"steps", "batch_size", "num_problems"} & chz.chz_fields(self).keys()
-        check_range(self, *sorted(counts), at_least=1)
-
-
-@chz.chz
-class ChatConfig(Config):
-    """How a small model that talks is made."""
-
-    num_problems: int = chz.field(
-        default=12_000, doc="training problems demonstrated", metadata=formerly("chats")
-    )
-    batch_size: int = chz.field(default=64, doc="turns a step")
-    depth: int = chz.field(default=2, doc="layers")
+        check_range(self, "steps", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """Some steps of learning.
-
-    Attributes:
-        purpose: of the random numbers.
-        batches: endless demonstrations; begins once all else is in order.
-    """
+    """Some steps of learning; random numbers are drawn for its `purpose`."""
 
     purpose: str
-    batches: Callable[[random.Random], Iterator[Batch]]
+    batches: Batches
     steps: int
     learning_rate: float = 5e-3
+
+
+def sampled(
+    problems: Callable[[random.Random], Sequence[_P]],
+    demonstrate: Callable[[_P, random.Random], tuple[str, str]],
+    batch_size: int,
+) -> Batches:
+    """Demonstrations of problems that are all made beforehand."""
+
+    def batches(rng: random.Random) -> Iterator[Batch]:
+        shown = problems(rng)
+        while True:
+            batch = rng.sample(shown, min(batch_size, len(shown)))
+            yield [demonstrate(problem, rng) for problem in batch]
+
+    return batches
 
 
 def make(
     config: Config,
     tokenizer: Qwen2Tokenizer,
     phases: Sequence[Phase],
-    measure: Measure | None,
+    measure: Measure | None = None,
     model: Qwen2ForCausalLM | None = None,
+    *,
+    depth: int = 2,
 ) -> None:
     """Learn, measure after each phase, write the model; a small new one if none is given.
 
@@ -100,15 +107,10 @@ def make(
         ConfigError: `output` exists or cannot be written.
     """
     output = new_directory(config.output)
-    model = model or build_model(tokenizer, config.seed, width=64, depth=2)
+    model = model or build_model(tokenizer, config.seed, width=64, depth=depth)
     for phase in phases:
         batches = phase.batches(random.Random(derive_seed(config.seed, phase.purpose)))
-
-        def draw(batches: Iterator[Batch] = batches) -> tuple[list[str], list[str]]:
-            batch = next(batches)
-            return [asked for asked, _ in batch], [said for _, said in batch]
-
-        fit(model, tokenizer, draw, steps=phase.steps, learning_rate=phase.learning_rate)
+        fit(model, tokenizer, batches, steps=phase.steps, learning_rate=phase.learning_rate)
         for line in measure(model, tokenizer) if measure else ():
             print(line, flush=True)
     save(model, tokenizer, output)
@@ -125,11 +127,11 @@ def on_held_out(recipe: Recipe, samples: int = 0, folds: Sequence[int] = (1, 0))
     """
 
     def lines(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
-        dataset = recipe.dataset()
-        for fold in folds if isinstance(dataset, FoldedDatasetBuilder) else (None,):
-            means = measured(recipe, model, tokenizer, fold, samples)
-            told = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
-            yield told if fold is None else f"fold {fold}: {told}"
+        for fold in folds if isinstance(recipe.dataset(), FoldedDatasetBuilder) else (None,):
+            given = {} if fold is None else {"fold": fold}
+            means = measured(recipe, model, tokenizer, samples, **given)
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
+            yield shown if fold is None else f"fold {fold}: {shown}"
 
     return lines
 
@@ -138,17 +140,15 @@ def measured(
     recipe: Recipe,
     model: Qwen2ForCausalLM,
     tokenizer: Qwen2Tokenizer,
-    fold: int | None = None,
     samples: int = 0,
     **dataset: int,
 ) -> dict[str, float]:
-    """The means, on a fold of held-out problems, of a data set with these fields."""
-    given = dataset if fold is None else {"fold": fold, **dataset}
-    envs_P = anyio.run(_envs, recipe, tokenizer, given)
-    asked_P = [str(tokenizer.decode(list(env.observation.tokens_T))) for env in envs_P]
+    """The means on the held-out problems of a data set with these fields."""
+    envs_P = anyio.run(_envs, recipe, tokenizer, dataset)
+    questions_P = [str(tokenizer.decode(list(env.observation.tokens_T))) for env in envs_P]
 
     def metrics(samples: int) -> list[list[Metrics]]:
-        texts_P = answer(model, tokenizer, asked_P, recipe.max_tokens, samples)
+        texts_P = answer(model, tokenizer, questions_P, recipe.max_tokens, samples)
         return anyio.run(_graded, envs_P, texts_P)
 
     greedy = [found for (found,) in metrics(1)]
@@ -162,7 +162,7 @@ def measured(
     return means
 
 
-async def _envs(recipe: Recipe, tokenizer: Tokenizer, given: Mapping[str, int]) -> list[ProblemEnv]:
+async def _envs(recipe: Recipe, tokenizer: Tokenizer, given: dict[str, int]) -> list[ProblemEnv]:
     dataset = recipe.dataset(**given)
     if isinstance(dataset, FoldedDatasetBuilder):  # Only held-out problems are of interest.
         dataset = chz.replace(dataset, num_train=dataset.problems_per_generation)
@@ -188,27 +188,15 @@ def chat_tokenizer(characters: str, words: Sequence[str] = ()) -> Qwen2Tokenizer
     return tokenizer
 
 
-def turns(
-    demonstrations: Iterable[tuple[MessageEnv, Sequence[str]]], tokenizer: Tokenizer
-) -> list[tuple[str, str]]:
-    """What the model has seen before each turn of demonstrations, and the turn."""
-
-    async def said() -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
-        for env, texts in demonstrations:
-            trajectory = await run_rollout(env, Script(texts, tokenizer))
-            for transition in trajectory.transitions:
-                seen = str(tokenizer.decode(list(transition.observation.tokens_T)))
-                found.append((seen, transition.action.text + EOS))
-        return found
-
-    return anyio.run(said)
-
-
 def make_talk(
-    config: ChatConfig,
+    config: Config,
     tokenizer: Qwen2Tokenizer,
     demonstrate: Callable[[random.Random], tuple[MessageEnv, Sequence[str]]],
+    *,
+    num_chats: int,
+    batch_size: int = 64,
+    steps: int = 1500,
+    depth: int = 2,
 ) -> None:
     """Learn whole chats, and write the model.
 
@@ -216,13 +204,22 @@ def make_talk(
         config: how.
         tokenizer: of `chat_tokenizer`.
         demonstrate: an Env of a training problem, and what to say in it.
+        num_chats: that are shown.
+        batch_size: turns a step.
+        steps: unless the config says how many.
+        depth: layers.
     """
 
-    def batches(rng: random.Random) -> Iterator[Batch]:
-        examples = turns((demonstrate(rng) for _ in range(config.num_problems)), tokenizer)
-        while True:
-            yield rng.sample(examples, min(config.batch_size, len(examples)))
+    async def turns(rng: random.Random) -> list[tuple[str, str]]:
+        """What the model has seen before each turn of demonstrations, and the turn."""
+        found: list[tuple[str, str]] = []
+        for _ in range(num_chats):
+            env, texts = demonstrate(rng)
+            for turn in (await run_rollout(env, Script(texts, tokenizer))).transitions:
+                seen = str(tokenizer.decode(list(turn.observation.tokens_T)))
+                found.append((seen, turn.action.text + EOS))
+        return found
 
-    model = build_model(tokenizer, config.seed, width=64, depth=config.depth)
-    phase = Phase("chat_warm_start", batches, config.steps)
-    make(config, tokenizer, [phase], None, model)
+    batches = sampled(lambda rng: anyio.run(turns, rng), lambda turn, _: turn, batch_size)
+    phase = Phase("chat_warm_start", batches, config.steps or steps)
+    make(config, tokenizer, [phase], depth=depth)

@@ -9,13 +9,13 @@ import dataclasses
 import hashlib
 import logging
 import weakref
-from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -71,12 +71,12 @@ class ProblemEnv(Env):
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
 
-    @abstractmethod
     def grade(self, text: str) -> Grade:
         """Grade an answer, in microseconds: it runs on the event loop, once per rollout.
 
         What takes longer overrides `graded` and awaits `es_cookbook.rl.grading.workers.in_worker`.
         """
+        raise EnvError(f"{type(self).__name__} has no `grade`: await `graded`, which it overrides")
 
     async def graded(self, text: str) -> Grade:
         """Grade an answer, where that may wait for something; by default `grade`."""

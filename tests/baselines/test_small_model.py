@@ -1,5 +1,7 @@
 """Small models: what they learn from, how they are trained, and how large they are."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from es_cookbook.rl.sequences import Example
 def test_only_answers_are_learned_from() -> None:
     tokenizer = small_model.build_tokenizer("0123456789,=-+Ċ")
     first, second = small_model.to_examples(
-        tokenizer, ["1,2=3\n", "10,2=8\n"], ["1+2<eos>", "10-2<eos>"]
+        tokenizer, [("1,2=3\n", "1+2<eos>"), ("10,2=8\n", "10-2<eos>")]
     )
     assert tokenizer.decode(list(second.tokens_T)) == "10,2=8\n10-2<eos>"
     learned_T = zip(second.tokens_T, second.learned_T, strict=True)
@@ -24,7 +26,7 @@ def test_they_are_trained_by_the_loop_of_supervised_fine_tuning(
 ) -> None:
     """And by nothing else: what a step of plain PyTorch comes to, bit for bit."""
     tokenizer = small_model.build_tokenizer("0123456789+=")
-    rows = ["1+1=", "12+3=", "9+9="], ["2<eos>", "15<eos>", "1"]
+    rows = [("1+1=", "2<eos>"), ("12+3=", "15<eos>"), ("9+9=", "1")]
     model, plain = (small_model.build_model(tokenizer, 0, 32, 1) for _ in range(2))
     step, batches = Learner.step, list[list[Example]]()
 
@@ -33,8 +35,8 @@ def test_they_are_trained_by_the_loop_of_supervised_fine_tuning(
         return step(self, examples, *given)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(Learner, "step", counted)
-    small_model.fit(model, tokenizer, lambda: rows, steps=3, learning_rate=0.01)
-    assert batches == [small_model.to_examples(tokenizer, *rows)] * 3
+    small_model.fit(model, tokenizer, itertools.repeat(rows), steps=3, learning_rate=0.01)
+    assert batches == [small_model.to_examples(tokenizer, rows)] * 3
 
     matrices = [p for n, p in plain.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in plain.named_parameters() if p.ndim != 2 or "embed" in n]
@@ -42,7 +44,7 @@ def test_they_are_trained_by_the_loop_of_supervised_fine_tuning(
         torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-    texts = [tokenizer.encode(asked + answered) for asked, answered in zip(*rows, strict=True)]
+    texts = [tokenizer.encode(asked + answered) for asked, answered in rows]
     tokens = torch.tensor([text + [0] * (8 - len(text)) for text in texts])
     labels = torch.full_like(tokens, -100)
     labels[0, 4:6], labels[1, 5:8], labels[2, 4:5] = tokens[0, 4:6], tokens[1, 5:8], tokens[2, 4:5]

@@ -17,7 +17,7 @@ import pytest
 
 from es_cookbook.commands.prepare.generate import GenerateConfig, main
 from es_cookbook.common.errors import ServerError
-from es_cookbook.recipes.countdown.env import question
+from es_cookbook.recipes.countdown.dataset import question
 from es_cookbook.recipes.countdown.problems import generate_problems
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
@@ -110,7 +110,9 @@ async def test_the_bundled_model_answers_and_its_rows_are_the_same_again(
     assert {row["question"] for row in made} == {row["question"] for row in rows}
     assert all(row["generated"]["finish_reason"] in ("stop", "length") for row in made)
     right = sum(
-        grade_countdown(row["completion"], row["nums"], row["target"], CountdownReward()).correct
+        grade_countdown(row["completion"], row["nums"], row["target"], CountdownReward()).metrics[
+            "correct"
+        ]
         for row in greedy
     )
     assert right >= 2, "it can do about every third"

@@ -23,7 +23,7 @@ from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.demonstrations import main as demonstrate
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.recipes.rows_file import Config as Demonstrations
+from es_cookbook.recipes.generated import RowsConfig as Demonstrations
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

@@ -19,8 +19,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.recipe import Recipe
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.program import default_log_path
+from tests.recipe_problems import short_run
 
 OPTIONS = {
     "arithmetic": ("dataset.prompt=words", "dataset.fold=1"),
@@ -40,21 +40,23 @@ OPTIONS = {
     "tic_tac_toe": ("dataset.pairing=swiss", "dataset.draw=0.25"),
 }
 TINY = {
-    "arithmetic": {"batch_size": 4},
-    "calculator": {"num_problems": 4, "batch_size": 4},
-    "conciseness": {"num_problems": 90},
-    "countdown": {"num_problems": 20, "batch_size": 4, "habit_steps": 1},
-    "crossword": {"num_problems": 90},
-    "guess_number": {"num_problems": 4, "batch_size": 4},
-    "logic": {"num_problems": 9, "batch_size": 4},
-    "markovian": {"batch_size": 6, "settling": 1},
-    "math": {"num_problems": 8, "batch_size": 2},
-    "pairwise": {},
-    "rush_hour": {"num_problems": 6, "batch_size": 4},
-    "search": {"num_problems": 4, "batch_size": 4},
-    "tic_tac_toe": {"batch_size": 8},
+    "arithmetic": {"BATCH_SIZE": 4},
+    "calculator": {"NUM_PROBLEMS": 4},
+    "conciseness": {"NUM_PROBLEMS": 90},
+    "countdown": {"NUM_PROBLEMS": 20, "BATCH_SIZE": 4},
+    "crossword": {"NUM_PROBLEMS": 90},
+    "guess_number": {"NUM_PROBLEMS": 4},
+    "logic": {"NUM_PROBLEMS": 9, "BATCH_SIZE": 4},
+    "markovian": {"BATCH_SIZE": 6, "NUM_MEASURED": 40},
+    "math": {"NUM_PROBLEMS": 8, "BATCH_SIZE": 2},
+    "pairwise": {"NUM_MEASURED": 40},
+    "rush_hour": {"NUM_PROBLEMS": 6, "BATCH_SIZE": 4},
+    "search": {"NUM_PROBLEMS": 4},
+    "tic_tac_toe": {"BATCH_SIZE": 8, "NUM_MEASURED": 40},
 }
-"""Recipes with a model of their own -> options that make a tiny one."""
+"""Recipes with a model of their own -> of their warm start, what a tiny one is made of."""
+MORE = {"countdown": {"habit_steps": 1}, "markovian": {"settling": 1}}
+"""Options of their warm starts."""
 needs_reasoning_gym = pytest.mark.skipif(
     find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
 )
@@ -111,10 +113,11 @@ def test_the_warm_start_is_seeded_and_loads_as_the_bundled_model_does(
     module, recipe = warm_start_of(name), recipe_of(name)
     few = dataclasses.replace(recipe, dataset=functools.partial(recipe.dataset, num_test=4))
     monkeypatch.setattr(module, "RECIPE", few, raising=False)
-    monkeypatch.setattr(module, "NUM_MEASURED", 40, raising=False)
+    for constant, value in TINY[name].items():
+        monkeypatch.setattr(module, constant, value)
     before, weights = torch.random.get_rng_state(), set[bytes]()
     for output in (tmp_path / "a", tmp_path / "b"):
-        config = module.Config(output=str(output), steps=2, **TINY[name])
+        config = module.Config(output=str(output), steps=2, **MORE.get(name, {}))
         module.main(config)
         weights.add((output / "model.safetensors").read_bytes())
         assert capsys.readouterr().out.endswith(f"written to {output}\n")
@@ -137,7 +140,7 @@ def test_a_warm_start_refuses_what_cannot_be(name: str, tmp_path: Path) -> None:
     for output in (tmp_path, tmp_path / "none" / "model"):
         with pytest.raises(ConfigError, match="output must be a new directory"):
             module.main(module.Config(output=str(output)))
-    for option in ("steps", *TINY[name]):
+    for option in ("steps", *MORE.get(name, {})):
         with pytest.raises(ConfigError, match=f"{option} must be (at least|0 or more)"):
             module.Config(output="x", **{option: -1})
 
@@ -163,10 +166,6 @@ def test_bundled_rows_are_those_of_the_command(name: str, program: str, tmp_path
     assert few.count(b"\n") == 3 and output.read_bytes().startswith(few)
 
 
-SHORT = (
-    *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-    *("dataset.num_train=6", "trackers=JsonlTrackerBuilder"),
-)
 RUNS: dict[str, tuple[int, tuple[str, ...], dict[str, tuple[float, float]]]] = {
     "arithmetic": (3, ("digits", "forgot_carry"), {"well_formed": (0.5, 1)}),
     "calculator": (3, ("tool_calls",), {"well_formed": (0.5, 1)}),
@@ -187,15 +186,9 @@ TAGS = {"rush_hour": ("easy", "medium", "hard"), "crossword": ("initials",)}
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=needs_reasoning_gym if n == "logic" else ()) for n in RUNS]
 )
-def test_a_run_of_two_generations(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_two_generations(name: str, tmp_path: Path) -> None:
     num_test, metrics, bounds = RUNS[name]
-    options = (*SHORT, f"dataset.num_test={num_test}", f"log_path={tmp_path / 'run'}")
-    module = importlib.import_module(f"es_cookbook.recipes.{name}.train_cli")
-    run_cli(module.main, module.CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    first, second, last = short_run(name, tmp_path / "run", f"dataset.num_test={num_test}")
     named = {"correct", *metrics, *bounds}
     assert all({f"env/all/{metric}" for metric in named} <= row.keys() for row in (first, second))
     for tag in ("all", *TAGS.get(name, ())):

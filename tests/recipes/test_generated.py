@@ -1,11 +1,39 @@
-"""Folds of generated problems, and streams of distinct ones."""
+"""Data sets of generated problems or of rows: folds, streams, and what all of them refuse."""
 
+import functools
+import importlib
 import random
 from itertools import islice
+from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from es_cookbook.recipes.generated import distinct, fold_of
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.generated import SourcedDatasetBuilder, distinct, fold_of
+from es_cookbook.recipes.recipe import Recipe
+from tests.recipe_problems import write_rows
+
+pytestmark = pytest.mark.anyio
+
+SAME = {
+    "code": ({"text": "double", "test_list": ["assert double(2) == 4"]},) * 2,
+    "countdown": (
+        {"numbers": [3, 4, 2], "target": 14},
+        {"numbers": [2, 4, 3], "target": 14},  # whatever their order
+    ),
+    "markovian": ({"question": "1+1", "answer": "2"},) * 2,
+    "math": ({"question": "1+1?", "answer": "#### 2"},) * 2,
+    "rush_hour": (
+        {"board": "ooBo AABo oooo oooo"},
+        {"board": "oooo oooo AAZo ooZo"},  # upside down and renamed
+    ),
+}
+"""Recipe -> two rows that are the same problem."""
+
+
+def recipe_of(name: str) -> Recipe:
+    return importlib.import_module(f"es_cookbook.recipes.{name}.train_cli").RECIPE
 
 
 def test_a_tenth_of_the_problems_is_in_each_held_out_fold() -> None:
@@ -25,3 +53,33 @@ def test_a_stream_is_distinct_of_its_fold_and_ends() -> None:
     assert sorted(distinct(lambda: rng.randrange(10), is_odd)) == [1, 3, 5, 7, 9]
     endless = distinct(lambda: rng.randrange(10**9), is_odd)
     assert all(number % 2 for number in islice(endless, 20))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_fields_that_cannot_work_are_named(name: str) -> None:
+    builder = recipe_of(name).dataset
+    for field, value, sentence in (
+        ("num_train", 0, "num_train must be at least 1"),
+        ("num_test", -1, "num_test must be 0 or more"),
+        ("problems_per_generation", 0, "problems_per_generation must be at least 1"),
+        ("fold", 10, r"fold must be in \[0, [19]\], found 10"),
+        ("test_source", "a.jsonl", "test_source needs source=... beside it"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            builder(**{field: value})
+    assert builder(source="a.jsonl", fold=9)
+
+
+@pytest.mark.parametrize("name", SAME)
+async def test_a_file_without_problems_and_a_problem_in_both_are_refused(
+    name: str, tmp_path: Path
+) -> None:
+    recipe = recipe_of(name)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    files = [write_rows(tmp_path / f"{i}.jsonl", [row]) for i, row in enumerate(SAME[name])]
+    build = functools.partial(recipe.dataset, source=files[0], problems_per_generation=1)
+    assert isinstance(build(), SourcedDatasetBuilder)
+    with pytest.raises(DataError, match=r"0.jsonl, line 1: this problem is also held out, in .*1"):
+        await build(test_source=files[1])(tokenizer)
+    with pytest.raises(DataError, match=r"empty.jsonl: there are no training problems"):
+        await build(source=write_rows(tmp_path / "empty.jsonl", []))(tokenizer)

@@ -17,17 +17,23 @@ from collections.abc import Iterator
 
 import chz
 
-from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, Batch, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
-from es_cookbook.recipes.arithmetic.dataset import gold_answer, question
-from es_cookbook.recipes.arithmetic.problems import Problem, draw_problem, without_carries
+from es_cookbook.recipes.arithmetic.dataset import (
+    Problem,
+    draw_problem,
+    gold_answer,
+    question,
+    without_carries,
+)
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.generated import training_problem
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Phase, make, on_held_out
 
 CHARACTERS = "0123456789+="
+STEPS, BATCH_SIZE = 800, 128
 SAMPLES = 16
 
 
@@ -35,8 +41,6 @@ SAMPLES = 16
 class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    steps: int = chz.field(default=800, doc="optimizer steps")
-    batch_size: int = chz.field(default=128, doc="demonstrations a step")
     careless: float = chz.field(
         default=0.5, doc="about which share of the demonstrations never carries; 0: none, 1: all"
     )
@@ -72,16 +76,12 @@ def main(config: Config) -> None:
 
     def batches(rng: random.Random) -> Iterator[Batch]:
         while True:
-            problems = [training_problem(draw_problem, rng) for _ in range(config.batch_size)]
+            problems = [training_problem(draw_problem, rng) for _ in range(BATCH_SIZE)]
             yield [demonstrate(problem, config.careless, rng) for problem in problems]
 
-    phase = Phase("arithmetic/warm_start", batches, config.steps)
+    phase = Phase("arithmetic/warm_start", batches, config.steps or STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE, SAMPLES))
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -19,13 +19,13 @@ from es_cookbook.recipes.calculator.dataset import (
     draw_problem,
 )
 from es_cookbook.recipes.generated import training_problem
-from es_cookbook.recipes.warm_start import ChatConfig as Config
-from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
+from es_cookbook.recipes.warm_start import Config, chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.message_env import MessageEnv
 
 CHARACTERS = "0123456789+-*="
+NUM_PROBLEMS = 12_000
 CALL = call_text(ToolCall("calculate", {"expression": "|"}), "hermes").split("|")
 """What stands before and behind an expression: a token each."""
 
@@ -44,12 +44,8 @@ def main(config: Config) -> None:
         problem = training_problem(draw_problem, rng)
         return CalculatorEnv(chat, problem, "compact"), texts(problem, rng)
 
-    make_talk(config, tokenizer, demonstrate)
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    make_talk(config, tokenizer, demonstrate, num_chats=NUM_PROBLEMS)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

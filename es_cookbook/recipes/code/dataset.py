@@ -1,10 +1,26 @@
-"""Coding problems as a dataset: generated expressions, or rows in the formats of MBPP and APPS.
+"""Coding problems as Envs: generated expressions, or rows in the formats of MBPP and APPS.
+
+A problem is judged by asserts (as in MBPP) or by what a program writes for an input (as in APPS).
+Generated ones are for the bundled model of single characters: complete `return ...` with an
+expression, here of given numbers, so that the test passes.
+
+Tests come from strangers as the code does, so both run in the sandbox, and the code cannot fake the
+verdict: what a program writes is compared outside, and asserts have a process of their own
+(`es_cookbook.rl.grading.asserts`). The genomes of a group often answer alike; an answer is graded
+once per group.
 
 Every row's own solution runs in the sandbox before training: tests that it does not pass, or that
 ask for what the sandbox does not give, are found before the first generation.
 """
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Literal, TypeAlias, cast
 
 import anyio
 import chz
@@ -12,16 +28,309 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, leaves
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
-from es_cookbook.recipes.code.env import CodeProblem, Reward, coding_problem, question
-from es_cookbook.recipes.code.problems import Problem, generate_problems, read_problem
-from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
+from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
 from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
-from es_cookbook.rl.types import Datasets, EnvGroupBuilder, Observation, RLDataset, Tokenizer
+from es_cookbook.rl.grading.asserts import asked_names, run_asserts
+from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder, digest_of, render_prompt
+from es_cookbook.rl.rewards.format import extract_answer
+from es_cookbook.rl.timeouts import nobody_has_control
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    Observation,
+    RLDataset,
+    StepResult,
+    Tokenizer,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem, with asserts or with cases.
+
+    Attributes:
+        task: what is asked, in words or in the bundled model's shorthand.
+        asserts: statements that must raise nothing after the code.
+        cases: what a program reads, and what it must write.
+        setup: run before the asserts.
+        prefix: code that an answer completes.
+        solution: an answer that passes, where one is known.
+    """
+
+    task: str
+    asserts: tuple[str, ...] = ()
+    cases: tuple[tuple[str, str], ...] = ()
+    setup: str = ""
+    prefix: str = ""
+    solution: str | None = None
+
+    @property
+    def key(self) -> str:
+        return self.task
+
+    @property
+    def reference(self) -> str | None:
+        """Code that says which names an answer defines."""
+        return self.prefix or self.solution
+
+    @property
+    def fold(self) -> int:
+        """Which fold the problem belongs to, a pure function of what is asked."""
+        digest = hashlib.blake2b(self.task.encode(errors="replace"), digest_size=8).digest()
+        return int.from_bytes(digest) % FOLDS
+
+
+def read_problem(row: Row, max_cases: int) -> Problem:
+    """A row in the format of MBPP or of APPS.
+
+    MBPP: `text` or `prompt`, `test_list`, and where known `code`, `test_setup_code` and
+    `test_imports`. APPS: `question`, `input_output` (JSON with `inputs` and `outputs`), and where
+    known `solutions` (JSON).
+
+    Args:
+        row: of a file or a Hub set.
+        max_cases: cases used, the first ones.
+
+    Raises:
+        DataError: A field is missing or is of another kind, or answers could fake a test; names
+            the row.
+    """
+    if row.fields.get("input_output") is not None:
+        cases = _cases(row)[:max_cases]
+        return Problem(row.text("question", "prompt"), cases=cases, solution=_first_solution(row))
+    tests = row.fields.get("test_list")
+    if not isinstance(tests, list) or not tests or not all(isinstance(t, str) for t in tests):
+        raise row.error(
+            "a problem needs tests: 'test_list', a list of asserts (MBPP), or 'input_output' (APPS)"
+        )
+    imports = row.fields.get("test_imports") or []  # In the sanitized MBPP.
+    problem = Problem(
+        row.text("text", "prompt"),
+        asserts=tuple(cast(list[str], tests)),
+        setup="\n".join([*cast(list[str], imports), row.optional_text("test_setup_code") or ""]),
+        solution=row.optional_text("code"),
+    )
+    try:
+        asked_names(problem.asserts, problem.setup, problem.reference, problem.task)
+    except DataError as error:
+        raise row.error(str(error)) from None
+    return problem
+
+
+def _cases(row: Row) -> tuple[tuple[str, str], ...]:
+    try:
+        given = json.loads(row.text("input_output"))
+    except (ValueError, RecursionError) as error:
+        raise row.error(f"field 'input_output' is not JSON ({error})") from None
+    if isinstance(given, dict) and "fn_name" in given:
+        raise row.error(
+            "field 'input_output' has 'fn_name': problems that call a function are accepted as "
+            "asserts in 'test_list', programs that read stdin in 'input_output'"
+        )
+    try:
+        inputs, outputs = (list(map(_joined, given[name])) for name in ("inputs", "outputs"))
+    except (TypeError, KeyError):
+        inputs, outputs = [], []
+    if not inputs or len(inputs) != len(outputs):
+        raise row.error(
+            "field 'input_output' must have 'inputs' and 'outputs', as many texts in each, and some"
+        )
+    return tuple(zip(inputs, outputs, strict=True))
+
+
+def _joined(text: object) -> str:
+    """A text, or a list of its lines."""
+    if isinstance(text, str):
+        return text
+    if isinstance(text, list):
+        return "\n".join(map(str, cast(list[object], text)))
+    raise TypeError
+
+
+def _first_solution(row: Row) -> str | None:
+    text = row.optional_text("solutions")
+    if not text:
+        return row.optional_text("solution")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise row.error(f"field 'solutions' is not JSON ({error})") from None
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise row.error("field 'solutions' must be a JSON list of programs")
+    return cast(list[str], found)[0] if found else None
+
+
+def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Problem]:
+    r"""Seeded stream of distinct expressions to complete, of a fold or of all others.
+
+    It ends where 100,000 draws have brought nothing new.
+
+    >>> problem = next(generate_problems(0, is_test=False))
+    >>> problem.prefix + problem.solution, problem.asserts
+    ('def value():\n    return 25+7-5', ('assert value() == 27',))
+    """
+    rng = random.Random(derive_seed(seed, "code/test" if is_test else "code/train"))
+
+    def draw() -> Problem | None:
+        a, b, c = sorted((rng.randint(1, 30) for _ in range(3)), reverse=True)
+        expression, value = rng.choice(
+            ((f"{a}+{b}+{c}", a + b + c), (f"{a}+{b}-{c}", a + b - c), (f"{a}*{c}-{b}", a * c - b))
+        )
+        task = f"{a},{b},{c}={value}\n"
+        asserts = (f"assert value() == {value}",)
+        problem = Problem(task, asserts, prefix="def value():\n    return ", solution=expression)
+        return problem if 1 <= value <= 99 else None
+
+    def is_wanted(problem: Problem) -> bool:
+        return (problem.fold == fold) == is_test
+
+    return distinct(draw, is_wanted, lambda problem: problem.task)
+
+
+Reward: TypeAlias = Literal["share", "all"]
+Grader: TypeAlias = Callable[[str | None], Awaitable[Grade]]
+"""Grades an answer's code, None where it has none."""
+_FENCE = "```"
+
+
+def question(problem: Problem, shown_tests: int) -> str:
+    """The problem in words: an expression's shorthand stays as it is.
+
+    >>> question(Problem("Double x.", ("assert double(2) == 4",)), 1).splitlines()[2]
+    'assert double(2) == 4'
+    """
+    if problem.prefix:
+        return problem.task
+    if problem.cases:
+        how = "Write a Python program that reads its input from stdin and prints the answer."
+    else:
+        shown = "\n".join(problem.asserts[:shown_tests])
+        how = f"Write Python code that passes tests such as:\n{shown}" if shown else "Use Python."
+    where = f"Put the whole code into one block between {_FENCE}python and {_FENCE}."
+    return f"{problem.task}\n{how}\n{where}"
+
+
+def extract_code(text: str) -> str | None:
+    r"""The last `<answer>`, and in it or else in the whole text the last closed fenced block.
+
+    >>> extract_code("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```\ndone")
+    'x = 2\n'
+    >>> extract_code("<answer> 1 + 1 </answer>"), extract_code("x = 1")
+    ('1 + 1', None)
+    """
+    answer = extract_answer(text)
+    parts = (text if answer is None else answer).split(_FENCE)
+    if len(parts) < 3:
+        return answer
+    block = parts[(len(parts) - 3) // 2 * 2 + 1]
+    language, line_end, code = block.partition("\n")
+    return code if line_end and (not language.strip() or language.strip().isalnum()) else block
+
+
+async def grade_code(
+    problem: Problem, code: str | None, reward: Reward = "share", limits: Limits | None = None
+) -> Grade:
+    """Run the tests of a problem in the sandbox.
+
+    Metrics: `solved` (every test passes), `passed` (the share of tests), `answered` (there is
+    code), `timed_out`.
+
+    Raises:
+        SandboxError: There is no sandbox here, or it did not start.
+    """
+    if code is None:
+        passed, ran = [False], None
+    elif problem.cases:
+        passed, ran = await _run_cases(problem, code, limits)
+    else:
+        passed, ran = await run_asserts(
+            problem.prefix + code,
+            problem.asserts,
+            setup=problem.setup,
+            reference=problem.reference,
+            task=problem.prefix + problem.task,
+            limits=limits,
+        )
+    share = sum(passed) / len(passed)
+    solved = float(all(passed))
+    metrics = {
+        "solved": solved,
+        "passed": share,
+        "answered": float(code is not None),
+        "timed_out": float(ran is not None and ran.ended == "deadline"),
+    }
+    said = ran.stderr[-1000:] if ran is not None else ""
+    return Grade(share if reward == "share" else solved, metrics, {"stderr": said} if said else {})
+
+
+async def _run_cases(
+    problem: Problem, code: str, limits: Limits | None
+) -> tuple[list[bool], Ran | None]:
+    """Each case in a sandbox of its own; after one that takes too long the rest have failed."""
+    passed, ran = [False] * len(problem.cases), None
+    for index, (given, expected) in enumerate(problem.cases):
+        ran = await run_code(problem.prefix + code, given, limits)
+        ended_well = ran.ended == "exit" and ran.exit_code == 0
+        passed[index] = ended_well and _lines(ran.stdout) == _lines(expected)
+        if ran.ended == "deadline":
+            break
+    return passed, ran
+
+
+def _lines(text: str) -> list[str]:
+    """The lines, without white space at their ends and at the end of the whole."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+class CodeEnv(Env):
+    """One attempt at one problem."""
+
+    def __init__(self, observation: Observation, grade: Grader) -> None:
+        self.observation = observation
+        self._grade = grade
+
+    async def initial_observation(self) -> Observation:
+        return self.observation
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the tests and end the rollout."""
+        grade = await self._grade(extract_code(action.text))
+        return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CodeProblem(ProblemGroupBuilder):
+    """One problem with its tests; attempts at it share what has been graded."""
+
+    problem: Problem = dataclasses.field(kw_only=True)
+    observation: Observation = dataclasses.field(kw_only=True)
+    grade: Grader = dataclasses.field(kw_only=True)
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        grades: dict[str | None, Grade] = {}
+        locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
+
+        async def grade(code: str | None) -> Grade:
+            """Whoever asks for the same at the same time waits for it."""
+            with nobody_has_control():
+                await locks[code].acquire()
+            try:
+                if code not in grades:
+                    grades[code] = await self.grade(code)
+                return grades[code]
+            finally:
+                locks[code].release()
+
+        return EnvGroup([CodeEnv(self.observation, grade) for _ in range(num_envs)])
 
 
 class CodeDataset(ProblemDataset):
@@ -103,10 +412,18 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return read_problem(row, self.max_cases)
 
     @override
-    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> CodeProblem:
         text = question(problem, self.shown_tests)
-        tokens_T = render_prompt(tokenizer, text, chat=not problem.prefix)
-        return coding_problem(Observation(tokens_T), problem, self.reward, self.limits, name)
+        observation = Observation(render_prompt(tokenizer, text, chat=not problem.prefix))
+        grade = functools.partial(grade_code, problem, reward=self.reward, limits=self.limits)
+        return CodeProblem(
+            functools.partial(CodeEnv, observation, grade),
+            name,
+            contents=(digest_of(problem.key), digest_of(observation.tokens_T)),
+            problem=problem,
+            observation=observation,
+            grade=grade,
+        )
 
     @override
     def dataset(

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.rows_file import Config, by_turns, write
+from es_cookbook.recipes.generated import RowsConfig as Config
+from es_cookbook.recipes.generated import by_turns, write
 
 _CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
 
@@ -69,9 +70,5 @@ def main(config: Config) -> None:
     write(config, rows, "question", 1500)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

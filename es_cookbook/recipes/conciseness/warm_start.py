@@ -9,37 +9,20 @@ too long, and what it does least is what is wanted.
 """
 
 import random
-from collections.abc import Iterator
 from itertools import islice
-
-import chz
 
 from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS, RECIPE
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Config, Phase, make, on_held_out, sampled
 from es_cookbook.rl.data.rows import load_rows
 
 CHARACTERS = (
     "abcdefghijklmnopqrstuvwxyz0123456789.,?ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
 )
-
-
-@chz.chz
-class Config(warm_start.Config):
-    """How the bundled model is made; the defaults made it."""
-
-    steps: int = chz.field(default=1000, doc="optimizer steps")
-    batch_size: int = chz.field(default=64, doc="demonstrations a step")
-    num_problems: int = chz.field(
-        default=15_000,
-        doc="questions shown, less those kept back",
-        metadata=formerly("num_questions"),
-    )
+STEPS, BATCH_SIZE, NUM_PROBLEMS = 1000, 64, 15_000
 
 
 def demonstrate(question: Question, rng: random.Random) -> str:
@@ -51,21 +34,18 @@ def demonstrate(question: Question, rng: random.Random) -> str:
 
 
 def main(config: Config) -> None:
-    def batches(rng: random.Random) -> Iterator[Batch]:
+    def questions(_: random.Random) -> list[Question]:
         kept_back = {row.text("question") for row in load_rows(str(QUESTIONS))}
         stream = generate_questions(derive_seed(config.seed, "conciseness/shown"))
-        shown = [q for q in islice(stream, config.num_problems) if q.question not in kept_back]
-        while True:
-            batch = rng.sample(shown, config.batch_size)
-            yield [(PROMPT.format(question=q.question), demonstrate(q, rng) + EOS) for q in batch]
+        return [q for q in islice(stream, NUM_PROBLEMS) if q.question not in kept_back]
 
-    phase = Phase("conciseness/warm_start", batches, config.steps)
+    def shown(q: Question, rng: random.Random) -> tuple[str, str]:
+        return PROMPT.format(question=q.question), demonstrate(q, rng) + EOS
+
+    batches = sampled(questions, shown, BATCH_SIZE)
+    phase = Phase("conciseness/warm_start", batches, config.steps or STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE))
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -1,26 +1,81 @@
-"""Countdown problems as a dataset: generated, or from a local file or a Hub set.
+"""Countdown as an Env and as a dataset: generated problems, or rows of a file or a Hub set.
 
 Rows have `numbers` (or `nums`, as `Jiayi-Pan/Countdown-Tasks-3to4` calls them), `target` and, where
 known, `solution`. Every row that is used must be solvable: its own solution is graded, or one is
 searched for.
+
+The metrics `correct` and `format` stay apart, and `well_formed` and `correct_well_formed` let a
+gain be told apart: with w the share of well-formed answers and a the share of those that are right,
+correct ≈ w · a, so Δcorrect ≈ Δw · a_before (form) + w_after · Δa (answers that were well-formed
+anyway becoming right).
 """
 
+import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.countdown.env import CountdownEnv, PromptStyle, question
 from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
 from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
-from es_cookbook.rl.rewards.arithmetic import CountdownReward
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
+from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Observation, Tokenizer
+
+PromptStyle: TypeAlias = Literal["compact", "paper"]
+
+_PAPER = (
+    "Using the numbers {numbers}, create an equation that equals {target}. You can use basic "
+    "arithmetic operations (+, -, *, /) and each number can only be used once. Show your work in "
+    "<think> </think> tags. And return the final answer in <answer> </answer> tags, for example "
+    "<answer> (1 + 2) / 3 </answer>."
+)
+
+
+def question(numbers: Sequence[int], target: int, style: PromptStyle) -> str:
+    r"""The problem in words ("paper", from the literature) or in a shorthand ("compact").
+
+    The shorthand is the bundled model's. It sorts the numbers, largest first: their order means
+    nothing, and a small model need not learn that.
+
+    >>> question([4, 27, 19], 50, "compact")
+    '27,19,4=50\n'
+    """
+    if style == "compact":
+        return f"{','.join(map(str, sorted(numbers, reverse=True)))}={target}\n"
+    return _PAPER.format(numbers=f"[{' '.join(map(str, numbers))}]", target=target)
+
+
+@dataclasses.dataclass(eq=False)
+class CountdownEnv(ProblemEnv):
+    """One attempt at one Countdown problem."""
+
+    observation: Observation
+    numbers: tuple[int, ...]
+    target: int
+    reward: CountdownReward
+    prompt_ends_in_think: bool = False
+
+    def __post_init__(self) -> None:
+        self.full_reward = self.reward.full
+
+    @override
+    def grade(self, text: str) -> Grade:
+        problem = self.numbers, self.target, self.reward
+        return grade_countdown(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
+
 
 MAX_SEARCHED_NUMBERS = 5
 """Most numbers of a row without a solution: each makes the search a hundred times longer."""

@@ -8,9 +8,10 @@ are the training ones, never the held-out.
 """
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown.env import question
+from es_cookbook.recipes.countdown.dataset import question
 from es_cookbook.recipes.countdown.problems import Solution, solved_problems
-from es_cookbook.recipes.rows_file import Config, write
+from es_cookbook.recipes.generated import RowsConfig as Config
+from es_cookbook.recipes.generated import write
 
 
 def demonstrate(solution: Solution) -> str:
@@ -28,9 +29,5 @@ def main(config: Config) -> None:
     write(config, rows, "row", 2000)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -23,18 +23,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import chz
 
-from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, Batch, build_model, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.recipes import warm_start
+from es_cookbook.recipes.countdown.dataset import question
 from es_cookbook.recipes.countdown.demonstrations import demonstrate
-from es_cookbook.recipes.countdown.env import question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
 from es_cookbook.recipes.countdown.train_cli import RECIPE
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Phase, make, on_held_out
 
 CHARACTERS = "0123456789+-*/()=,:ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline
+STEPS, BATCH_SIZE = 2400, 128
+NUM_PROBLEMS = 40_000
+"""Demonstrated at most; there are 37,824 to train on."""
 SAMPLES = 8
 
 
@@ -42,17 +44,8 @@ SAMPLES = 8
 class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    steps: int = chz.field(
-        default=2400,
-        doc="optimizer steps on clean demonstrations",
-        metadata=formerly("ability_steps"),
-    )
     habit_steps: int = chz.field(
         default=300, doc="optimizer steps on spoilt ones; 0 for the ceiling"
-    )
-    batch_size: int = chz.field(default=128, doc="demonstrations a step")
-    num_problems: int = chz.field(
-        default=40_000, doc="most problems demonstrated; there are 37,824 to train on"
     )
 
     @chz.validate
@@ -98,12 +91,12 @@ def batches(
     rng: random.Random,
 ) -> Iterator[Batch]:
     """Demonstrations of the problems, every one once per epoch."""
-    problems = shown(config.seed, config.num_problems)
+    problems = shown(config.seed, NUM_PROBLEMS)
     epoch: list[int] = []
     while True:
-        if len(epoch) < config.batch_size:
+        if len(epoch) < BATCH_SIZE:
             epoch = rng.sample(range(len(problems)), len(problems))
-        batch = [problems[epoch.pop()] for _ in range(config.batch_size)]
+        batch = [problems[epoch.pop()] for _ in range(BATCH_SIZE)]
         yield [
             (question(p.numbers, p.target, "compact"), demonstration(p, solution, rng) + EOS)
             for p, solution in batch
@@ -119,7 +112,7 @@ def main(config: Config) -> None:
     def careless(rng: random.Random) -> Iterator[Batch]:
         return batches(config, demonstrate_carelessly, rng)
 
-    phases = [Phase("warm_start/ability", clean, config.steps)]
+    phases = [Phase("warm_start/ability", clean, config.steps or STEPS)]
     if config.habit_steps:
         phases.append(Phase("warm_start/habits", careless, config.habit_steps, 1e-3))
     tokenizer = build_tokenizer(CHARACTERS)
@@ -127,9 +120,5 @@ def main(config: Config) -> None:
     make(config, tokenizer, phases, on_held_out(RECIPE, SAMPLES, folds=[0]), model)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

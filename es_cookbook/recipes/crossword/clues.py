@@ -20,7 +20,8 @@ from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.rows_file import Config, by_turns, write
+from es_cookbook.recipes.generated import RowsConfig as Config
+from es_cookbook.recipes.generated import by_turns, write
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"
@@ -99,9 +100,5 @@ def main(config: Config) -> None:
     write(config, rows, "clue", 2400)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -9,11 +9,8 @@ that is; the others are in the middle. The form is always right.
 import random
 from collections.abc import Sequence
 
-import chz
-
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.guess_number.dataset import (
     HIGHEST,
@@ -22,23 +19,12 @@ from es_cookbook.recipes.guess_number.dataset import (
     draw_problem,
     narrowed,
 )
-from es_cookbook.recipes.warm_start import ChatConfig, chat_tokenizer, make_talk
+from es_cookbook.recipes.warm_start import Config, chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import MessageEnv
 
 CHARACTERS = "0123456789.=+-?"
-
-
-@chz.chz
-class Config(ChatConfig):
-    """How the bundled model is made; the defaults made it."""
-
-    num_problems: int = chz.field(
-        default=20_000, doc="training problems demonstrated", metadata=formerly("chats")
-    )
-    steps: int = chz.field(default=800, doc="optimizer steps")
-    batch_size: int = chz.field(default=128, doc="turns a step")
-    depth: int = chz.field(default=3, doc="layers")
+NUM_PROBLEMS = 20_000
 
 
 def guesses(problem: Problem, rng: random.Random) -> Sequence[str]:
@@ -59,12 +45,9 @@ def main(config: Config) -> None:
         problem = training_problem(draw_problem, rng)
         return GuessEnv(chat, problem, "compact"), guesses(problem, rng)
 
-    make_talk(config, tokenizer, demonstrate)
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    sizes = {"num_chats": NUM_PROBLEMS, "batch_size": 128, "steps": 800, "depth": 3}
+    make_talk(config, tokenizer, demonstrate, **sizes)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -4,6 +4,7 @@ A generator's problems follow from a seed, and the held-out ones have a seed of 
 question is both trained on and held out, and none is in a split twice.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -64,48 +65,29 @@ def question(problem: Problem, style: PromptStyle) -> str:
     return problem.question.rpartition(COMPACT_AFTER.get(problem.source.task, "\0"))[2]
 
 
+@dataclasses.dataclass(eq=False)
 class LogicEnv(ProblemEnv):
     """One attempt at one problem."""
 
-    def __init__(
-        self,
-        observation: Observation,
-        problem: Problem,
-        style: PromptStyle,
-        reward: RewardKind,
-        timeout: float,
-    ) -> None:
-        super().__init__(observation)
-        self.problem = problem
-        self.style: PromptStyle = style
-        self.reward: RewardKind = reward
-        self.timeout = timeout
-
-    @override
-    def grade(self, text: str) -> Grade:
-        """The grade of an answer whose score is computed here: of a cheap generator's."""
-        answer = self._answer(text)
-        found = score(scorer(self.problem.source), answer or "", self.problem.entry)
-        return self._grade(answer, found, late=False)
+    observation: Observation
+    problem: Problem
+    style: PromptStyle
+    reward: RewardKind
+    timeout: float
 
     @override
     async def graded(self, text: str) -> Grade:
         """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
-        own = scorer(self.problem.source)
-        answer = self._answer(text)
-        if own.is_cheap or not answer:
-            return self.grade(text)
-        entry = self.problem.entry
+        own, entry = scorer(self.problem.source), self.problem.entry
+        answer = extracted(text, "text" if self.style == "compact" else "answer") or ""
+        found, late = None, False
         try:
-            found = await in_worker(score_in_limits, own, answer, entry, timeout=self.timeout)
+            if own.is_cheap or not answer:
+                found = score(own, answer, entry)
+            else:
+                found = await in_worker(score_in_limits, own, answer, entry, timeout=self.timeout)
         except WorkerError as error:
-            return self._grade(answer, None, late=isinstance(error, WorkerTimeoutError))
-        return self._grade(answer, found, late=False)
-
-    def _answer(self, text: str) -> str | None:
-        return extracted(text, "text" if self.style == "compact" else "answer")
-
-    def _grade(self, answer: str | None, found: float | None, *, late: bool) -> Grade:
+            late = isinstance(error, WorkerTimeoutError)
         value = found or 0.0
         correct = float(math.isclose(value, 1.0))
         metrics = {
@@ -117,11 +99,10 @@ class LogicEnv(ProblemEnv):
         }
         return Grade(value if self.reward == "score" else correct, metrics)
 
-    def _is_well_formed(self, answer: str | None) -> bool:
+    def _is_well_formed(self, answer: str) -> bool:
         """Whether there is an answer, and a whole number where one is asked for."""
-        if not answer or not _NUMBER.fullmatch(self.problem.gold):
-            return bool(answer)
-        return _NUMBER.fullmatch(answer) is not None
+        asks_for_number = _NUMBER.fullmatch(self.problem.gold or "")
+        return bool(_NUMBER.fullmatch(answer)) if asks_for_number else bool(answer)
 
 
 SMALL_TASK = "chain_sum"
@@ -317,11 +298,11 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         style = self.prompt
         tokens_T = render_prompt(tokenizer, question(problem, style), chat=style == "words")
         given = Observation(tokens_T), problem, style, self.reward, self.timeout
-        source = problem.source
+        source, gold = problem.source, problem.gold
         return ProblemGroupBuilder(
             functools.partial(LogicEnv, *given),
             f"{source}, problem {problem.question[-60:]!r}",
-            problem.gold if style == "compact" else f"<answer>{problem.gold}</answer>",
+            gold if style == "compact" or gold is None else f"<answer>{gold}</answer>",
             () if source.level is None else (f"level{source.level}",),
             (digest_of(f"{source.task} {problem.question}"),),
         )

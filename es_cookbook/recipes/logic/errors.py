@@ -82,9 +82,5 @@ def main(config: Config) -> None:
     )
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

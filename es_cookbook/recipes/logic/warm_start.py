@@ -10,7 +10,6 @@ stops before it has learned either way well. The held-out problems are never dem
 
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import chz
@@ -24,9 +23,10 @@ from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, question
 from es_cookbook.recipes.logic.generators import Problem, problems
 from es_cookbook.recipes.logic.train_cli import RECIPE
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "0123456789+-=Ġ"  # Ġ is byte-level BPE's space
+STEPS, BATCH_SIZE, NUM_PROBLEMS = 600, 128, 20_000
 NUM_HELD_OUT = 500
 """Of folds 0 and 1 each, the first problems: they are not demonstrated."""
 
@@ -35,9 +35,6 @@ NUM_HELD_OUT = 500
 class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    steps: int = chz.field(default=600, doc="optimizer steps")
-    num_problems: int = chz.field(default=20_000, doc="most problems demonstrated")
-    batch_size: int = chz.field(default=128, doc="demonstrations a step")
     learning_rate: float = chz.field(default=5e-3, doc="largest; it falls linearly to nothing")
     start: str | None = chz.field(
         default=None, doc="directory of a model to go on with, of any size; None: a new one"
@@ -61,40 +58,35 @@ def demonstrate(problem: Problem, rng: random.Random) -> str:
     """The answer, or what comes out without the last term, which happens more if that is large."""
     last = int(problem.entry["metadata"]["expression"][-1])
     forgets = happens(4 * (last / 9 - 0.5), rng)
-    return without_last_term(problem) if forgets else problem.gold
+    return without_last_term(problem) if forgets else str(problem.gold)
 
 
 def without_last_term(problem: Problem) -> str:
     """The answer of somebody who forgets the last of the terms, one digit."""
     expression: str = problem.entry["metadata"]["expression"]
     last, sign = int(expression[-1]), {"+": 1, "-": -1}[expression[-3]]
-    return str(int(problem.gold) - sign * last)
+    return str(int(str(problem.gold)) - sign * last)
 
 
 def main(config: Config) -> None:
     """Learn for so many steps, measure, write the model."""
 
-    def shown(problem: Problem, rng: random.Random) -> str:
-        return demonstrate(problem, rng) if config.careless else problem.gold
-
-    def batches(rng: random.Random) -> Iterator[Batch]:
+    def pool(_: random.Random) -> list[Problem]:
         (source,) = LogicDatasetBuilder().sources()
         never = {p.question for fold in (0, 1) for p in held_out(fold, NUM_HELD_OUT)}
         stream = problems(source, derive_seed(config.seed, "logic/warm_start"))
         allowed = (problem for problem in stream if problem.question not in never)
-        pool = list(itertools.islice(allowed, config.num_problems))
-        while True:
-            batch = rng.sample(pool, config.batch_size)
-            yield [(question(p, "compact"), shown(p, rng) + EOS) for p in batch]
+        return list(itertools.islice(allowed, NUM_PROBLEMS))
 
-    phase = Phase("logic/careless", batches, config.steps, config.learning_rate)
+    def shown(problem: Problem, rng: random.Random) -> tuple[str, str]:
+        text = demonstrate(problem, rng) if config.careless else str(problem.gold)
+        return question(problem, "compact"), text + EOS
+
+    batches = sampled(pool, shown, BATCH_SIZE)
+    phase = Phase("logic/careless", batches, config.steps or STEPS, config.learning_rate)
     model = Qwen2ForCausalLM.from_pretrained(config.start) if config.start else None
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE), model)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

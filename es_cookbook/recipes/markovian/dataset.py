@@ -10,16 +10,15 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
-from es_cookbook.recipes.markovian.answers import Extraction
 from es_cookbook.recipes.markovian.env import (
     TEMPLATE_NAMES,
     Asked,
+    Extraction,
     MarkovianEnv,
     MarkovianProblem,
     Template,
 )
-from es_cookbook.recipes.markovian.problems import Problem, generate_sums
-from es_cookbook.recipes.markovian.rows import read_problem
+from es_cookbook.recipes.markovian.problems import Problem, generate_sums, read_problem
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
@@ -90,26 +89,28 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
 
     @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> MarkovianProblem:
-        gold_T = self.template.answer(problem.answer, tokenizer)
+        mark_T, gold_T = self.template.answer(problem.answer, tokenizer)
         prompt_T = self.template.prompt(problem.question, tokenizer)
-        reader = self.template.reader(problem.question, tokenizer, self.markovian)
-        shown = (problem.answer, gold_T), (problem.question, prompt_T), ("", reader.prompt_T)
-        for text, tokens_T in shown:
+        shown = self.template.redaction if self.markovian else problem.question
+        before_T = self.template.prompt(shown, tokenizer)
+        given = (problem.answer, gold_T), (problem.question, prompt_T), ("", before_T)
+        for text, tokens_T in given:
             if not tokens_T:
                 what = repr(text) if text else "what stands before a thought (dataset.template)"
                 raise DataError(f"{name}: the model's tokenizer makes no tokens of {what}")
         asked = Asked(
+            tokenizer,
             Observation(prompt_T, is_last=True),
-            reader,
+            before_T,
+            mark_T,
             problem.answer,
             gold_T,
             self.answer_tokens,
             self.extraction,
             problem.thought,
         )
-        make_env = functools.partial(MarkovianEnv, asked)
         return MarkovianProblem(
-            make_env,
+            functools.partial(MarkovianEnv, asked),
             name,
             problem_tags=problem.tags,
             contents=(digest_of(problem.source or problem.question),),
@@ -124,8 +125,7 @@ def check_room(name: str, asked: Asked, context_length: int) -> None:
     Raises:
         DataError: Names the problem.
     """
-    needed = len(asked.reader.prompt_T) + len(asked.reader.mark_T) + asked.longest
-    check_prompt(name, needed, context_length)
+    check_prompt(name, asked.least, context_length)
 
 
 class _Questions(ProblemDataset):

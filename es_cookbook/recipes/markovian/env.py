@@ -15,20 +15,31 @@ The base's part is one number for a problem, so it is added to the group, once, 
 between genomes depends on it: it says how much better than the base a reward is.
 
 The policy also answers behind its thought, greedily, which is measured as `correct` and not paid.
+Which answer a text gives (`given_answer`):
+
+    tag       the last <answer>…</answer>
+    anchor    what stands behind the last "Answer:", or else behind the last "="
+    integer   the first whole number
+    auto      the first of these that the text has, the last only where a number is wanted; else
+              its first line
+
+Substring search and one pattern over a bounded piece of the text: the cost is linear.
 """
 
 import dataclasses
-import functools
 import math
+import re
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
-from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.types import (
     GroupReward,
     LostRollout,
@@ -39,6 +50,84 @@ from es_cookbook.rl.types import (
     Tokenizer,
     Trajectory,
 )
+
+Extraction: TypeAlias = Literal["auto", "tag", "anchor", "integer"]
+
+LONGEST = 10_000
+"""Characters of a text, from its start, in which an answer is looked for."""
+_ANCHORS = ("answer:", "=")
+_INTEGER = re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?!\d)|(?<!\d)-?\d+", re.ASCII)
+_LETTER = re.compile(r"(?<!\w)\(?([A-Z])\)?(?!\w)")
+_NUMBER = re.compile(r"[-+]?\d{1,40}(?:\.\d{1,40})?", re.ASCII)
+
+
+def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str | None:
+    """The answer in a text; None where it has none of this kind.
+
+    >>> given_answer("so <answer> 7 </answer>", "7", "tag"), given_answer("3+4 = 7", "7", "anchor")
+    ('7', '7')
+    >>> given_answer("It is 7 of 9.", "7", "integer"), given_answer("It is 7.", "7", "tag")
+    ('7', None)
+    """
+    text = text[:LONGEST]
+    if extraction == "tag":
+        return extract_answer(text)
+    if extraction == "anchor":
+        return _anchored(text)
+    if extraction == "integer":
+        found = _INTEGER.search(text)
+        return found[0].replace(",", "") if found else None
+    kinds: tuple[Extraction, ...] = ("tag", "anchor", "integer")
+    given = (given_answer(text, gold, kind) for kind in kinds[: 3 if _value(gold) else 2])
+    found = next((each for each in given if each is not None), None)
+    return _first_line(text) if found is None else found
+
+
+def is_right(given: str | None, gold: str) -> bool:
+    """Whether an answer is the row's: equal numbers, the same letter of a choice, or the same text.
+
+    >>> is_right("19.0", "19"), is_right("(C) because", "C"), is_right("19 apples", "19")
+    (True, True, False)
+    """
+    if given is None:
+        return False
+    given, gold = given.strip().rstrip(".").strip(), gold.strip()
+    if len(gold) == 1 and "A" <= gold <= "Z":
+        letter = _LETTER.search(given)
+        return letter is not None and letter[1] == gold
+    values = _value(given), _value(gold)
+    if values[1] is not None:
+        return values[0] == values[1]
+    return " ".join(given.lower().split()) == " ".join(gold.rstrip(".").lower().split())
+
+
+def leaks(thought: str, gold: str) -> bool:
+    """Whether a thought has the answer in it, as a word or a number of its own.
+
+    >>> leaks("8,17,19", "19"), leaks("8,17,190", "19"), leaks("", "19")
+    (True, False, False)
+    """
+    found = re.search(rf"(?<![\w]){re.escape(gold.strip())}(?![\w])", thought, re.IGNORECASE)
+    return found is not None
+
+
+def _anchored(text: str) -> str | None:
+    lowered = text.lower()
+    for anchor in _ANCHORS:
+        place = lowered.rfind(anchor)
+        if place >= 0:
+            return _first_line(text[place + len(anchor) :])
+    return None
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0].strip()
+
+
+def _value(text: str) -> Fraction | None:
+    plain = text.strip().replace(",", "").removeprefix("$")
+    return Fraction(plain) if _NUMBER.fullmatch(plain) else None
+
 
 QUESTION = "{question}"
 
@@ -82,18 +171,11 @@ class Template:
         before, _, after = self.text.partition(QUESTION)
         return render_prompt(tokenizer, f"{before}{question}{after}", chat=self.chat)
 
-    def reader(self, question: str, tokenizer: Tokenizer, markovian: bool) -> "Reader":
-        """How thoughts about a question are read; Markovian: without it."""
-        shown = self.redaction if markovian else question
-        return Reader(tokenizer, self.prompt(shown, tokenizer), self._mark)
-
-    def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """The tokens of an answer; spaces at the end of the mark are its own, as in any text."""
-        return tokens_of(tokenizer, self.answer_mark[len(self._mark) :] + answer)
-
-    @property
-    def _mark(self) -> str:
-        return self.answer_mark.rstrip(" ")
+    def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens of the mark and of an answer, whose are spaces at the end of the mark."""
+        mark = self.answer_mark.rstrip(" ")
+        text = self.answer_mark[len(mark) :] + answer
+        return tokens_of(tokenizer, mark), tokens_of(tokenizer, text)
 
 
 parts(Template, f"{__name__}:Compact")
@@ -115,35 +197,6 @@ TEMPLATE_NAMES = {
 """What a user types on the command line."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Reader:
-    """How the thoughts about one question are read.
-
-    A thought is read as the text that people see in logs, not as the tokens that were sampled: how
-    a text is cut into tokens could tell the reader what no one can read. Texts of special tokens in
-    it are text.
-
-    Attributes:
-        tokenizer: the model's own.
-        prompt_T: the tokens before the thought.
-        answer_mark: stands between thought and answer.
-    """
-
-    tokenizer: Tokenizer
-    prompt_T: tuple[int, ...]
-    answer_mark: str
-
-    def __call__(self, thought: str, most_tokens: int) -> tuple[int, ...]:
-        """What stands before the answer; of the thought, so much from its start as fits."""
-        room = max(most_tokens - len(self.prompt_T) - len(self.mark_T), 0)
-        return self.prompt_T + tokens_of(self.tokenizer, thought)[:room] + self.mark_T
-
-    @functools.cached_property
-    def mark_T(self) -> tuple[int, ...]:
-        """The tokens of the answer mark."""
-        return tokens_of(self.tokenizer, self.answer_mark)
-
-
 def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """A text inside of another, in which names of special tokens are text like any other."""
     return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
@@ -153,9 +206,15 @@ def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 class Asked:
     """One problem, as its writer and its reader see it.
 
+    A thought is read as the text that people see in logs, not as the tokens that were sampled: how
+    a text is cut into tokens could tell the reader what no one can read. Texts of special tokens in
+    it are text.
+
     Attributes:
+        tokenizer: the model's own.
         observation: the prompt of the writer.
-        reader: how its thoughts are read.
+        before_T: the tokens before the thought where it is read.
+        mark_T: those between thought and answer.
         gold: the answer.
         gold_T: its tokens, at least one.
         answer_tokens: most tokens of an answer.
@@ -163,8 +222,10 @@ class Asked:
         thought: a hand-written one, where one is known.
     """
 
+    tokenizer: Tokenizer
     observation: Observation
-    reader: Reader
+    before_T: tuple[int, ...]
+    mark_T: tuple[int, ...]
     gold: str
     gold_T: tuple[int, ...]
     answer_tokens: int
@@ -172,17 +233,18 @@ class Asked:
     thought: str | None = None
 
     @property
-    def longest(self) -> int:
-        """Tokens that are kept free for an answer."""
-        return max(len(self.gold_T), self.answer_tokens)
+    def least(self) -> int:
+        """Tokens that reading takes without a thought: its prompt, the mark and an answer."""
+        return len(self.before_T) + len(self.mark_T) + max(len(self.gold_T), self.answer_tokens)
 
-    def read_T(self, thought: str, policy: Policy) -> tuple[int, ...]:
-        """What stands before the answer; the end of a thought is cut that does not fit."""
-        return self.reader(thought, policy.context_length - self.longest)
+    def read_T(self, thought: str, context_length: int) -> tuple[int, ...]:
+        """What stands before the answer; of the thought, so much from its start as fits."""
+        room = max(context_length - self.least, 0)
+        return self.before_T + tokens_of(self.tokenizer, thought)[:room] + self.mark_T
 
     async def read(self, thought: str, policy: Policy) -> Reading:
         """The answer behind a thought, as the policy reads it."""
-        prompt_T = self.read_T(thought, policy)
+        prompt_T = self.read_T(thought, policy.context_length)
         logprobs_T = await policy.logprobs(prompt_T, self.gold_T)
         return Reading(prompt_T, self.gold_T, tuple(logprobs_T))
 
@@ -192,7 +254,7 @@ class Asked:
 
     async def answer(self, thought: str, policy: Policy) -> str:
         """What the policy answers behind a thought, greedily."""
-        observation = Observation(self.read_T(thought, policy), is_last=True)
+        observation = Observation(self.read_T(thought, policy.context_length), is_last=True)
         params = SamplingParams(max_tokens=self.answer_tokens)
         return (await policy.sample(observation, params)).text
 
@@ -212,10 +274,6 @@ class MarkovianEnv(ProblemEnv):
     def __init__(self, asked: Asked) -> None:
         super().__init__(asked.observation)
         self.asked = asked
-
-    @override
-    def grade(self, text: str) -> Grade:
-        raise EnvError("a thought is read by its policy, so `graded` is what to await")
 
     @override
     async def graded(self, text: str) -> Grade:

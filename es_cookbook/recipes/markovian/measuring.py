@@ -15,31 +15,31 @@
 """
 
 import functools
+import itertools
 import random
 import statistics
 import string
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, assert_never, get_args
+from typing import Literal, TypeAlias, get_args
 
 from typing_extensions import override
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.markovian.answers import Extraction, given_answer, is_right, leaks
-from es_cookbook.recipes.markovian.env import Asked, MarkovianProblem
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import (
-    Action,
-    Env,
-    Observation,
-    StepResult,
+from es_cookbook.recipes.markovian.env import (
+    Asked,
+    Extraction,
+    MarkovianEnv,
+    MarkovianProblem,
+    given_answer,
+    is_right,
 )
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
+from es_cookbook.rl.types import Action, Observation
 
 Damage: TypeAlias = Literal["delete", "truncate_front", "truncate_back", "digits", "alphanumerics"]
 
 DAMAGES: tuple[Damage, ...] = get_args(Damage)
 SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
-_ALPHANUMERICS = string.ascii_letters + string.digits
 
 
 def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
@@ -68,11 +68,8 @@ def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
     if damage == "delete":
         gone = set(rng.sample(range(len(thought)), len(thought))[:count])
         return "".join(each for i, each in enumerate(thought) if i not in gone)
-    if damage == "digits":
-        return _replaced(thought, string.digits, share, rng)
-    if damage == "alphanumerics":
-        return _replaced(thought, _ALPHANUMERICS, share, rng)
-    assert_never(damage)
+    alphabet = string.digits if damage == "digits" else string.ascii_letters + string.digits
+    return _replaced(thought, alphabet, share, rng)
 
 
 def _replaced(thought: str, alphabet: str, share: float, rng: random.Random) -> str:
@@ -90,12 +87,7 @@ FRAGILITY = "fragility"
 EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
 
 
-def fragility_metric(damage: str, share: float) -> str:
-    """Its name: `fragility/delete/20`."""
-    return f"{FRAGILITY}/{damage}/{100 * share:.0f}"
-
-
-class StudiedEnv(Env):
+class StudiedEnv(MarkovianEnv):
     """A problem about which the policy is to think.
 
     Args:
@@ -105,66 +97,50 @@ class StudiedEnv(Env):
     """
 
     def __init__(self, asked: Asked, unrelated: str | None, seed: int) -> None:
-        self._asked, self._unrelated, self._seed = asked, unrelated, seed
+        super().__init__(asked)
+        self._unrelated, self._seed = unrelated, seed
 
     @override
-    async def initial_observation(self) -> Observation:
-        return self._asked.observation
-
-    @override
-    async def step(self, action: Action) -> StepResult:
-        asked, thought = self._asked, action.text
-        whole = await asked.logprob(thought, self.policy)
-        answer = await asked.answer(thought, self.policy)
-        metrics = {
-            "correct": float(asked.is_right(answer)),
-            "logprob": whole,
-            "leaks": float(leaks(thought, asked.gold)),
-        }
+    async def graded(self, text: str) -> Grade:
+        found = await super().graded(text)
+        asked, policy, answer = self.asked, self.policy, found.logs["answer"]
+        metrics = {**found.metrics, **await self._fragility(text, found.reward)}
         for extraction in EXTRACTIONS:
-            found = given_answer(answer, asked.gold, extraction)
-            metrics[f"correct/{extraction}"] = float(is_right(found, asked.gold))
-        metrics |= await self._fragility(thought, whole)
+            given = given_answer(answer, asked.gold, extraction)
+            metrics[f"correct/{extraction}"] = float(is_right(given, asked.gold))
         if asked.thought is not None and self._unrelated is not None:
-            metrics["written"] = await asked.logprob(asked.thought, self.policy)
-            metrics["unrelated"] = await asked.logprob(self._unrelated, self.policy)
+            metrics["written"] = await asked.logprob(asked.thought, policy)
+            metrics["unrelated"] = await asked.logprob(self._unrelated, policy)
             metrics["useful"] = float(metrics["written"] > metrics["unrelated"])
-        logs = {"thought": thought, "answer": answer}
-        return StepResult(whole, done=True, metrics=metrics, logs=logs)
+        return Grade(found.reward, metrics, {"thought": text, "answer": answer})
 
     async def _fragility(self, thought: str, whole: float) -> dict[str, float]:
         lost: dict[str, float] = {}
         known = {thought: whole}
-        for damage in DAMAGES:
-            for share in SHARES:
-                left = damaged(thought, damage, share, self._seed)
-                if left not in known:
-                    known[left] = await self._asked.logprob(left, self.policy)
-                lost[fragility_metric(damage, share)] = whole - known[left]
-        above = [lost[fragility_metric(damage, s)] for damage in DAMAGES for s in SHARES if s > 0]
+        for damage, share in itertools.product(DAMAGES, SHARES):
+            left = damaged(thought, damage, share, self._seed)
+            if left not in known:
+                known[left] = await self.asked.logprob(left, self.policy)
+            lost[f"{FRAGILITY}/{damage}/{100 * share:.0f}"] = whole - known[left]
+        above = [value for name, value in lost.items() if not name.endswith("/0")]
         return {**lost, FRAGILITY: statistics.fmean(above)}
 
 
-class ScoredEnv(Env):
+class ScoredEnv(MarkovianEnv):
     """A problem with a thought about it, which the policy reads."""
 
     def __init__(self, asked: Asked, thought: str) -> None:
-        self._asked, self._thought = asked, thought
-
-    @override
-    async def initial_observation(self) -> Observation:
-        return self._asked.observation
+        super().__init__(asked)
+        self._thought = thought
 
     @override
     async def act(self, observation: Observation) -> Action:
         return Action((), self._thought, "stop")
 
     @override
-    async def step(self, action: Action) -> StepResult:
-        asked = self._asked
-        logprob = await asked.logprob(action.text, self.policy)
-        informs = logprob - await asked.logprob("", self.policy)
-        return StepResult(logprob, done=True, metrics={"logprob": logprob, "informs": informs})
+    async def graded(self, text: str) -> Grade:
+        logprob, without = [await self.asked.logprob(t, self.policy) for t in (text, "")]
+        return Grade(logprob, {"logprob": logprob, "informs": logprob - without})
 
 
 def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGroupBuilder]:

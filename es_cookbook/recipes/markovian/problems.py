@@ -3,6 +3,21 @@
 A sum is numbers with signs between them. Its hand-written thought are the running totals: what it
 comes to after each number, so that the last total is the answer. Multiplication binds tighter, as
 is usual: a product counts as one number.
+
+Rows may have the formats of public sets, each known by its columns:
+
+    sums, any     question, answer                        and thought, where one is written
+    GSM8K         question, answer that ends in #### 42   its steps are the thought
+    MATH          problem, solution with a box            its steps are the thought
+    DeepScaleR    problem, answer
+    MMLU          question, choices, answer: a number     subject is the tag
+    ARC           question, choices {text, label}, answerKey
+    SVAMP         Body, Question, Answer                  Equation is the thought, Type the tag
+    Wikipedia     text                                    the start is asked, what follows answers
+
+A choice's answer is its letter, and its choices belong to the question: a reader who does not see
+the question does not see them either. `thought` in a row of any format is its hand-written chain of
+thought. One file may mix formats.
 """
 
 import dataclasses
@@ -10,9 +25,16 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from es_cookbook.recipes.generated import Fold, fold_of, fold_of_text, problems_of
+from es_cookbook.recipes.markovian.env import tokens_of
+from es_cookbook.recipes.math.dataset import MARK, one_answer
+from es_cookbook.recipes.math.dataset import read_problem as read_math
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.types import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,3 +147,118 @@ def chance(problems_P: list[Problem]) -> float:
     """
     answers = [problem.answer for problem in problems_P]
     return max(map(answers.count, set(answers)), default=math.nan) / max(len(answers), 1)
+
+
+LETTERS = "ABCDEFGHIJ"
+_CHARACTERS_PER_TOKEN = 32
+"""Enough of a long text's start to make a token of."""
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def read_problem(row: Row, tokenizer: Tokenizer, lengths: tuple[int, int]) -> Problem:
+    """The problem of a row.
+
+    Args:
+        row: one row.
+        tokenizer: cuts texts.
+        lengths: of a text alone, tokens that are asked and tokens that answer.
+
+    Raises:
+        DataError: Columns of no known format, or a question or answer that is empty.
+    """
+    found = {name for name, value in row.fields.items() if value is not None}
+    tags: tuple[str, ...] = ()
+    thought, source = None, ""
+    if {"question", "choices"} <= found:
+        question, answer, tags = _choice(row)
+    elif {"Body", "Question", "Answer"} <= found:
+        question, answer = (
+            f"{row.text('Body').strip()} {row.text('Question').strip()}",
+            _one(row, "Answer"),
+        )
+        thought, tags = row.optional_text("Equation"), _tag(row, "Type")
+    elif "problem" in found:
+        problem = read_math(row)
+        question, answer, tags = problem.question, problem.gold, problem.tags
+        thought = row.optional_text("solution")
+    elif {"question", "answer"} <= found:
+        question, answer = row.text("question").strip(), _one(row, "answer")
+        if MARK in answer:
+            steps, _, answer = answer.rpartition(MARK)
+            thought, answer = steps.strip(), answer.strip().replace(",", "")
+    elif "text" in found:
+        source = row.text("text")
+        question, answer = _cut(row, tokenizer, *lengths)
+    else:
+        raise row.error(
+            "a row has question and answer (and choices), problem and solution, Body, Question and "
+            f"Answer, or text, found: {', '.join(sorted(found)) or 'nothing'}"
+        )
+    if not question:
+        raise row.error("the question is empty")
+    if not answer:
+        raise row.error("the answer is empty")
+    written = row.optional_text("thought")
+    return Problem(question, answer, written or thought, tags, source)
+
+
+def _one(row: Row, name: str) -> str:
+    """One answer; a whole number without decimals."""
+    answer = one_answer(row, name)
+    whole = _WHOLE.fullmatch(answer)
+    return whole[1] if whole else answer
+
+
+def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
+    """MMLU has a list and a number, ARC texts with labels and a key, which may be digits."""
+    choices = row.value("choices")
+    if isinstance(choices, Mapping):
+        of = cast("Mapping[str, object]", choices)
+        texts, labels = _texts(row, of.get("text")), _texts(row, of.get("label"))
+        key = row.text("answerKey").strip()
+        if len(labels) != len(texts) or len(set(labels)) < len(labels) or key not in labels:
+            raise row.error(
+                f"field 'choices' must have as many labels as texts, all different, and answerKey "
+                f"be one of them, found labels {', '.join(labels)} and answerKey {key!r:.20}"
+            )
+        number = labels.index(key)
+    else:
+        texts, number = _texts(row, choices), row.integer("answer")
+    if not 0 <= number < len(texts) <= len(LETTERS):
+        raise row.error(
+            f"the answer must be one of the choices, 2 to {len(LETTERS)}, found number {number} of "
+            f"{len(texts)}"
+        )
+    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
+    question = "\n".join([row.text("question").strip(), *lines])
+    return question, LETTERS[number], _tag(row, "subject")
+
+
+def _texts(row: Row, value: object) -> list[str]:
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    if len(items) < 2 or not all(isinstance(item, str) and item for item in items):
+        raise row.error(
+            f"field 'choices' must have two or more texts, or text and label, found {value!r:.60}"
+        )
+    return [str(item) for item in items]
+
+
+def _cut(row: Row, tokenizer: Tokenizer, asked: int, answered: int) -> tuple[str, str]:
+    """The start of a text, and what follows."""
+    text = row.text("text")[: (asked + answered) * _CHARACTERS_PER_TOKEN]
+    tokens_T = tokens_of(tokenizer, text)
+    if len(tokens_T) < asked + answered:
+        raise row.error(
+            f"field 'text' has {len(tokens_T)} tokens, and context_tokens={asked} and "
+            f"continuation_tokens={answered} need {asked + answered}; give longer texts or less"
+        )
+    parts = tokens_T[:asked], tokens_T[asked : asked + answered]
+    question, answer = (
+        str(tokenizer.decode(list(part), skip_special_tokens=False)) for part in parts
+    )
+    return question.strip(), answer.strip()
+
+
+def _tag(row: Row, name: str) -> tuple[str, ...]:
+    value = row.optional_text(name)
+    return (" ".join(value.lower().split()),) if value and value.strip() else ()

@@ -23,11 +23,10 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
-import anyio
 import chz
 
 from es_cookbook import train
@@ -39,6 +38,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
+from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import (
     Comparison,
@@ -48,21 +48,23 @@ from es_cookbook.population.results import (
     compare,
     results_of,
 )
-from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder, check_room
 from es_cookbook.recipes.markovian.env import MarkovianProblem
 from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
 from es_cookbook.recipes.markovian.problems import Problem
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import EnvGroupBuilder, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
 from es_cookbook.train.recorded import RecordedRun, rebuild
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.stopping.signals import result_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _WRITTEN = ("written", "unrelated")
 _SHOWN = ("correct", "logprob", "leaks", FRAGILITY, *_WRITTEN, "useful")
+_Run: TypeAlias = train.Config | GradientConfig
+_Lines: TypeAlias = Sequence[Mapping[str, object]]
+"""Of `thoughts.jsonl`, a problem each."""
 
 
 @chz.chz
@@ -90,166 +92,129 @@ class Config:
         check_range(self, "seed", at_least=0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Thoughts:
-    """What a run thought, and what that is worth.
-
-    Attributes:
-        name: the run directory, or the model that reads.
-        markovian: whether readers do without the question.
-        lines_P: what `thoughts.jsonl` has.
-    """
-
-    name: str
-    markovian: bool
-    results: Results
-    lines_P: Sequence[Mapping[str, object]]
-
-
-async def study(config: Config) -> tuple[list[Thoughts], list[Thoughts]]:
-    """Have the run think, and the other one if there is one; and others read what it thought.
+async def study(
+    config: Config, runs: Mapping[str, _Run]
+) -> tuple[dict[str, Results], dict[str, Results], _Lines]:
+    """Have the runs think, the studied one first, and others read what that thought.
 
     Returns:
-        The runs, and the scorers.
+        What the runs and the scorers measured, by name, and what the first run thought.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    runs = [_recorded(name, config) for name in (config.log_path, config.against) if name]
-    for run in runs:
-        run.dataset.check()
-    found = [await _thought(run, config) for run in runs]
-    if len(found) > 1:
-        check_same_problems(found[0].results.names_P, found[1].results.names_P)
-    scored = [await _read(runs[0], model, found[0]) for model in config.scorers]
-    return found, scored
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    """A run of either kind, as its directory has it."""
-
-    name: str
-    config: train.Config | GradientConfig
-    dataset: MarkovianDatasetBuilder
-    steps: RecordedRun | None
+    found: dict[str, Results] = {}
+    lines: list[_Lines] = []
+    for name, run in runs.items():
+        async with _opened(name, run, config) as engine:
+            found[name], lines_P = await _thought(name, run, engine, config)
+            lines.append(lines_P)
+    first_P, *others = (results.names_P for results in found.values())
+    for other_P in others:
+        check_same_problems(first_P, other_P)
+    scored: dict[str, Results] = {}
+    run = runs[config.log_path]
+    for model_name in config.scorers:
+        say(f"loading {model_name} on {run.engine.name}")
+        space = run.search_space
+        async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
+            scored[model_name] = await _read(run, engine, lines[0])
+    return found, scored, lines[0]
 
 
 def _recorded(name: str, config: Config) -> _Run:
-    """Read a run directory.
+    """The Config of a run of either kind.
 
     Raises:
         RunDirectoryError: No run is there.
         ConfigError: It is a run of another recipe.
     """
     gradients = recorded_gradients(Path(name), config.trust)
-    steps = None if gradients else RecordedRun(Path(name), trust=config.trust)
-    of = gradients or cast(RecordedRun, steps).config
-    if not isinstance(of.dataset, MarkovianDatasetBuilder):
+    run = gradients or RecordedRun(Path(name), trust=config.trust).config
+    if not isinstance(run.dataset, MarkovianDatasetBuilder):
         raise ConfigError(
-            f"{name} has a {type(of.dataset).__name__}, which has no thoughts that are read; "
+            f"{name} has a {type(run.dataset).__name__}, which has no thoughts that are read; "
             "accepted: runs of the recipe markovian"
         )
-    return _Run(name, of, of.dataset, steps)
+    run.dataset.check()
+    return run
+
+
+def _dataset(run: _Run) -> MarkovianDatasetBuilder:
+    return cast(MarkovianDatasetBuilder, run.dataset)
 
 
 @contextlib.asynccontextmanager
-async def _opened(run: _Run, model_name: str | None = None) -> AsyncGenerator[Engine]:
-    """The run's centre as it is now on its engine, or another model there."""
-    engine_of, space = run.config.engine, run.config.search_space
-    if model_name is not None:
-        say(f"loading {model_name} on {engine_of.name}")
-        engine = await engine_of(model_name=model_name, search_space=space)
-    elif run.steps is not None:
-        say(f"{run.name}: loading {run.steps.model_name} on {engine_of.name}")
-        rebuilt = await rebuild(run.steps)
-        engine = rebuilt.engine
-        await rebuilt.go_to(len(run.steps.records))
-    else:
-        checkpoint = latest_checkpoint(Path(run.name))
-        assert checkpoint is not None
-        say(f"{run.name}: loading {checkpoint.model} on {engine_of.name}")
-        engine = await engine_of(model_name=str(checkpoint.model), search_space=space)
-    try:
+async def _opened(name: str, run: _Run, config: Config) -> AsyncGenerator[Engine]:
+    """The run's centre as it is now on its engine."""
+    checkpoint = latest_checkpoint(Path(name)) if isinstance(run, GradientConfig) else None
+    if checkpoint is not None:
+        say(f"{name}: loading {checkpoint.model} on {run.engine.name}")
+        model_name, space = str(checkpoint.model), run.search_space
+        async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
+            yield engine
+        return
+    steps = RecordedRun(Path(name), trust=config.trust)
+    say(f"{name}: loading {steps.model_name} on {run.engine.name}")
+    rebuilt = await rebuild(steps)
+    async with closing(rebuilt.engine) as engine:
+        await rebuilt.go_to(len(steps.records))
         yield engine
-    finally:
-        with anyio.CancelScope(shield=True):
-            await engine.close()
 
 
-async def _problems(run: _Run, engine: Engine, config: Config) -> list[MarkovianProblem]:
+async def _thought(
+    name: str, run: _Run, engine: Engine, config: Config
+) -> tuple[Results, list[Mapping[str, object]]]:
     datasets = await run.dataset(engine.tokenizer)
     problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
     if not problems_P:
-        raise ConfigError(f"{run.name} holds no problems out (dataset.num_test=0)")
+        raise ConfigError(f"{name} holds no problems out (dataset.num_test=0)")
     await datasets.train.validate(engine.traits.context_length)
-    return problems_P[: config.num_problems]
+    problems_P = problems_P[: config.num_problems]
+    say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
+    asked_P = studied(problems_P, config.seed)
+    groups_P = await attempt(run.sampler(engine), asked_P)
+    results = results_of(asked_P, groups_P)
+    return results, list(_lines(problems_P, groups_P, results))
 
 
-async def _attempted(
-    run: _Run, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
-) -> list[TrajectoryGroup]:
-    config = run.config
-    sampler = PopulationSampler(
-        engine,
-        sampling=config.sampling,
-        rollout_timeout=config.rollout_timeout,
-        turn_timeout=config.turn_timeout,
-        max_failed_fraction=config.max_failed_fraction,
-        run_seed=config.seed,
-    )
-    return await attempt(sampler, problems_P)
+def _lines(
+    problems_P: Sequence[MarkovianProblem], groups_P: Sequence[TrajectoryGroup], results: Results
+) -> Iterator[Mapping[str, object]]:
+    for p, (problem, group) in enumerate(zip(problems_P, groups_P, strict=True)):
+        trajectory = group.trajectories_G_K[0][0]
+        logs = trajectory.transitions[-1].logs if isinstance(trajectory, Trajectory) else {}
+        of = {"problem": problem.name, "question": problem.question, "gold": problem.asked.gold}
+        metrics = {name: _finite(results.values(name)[p, 0]) for name in results.metrics}
+        yield {**of, **logs, "metrics": metrics}
 
 
-async def _thought(run: _Run, config: Config) -> Thoughts:
-    async with _opened(run) as engine:
-        problems_P = await _problems(run, engine, config)
-        say(f"{run.name}: thinking about {plural(len(problems_P), 'problem')}")
-        asked_P = studied(problems_P, config.seed)
-        groups_P = await _attempted(run, engine, asked_P)
-        results = results_of(asked_P, groups_P)
-        lines_P: list[Mapping[str, object]] = []
-        for p, (problem, group) in enumerate(zip(problems_P, groups_P, strict=True)):
-            trajectory = group.trajectories_G_K[0][0]
-            logs = trajectory.transitions[-1].logs if isinstance(trajectory, Trajectory) else {}
-            told = {"problem": problem.name, "question": problem.question}
-            told |= {"gold": problem.asked.gold, **logs}
-            measured = {name: _finite(results.values(name)[p, 0]) for name in results.metrics}
-            lines_P.append({**told, "metrics": measured})
-    return Thoughts(run.name, run.dataset.markovian, results, lines_P)
-
-
-async def _read(run: _Run, model_name: str, found: Thoughts) -> Thoughts:
+async def _read(run: _Run, engine: Engine, lines_P: _Lines) -> Results:
     """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
-    async with _opened(run, model_name) as engine:
-        scored_P: list[ProblemGroupBuilder] = []
-        for line in found.lines_P:
-            if "thought" in line:
-                name, thought = str(line["problem"]), str(line["thought"])
-                problem = Problem(str(line["question"]), str(line["gold"]))
-                asked = run.dataset.builder(name, problem, engine.tokenizer).asked
-                check_room(name, asked, engine.traits.context_length)
-                env = functools.partial(ScoredEnv, asked, thought)
-                scored_P.append(ProblemGroupBuilder(env, name))
-        results = results_of(scored_P, await _attempted(run, engine, scored_P))
-    return Thoughts(model_name, found.markovian, results, [])
+    scored_P: list[ProblemGroupBuilder] = []
+    for line in lines_P:
+        if "thought" in line:
+            name, thought = str(line["problem"]), str(line["thought"])
+            problem = Problem(str(line["question"]), str(line["gold"]))
+            asked = _dataset(run).builder(name, problem, engine.tokenizer).asked
+            check_room(name, asked, engine.traits.context_length)
+            scored_P.append(ProblemGroupBuilder(functools.partial(ScoredEnv, asked, thought), name))
+    return results_of(scored_P, await attempt(run.sampler(engine), scored_P))
 
 
-def estimates(found: Sequence[Thoughts], seed: int) -> dict[str, dict[str, Estimate]]:
+def _estimates(found: Mapping[str, Results], seed: int) -> dict[str, dict[str, Estimate]]:
     """Every metric's mean with its interval, by run or model."""
     return {
-        of.name: {
-            metric: of.results.estimate(metric, seed) for metric in sorted(of.results.metrics)
-        }
-        for of in found
+        name: {metric: results.estimate(metric, seed) for metric in sorted(results.metrics)}
+        for name, results in found.items()
     }
 
 
-def comparisons(found: Sequence[Thoughts], seed: int) -> dict[str, Comparison]:
+def _comparisons(found: Mapping[str, Results], seed: int) -> dict[str, Comparison]:
     """The first run less the second, metric by metric."""
     if len(found) < 2:
         return {}
-    first, second = (of.results for of in found)
+    first, second = found.values()
     both = [metric for metric in first.metrics if metric in second.metrics]
     return {metric: compare(first, second, metric, seed) for metric in both}
 
@@ -266,35 +231,35 @@ def main(config: Config) -> None:
         raise ConfigError(f"output must be a new directory in one that exists, found {output}")
     if config.plots:
         require_matplotlib()
-    done: list[tuple[list[Thoughts], list[Thoughts]]] = []
-
-    async def measure() -> None:
-        done.append(await study(config))
-
-    if run_until_signal(measure):
-        raise KeyboardInterrupt("interrupted; nothing was written")
-    found, scored = done[0]
-    of_runs, of_scorers = estimates(found, config.seed), estimates(scored, config.seed)
-    gaps = comparisons(found, config.seed)
+    names = [name for name in (config.log_path, config.against) if name]
+    runs = {name: _recorded(name, config) for name in names}
+    found, scored, lines_P = result_until_signal(
+        functools.partial(study, config, runs), "interrupted; nothing was written"
+    )
+    of_runs, of_scorers = _estimates(found, config.seed), _estimates(scored, config.seed)
+    gaps = _comparisons(found, config.seed)
     plain = {
-        "runs": {of.name: {"markovian": of.markovian, **_plain(of_runs[of.name])} for of in found},
-        "scorers": {name: _plain(estimate) for name, estimate in of_scorers.items()},
+        "runs": {
+            name: {"markovian": _dataset(runs[name]).markovian, **_plain(of)}
+            for name, of in of_runs.items()
+        },
+        "scorers": {name: _plain(of) for name, of in of_scorers.items()},
         "comparisons": _plain(gaps),
         "seed": config.seed,
     }
     with whole_directory(output) as directory:
         replace_file(directory / STUDY, [(json.dumps(plain, indent=1) + "\n").encode()])
-        lines = [json.dumps(line) + "\n" for line in found[0].lines_P]
-        replace_file(directory / THOUGHTS, ["".join(lines).encode()])
+        text = "".join(json.dumps(line) + "\n" for line in lines_P)
+        replace_file(directory / THOUGHTS, [text.encode()])
         if config.plots:
             draw_study(directory, of_runs, of_scorers)
     for name, of in of_runs.items():
-        print("\n".join([name, *(_line(m, of[m].value, of[m]) for m in _SHOWN if m in of)]))
+        _print(name, {m: (of[m].value, of[m]) for m in _SHOWN if m in of})
     for name, of in of_scorers.items():
-        print("\n".join([f"read by {name}", *(_line(m, e.value, e) for m, e in of.items())]))
+        _print(f"read by {name}", {m: (each.value, each) for m, each in of.items()})
     if gaps:
-        shown = [_line(m, gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps]
-        print("\n".join(["the first less the second", *shown]))
+        shown = {m: (gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps}
+        _print("the first less the second", shown)
     print(f"written to {output}")
 
 
@@ -310,37 +275,31 @@ def draw_study(
     """
     accuracy = (*(f"correct/{each}" for each in EXTRACTIONS), "leaks")
     logprob = "log-probability of the answer (nats per token)"
-    of_all = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
-    for file, groups, title, y_label in (
-        (
-            "accuracy",
-            {name: {m: of[m] for m in accuracy} for name, of in of_runs.items()},
-            "right answers by where they stand, and thoughts with the answer",
-            "share of problems",
-        ),
+    by_scorer = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
+    shares = "right answers by where they stand, and thoughts with the answer", "share of problems"
+    written = "hand-written thoughts, and those about other problems", f"mean {logprob}"
+    lost = "what other models lose without the thought", f"lost {logprob}"
+    for file, groups, (title, y_label) in (
+        ("accuracy", {n: {m: of[m] for m in accuracy} for n, of in of_runs.items()}, shares),
         (
             "written",
             {n: {m: of[m] for m in _WRITTEN} for n, of in of_runs.items() if "written" in of},
-            "hand-written thoughts, and those about other problems",
-            f"mean {logprob}",
+            written,
         ),
-        (
-            "scorers",
-            of_all if of_scorers else {},
-            "what other models lose without the thought",
-            f"lost {logprob}",
-        ),
+        ("scorers", by_scorer if of_scorers else {}, lost),
     ):
-        if groups:
-            bars = {
-                name: {m.rpartition("/")[2]: (e.value, e.low, e.high) for m, e in of.items()}
-                for name, of in groups.items()
-            }
+        bars = {
+            name: {m.rpartition("/")[2]: (e.value, e.low, e.high) for m, e in of.items()}
+            for name, of in groups.items()
+        }
+        if bars:
             draw_bars(directory / file, bars, title=f"Markovian, {title}", y_label=y_label)
 
 
-def _line(metric: str, value: float, of: Estimate | Comparison) -> str:
-    return f"  {metric:<12} {value:8.3f}   {of.low:.3f} to {of.high:.3f}"
+def _print(title: str, rows: Mapping[str, tuple[float, Estimate | Comparison]]) -> None:
+    print(title)
+    for metric, (value, of) in rows.items():
+        print(f"  {metric:<12} {value:8.3f}   {of.low:.3f} to {of.high:.3f}")
 
 
 def _plain(of: Mapping[str, Estimate] | Mapping[str, Comparison]) -> dict[str, object]:
@@ -355,9 +314,5 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import chz
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import EOS, answer, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, Batch, answer, build_tokenizer, happens
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
@@ -28,9 +28,10 @@ from es_cookbook.recipes.generated import Fold, training_problem
 from es_cookbook.recipes.markovian.env import Compact
 from es_cookbook.recipes.markovian.measuring import DAMAGES, SHARES, damaged
 from es_cookbook.recipes.markovian.problems import Sum, chance, draw_sum, generate_sums
-from es_cookbook.recipes.warm_start import Batch, Phase, make
+from es_cookbook.recipes.warm_start import Phase, make
 
 CHARACTERS = "0123456789+-*,:?>=~"
+STEPS, BATCH_SIZE = 900, 120
 WORKS, BABBLES = "=", "~"
 MAX_THOUGHT_TOKENS, MAX_ANSWER_TOKENS = 12, 4
 NUM_MEASURED = 500
@@ -43,8 +44,6 @@ _TEMPLATE = Compact()
 class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    steps: int = chz.field(default=900, doc="optimizer steps")
-    batch_size: int = chz.field(default=120, doc="demonstrations a step, a third of each kind")
     settling: int = chz.field(default=100, doc="further steps, of a fifth of the learning rate")
 
     @chz.validate
@@ -133,20 +132,16 @@ def main(config: Config) -> None:
     """Learn, measure on held-out sums, write the model."""
 
     def first(rng: random.Random) -> Iterator[Batch]:
-        return batches(config.batch_size, LEANING, rng)
+        return batches(BATCH_SIZE, LEANING, rng)
 
     def settling(rng: random.Random) -> Iterator[Batch]:
-        return batches(config.batch_size, SETTLED, rng)
+        return batches(BATCH_SIZE, SETTLED, rng)
 
-    phases = [Phase("markovian/warm_start", first, config.steps)]
+    phases = [Phase("markovian/warm_start", first, config.steps or STEPS)]
     if config.settling:
         phases.append(Phase("markovian/settling", settling, config.settling, 1e-3))
     make(config, build_tokenizer(CHARACTERS), phases, told)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -1,4 +1,11 @@
-r"""A mathematical problem as an Env: the prompt, the grade and its metrics.
+r"""Mathematical problems as Envs: generated word problems, or rows of public sets.
+
+- GSM8K: `question` and `answer`; the answer is what stands behind the last `####` of `answer`.
+- DeepScaleR: `problem` and `answer`, with or without `solution`; the answer is `answer`.
+- MATH: `problem` and `solution`; the answer is the last `\boxed{}` of `solution`. `level` and
+  `type` become tags.
+
+Every row says by its columns which format it has, so one file may mix them.
 
 The answer stands in the last `\boxed{}`, or in the last `<answer>`; nothing else counts. A gold
 answer that is a number (GSM8K) is compared as one, here and in microseconds. All others go to
@@ -8,6 +15,7 @@ With w the share that is `answered` and a the share of those that are right, cor
 Δcorrect = Δw · a_before (form) + w_after · Δa (answers that became right).
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
@@ -16,9 +24,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError, EnvError
-from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder
-from es_cookbook.recipes.math.problems import Problem, read_problem
+from es_cookbook.common.errors import DataError
+from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, fold_of_text
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import (
@@ -28,12 +35,95 @@ from es_cookbook.rl.problem_env import (
     digest_of,
     render_prompt,
 )
-from es_cookbook.rl.rewards.answers import Extract, extracted
+from es_cookbook.rl.rewards.answers import Extract, boxed, extracted, texts_of
 from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.types import Observation, Tokenizer
+
+MARK = "####"
+"""Stands before the answer of a GSM8K row."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        question: in words.
+        gold: its answer, LaTeX or a number.
+        is_number: whether the answer is compared as a number, as GSM8K's are.
+        tags: names under which metrics are reported, for example "level 5".
+    """
+
+    question: str
+    gold: str
+    is_number: bool
+    tags: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.question
+
+    @property
+    def fold(self) -> int:
+        """Which fold it belongs to, by its question."""
+        return fold_of_text(self.question)
+
+
+def read_problem(row: Row) -> Problem:
+    r"""The problem of a row, whose columns say which format it has.
+
+    Raises:
+        DataError: Columns of no known format, or no answer where the format has it.
+    """
+    found = [name for name, value in row.fields.items() if value is not None]
+    is_gsm8k = {"question", "answer"} <= {*found}
+    if is_gsm8k:
+        _, mark, gold = row.text("answer").rpartition(MARK)
+        if not mark:
+            raise row.error(
+                f"field 'answer' must end in '{MARK} ' and the answer beside a field 'question' "
+                "(as GSM8K); an answer alone goes with a field 'problem' (as DeepScaleR)"
+            )
+        gold = gold.strip().replace(",", "")
+    elif {"problem", "answer"} <= {*found}:
+        gold = one_answer(row, "answer")
+    elif {"problem", "solution"} <= {*found}:
+        gold = boxed(row.text("solution"))
+        if gold is None:
+            raise row.error(r"field 'solution' must have the answer in \boxed{}, as MATH's rows do")
+    else:
+        raise row.error(
+            "a row has question and answer (as GSM8K), problem and solution (MATH), or problem and "
+            f"answer (DeepScaleR), found: {', '.join(found) or 'nothing'}"
+        )
+    question = row.text("question" if is_gsm8k else "problem").strip()
+    if not gold:
+        raise row.error("the answer is empty")
+    return Problem(question, gold, is_gsm8k, _tags(row))
+
+
+def one_answer(row: Row, name: str) -> str:
+    """The answer under `name`, of which there may not be several."""
+    try:
+        (answer,) = texts_of(row.fields, name)
+    except (DataError, ValueError) as error:
+        raise row.error(f"field {name!r} must be one answer ({error})") from None
+    return answer.strip()
+
+
+def _tags(row: Row) -> tuple[str, ...]:
+    """`level` and `type`, where there are some: "Level 5" is "level 5"."""
+    found: list[str] = []
+    for name in ("level", "type"):
+        value = row.fields.get(name)
+        if isinstance(value, str | int) and value != "":
+            text = " ".join(str(value).lower().split())
+            found.append(f"level {text}" if name == "level" and text.isdigit() else text)
+    return tuple(found)
+
 
 PromptStyle: TypeAlias = Literal["plain", "boxed", "tags"]
 
@@ -67,10 +157,11 @@ def gold_text(gold: str, style: PromptStyle, *, prompt_ends_in_think: bool = Fal
     return f"{_BOX}{{{gold}}}"
 
 
+@dataclasses.dataclass(eq=False)
 class MathEnv(ProblemEnv):
     """One attempt at one problem.
 
-    Args:
+    Attributes:
         observation: the prompt.
         name: what sentences call the problem.
         gold: its answer.
@@ -80,27 +171,13 @@ class MathEnv(ProblemEnv):
         prompt_ends_in_think: the prompt already holds the opening `<think>`.
     """
 
-    def __init__(
-        self,
-        observation: Observation,
-        name: str,
-        gold: str,
-        reward: Reward,
-        style: PromptStyle,
-        format_weight: float,
-        prompt_ends_in_think: bool = False,
-    ) -> None:
-        super().__init__(observation)
-        self._name = name
-        self._row = {"answer": gold}
-        self._reward = reward
-        self._style: PromptStyle = style
-        self._format_weight = format_weight
-        self._ends_in_think = prompt_ends_in_think
-
-    @override
-    def grade(self, text: str) -> Grade:
-        raise EnvError(f"{self._name}: math-verify may take long, so `graded` is what to await")
+    observation: Observation
+    name: str
+    gold: str
+    reward: Reward
+    style: PromptStyle
+    format_weight: float
+    prompt_ends_in_think: bool = False
 
     @override
     async def graded(self, text: str) -> Grade:
@@ -110,13 +187,13 @@ class MathEnv(ProblemEnv):
         placed, or whether there is exactly one box, closed and not empty. `answered`: an answer was
         found, right or wrong. `math_timeouts`: math-verify was not done in time.
         """
-        answered = bool(extracted(text, extract_of(self._style)))
-        correct = await graded(self._reward, text, self._row, self._name)
-        if self._style == "tags":
-            form = tag_format_reward(text, prompt_ends_in_think=self._ends_in_think)
+        answered = bool(extracted(text, extract_of(self.style)))
+        correct = await graded(self.reward, text, {"answer": self.gold}, self.name)
+        if self.style == "tags":
+            form = tag_format_reward(text, prompt_ends_in_think=self.prompt_ends_in_think)
         else:
             form = float(answered and text.count(_BOX) == 1)
-        weight = self._format_weight
+        weight = self.format_weight
         metrics = {"correct": correct.reward, "format": form, "answered": float(answered)}
         reward = (1 - weight) * correct.reward + weight * form
         return Grade(reward, {**metrics, **correct.metrics})

@@ -16,19 +16,20 @@ part of the problems. Problems of folds 0 and 1, which runs may hold out, are ne
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import chz
 
-from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math.train_cli import RECIPE
 from es_cookbook.recipes.math.word_problems import WordProblem, generate_problems, vocabulary
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are dropped
+STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 60_000
 BOX = r"\boxed{"
 HELD_OUT = (0, 1)
 """Folds that are never shown: one to choose settings on, one for the test."""
@@ -38,8 +39,6 @@ HELD_OUT = (0, 1)
 class Config(warm_start.Config):
     """How the bundled model is made; the defaults made it."""
 
-    batch_size: int = chz.field(default=96, doc="demonstrations a step")
-    num_problems: int = chz.field(default=60_000, doc="training problems shown")
     careless: bool = chz.field(default=True, doc="with faults; False for the ceiling")
 
 
@@ -74,28 +73,20 @@ def _by_the_word(problem: WordProblem) -> str:
 
 
 def main(config: Config) -> None:
-    def shown(problem: WordProblem, rng: random.Random) -> str:
-        return (
-            demonstrate_carelessly(problem, rng) if config.careless else demonstrate(problem.steps)
-        )
-
-    def batches(rng: random.Random) -> Iterator[Batch]:
+    def problems(_: random.Random) -> list[WordProblem]:
         stream = generate_problems(config.seed, [f for f in range(FOLDS) if f not in HELD_OUT])
-        problems = list(itertools.islice(stream, config.num_problems))
-        while True:
-            batch = rng.sample(problems, min(config.batch_size, len(problems)))
-            yield [(problem.question, shown(problem, rng) + EOS) for problem in batch]
+        return list(itertools.islice(stream, NUM_PROBLEMS))
+
+    def shown(problem: WordProblem, rng: random.Random) -> tuple[str, str]:
+        careless = config.careless
+        text = demonstrate_carelessly(problem, rng) if careless else demonstrate(problem.steps)
+        return problem.question, text + EOS
 
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.add_tokens([BOX, *vocabulary()])
-    model = build_model(tokenizer, config.seed, width=64)
-    phase = Phase("math/warm_start", batches, config.steps)
-    make(config, tokenizer, [phase], on_held_out(RECIPE), model)
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    phase = Phase("math/warm_start", sampled(problems, shown, BATCH_SIZE), config.steps or STEPS)
+    make(config, tokenizer, [phase], on_held_out(RECIPE), depth=4)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -36,56 +36,48 @@ class Story:
     Attributes:
         name: of the kind.
         text: the question, with {name}, {other}, {she}, {things}, and the numbers {a}, {b} and {c}.
-        steps: left, operation and right of each step; `1` is the first step's result.
+        steps: each a number, an operation and a number; `1` is the first step's result.
         largest: of a, b and c.
     """
 
     name: str
     text: str
-    steps: tuple[tuple[str, str, str], ...]
+    steps: tuple[str, ...]
     largest: tuple[int, ...] = (60, 40, 30)
 
 
 _HAS = "{name} has {a} {things}. "
 _NOW = "How many {things} does {name} have now?"
-_TOGETHER = "How many {things} do they have together?"
+_OTHER = "than {other} has. How many {things} does {other} have?"
 STORIES = (
-    Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", (("a", "+", "b"),)),
-    Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", (("a", "-", "b"),)),
-    Story(
-        "fewer than",
-        _HAS + "That is {b} fewer than {other} has. How many {things} does {other} have?",
-        (("a", "+", "b"),),
-    ),
-    Story(
-        "more than",
-        _HAS + "That is {b} more than {other} has. How many {things} does {other} have?",
-        (("a", "-", "b"),),
-    ),
+    Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", ("a+b",)),
+    Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", ("a-b",)),
+    Story("fewer than", f"{_HAS}That is {{b}} fewer {_OTHER}", ("a+b",)),
+    Story("more than", f"{_HAS}That is {{b}} more {_OTHER}", ("a-b",)),
     Story(
         "get, give",
         f"{_HAS}{{she}} finds {{b}} more. Then {{she}} gives away {{c}}. {_NOW}",
-        (("a", "+", "b"), ("1", "-", "c")),
+        ("a+b", "1-c"),
     ),
     Story(
         "give, get",
         f"{_HAS}{{she}} gives away {{b}}. Then {{she}} finds {{c}} more. {_NOW}",
-        (("a", "-", "b"), ("1", "+", "c")),
+        ("a-b", "1+c"),
     ),
     Story(
         "give twice",
         f"{_HAS}{{she}} gives away {{b}}. Then {{she}} loses {{c}}. {_NOW}",
-        (("a", "-", "b"), ("1", "-", "c")),
+        ("a-b", "1-c"),
     ),
     Story(
         "together",
-        f"{_HAS}{{other}} has {{b}} more than {{name}}. {_TOGETHER}",
-        (("a", "+", "b"), ("1", "+", "a")),
+        _HAS + "{other} has {b} more than {name}. How many {things} do they have together?",
+        ("a+b", "1+a"),
     ),
     Story(
         "boxes",
         "{name} has {a} boxes of {b} {things} and {c} more. How many {things} is that?",
-        (("a", "*", "b"), ("1", "+", "c")),
+        ("a*b", "1+c"),
         largest=(6, 10, 30),
     ),
 )

@@ -12,14 +12,16 @@ import random
 import re
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv, gold_answer, question
-from es_cookbook.recipes.arithmetic.problems import (
+from es_cookbook.recipes.arithmetic.dataset import (
+    ArithmeticEnv,
     Problem,
     generate_problems,
+    gold_answer,
+    question,
     without_carries,
 )
-from es_cookbook.recipes.generated import with_a_wrong_character
-from es_cookbook.recipes.rows_file import Config, write
+from es_cookbook.recipes.generated import RowsConfig as Config
+from es_cookbook.recipes.generated import with_a_wrong_character, write
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Observation
 
@@ -71,9 +73,5 @@ def main(config: Config) -> None:
     write(config, rows, "addition", 2000)
 
 
-def cli() -> None:
-    run_cli(main, Config)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -17,35 +17,33 @@ import itertools
 import random
 from collections.abc import Iterator
 
-import chz
 import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import EOS, answer, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, Batch, answer, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
-from es_cookbook.recipes.arithmetic.dataset import gold_answer, question, right_digits
-from es_cookbook.recipes.arithmetic.problems import Problem, draw_problem, generate_problems
+from es_cookbook.recipes.arithmetic.dataset import (
+    Problem,
+    draw_problem,
+    generate_problems,
+    gold_answer,
+    question,
+    right_digits,
+)
 from es_cookbook.recipes.arithmetic.warm_start import demonstrate
 from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
-from es_cookbook.recipes.warm_start import Batch, Phase, make
+from es_cookbook.recipes.warm_start import Config, Phase, make
 
 CHARACTERS = "0123456789+=;?AB"
+STEPS = 500
 NUM_MEASURED = 500
 ANSWERS, JUDGEMENTS = 24, 72
 """Demonstrated in a step."""
 CLARITY, BIAS = 2.5, 2.0
 """Of judgements, and towards the first place."""
-
-
-@chz.chz
-class Config(warm_start.Config):
-    """How the bundled model is made; the defaults made it."""
-
-    steps: int = chz.field(default=500, doc="optimizer steps")
 
 
 def judged(problem: Problem, first: str, second: str) -> str:
@@ -135,12 +133,9 @@ def main(config: Config) -> None:
     with torch.random.fork_rng():  # transformers draws new rows from torch's global generator
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    make(config, tokenizer, [Phase("pairwise/warm_start", batches, config.steps)], told, model)
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    phase = Phase("pairwise/warm_start", batches, config.steps or STEPS)
+    make(config, tokenizer, [phase], told, model)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

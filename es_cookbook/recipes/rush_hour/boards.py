@@ -173,27 +173,15 @@ def format_moves(moves: Sequence[Move]) -> str:
     return ",".join(f"{move.piece}{move.direction}{move.steps}" for move in moves)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Played:
-    """What became of a list of moves.
-
-    Attributes:
-        legal: how many moves could be made before the first that could not.
-        board: the position after those.
-        is_solved: all moves are legal, and the last leaves the board solved.
-    """
-
-    legal: int
-    board: Board
-    is_solved: bool
-
-
-def play(board: Board, moves: Sequence[Move]) -> Played:
+def play(board: Board, moves: Sequence[Move]) -> tuple[int, Board]:
     """Make moves until one is illegal: no such piece, not along its axis, or something in the way.
 
-    >>> played = play(parse_board("ooB AAB ooo"), parse_moves("Bv1,A>1"))
-    >>> played.legal, str(played.board), played.is_solved
-    (1, 'oooAABooB', False)
+    Returns:
+        How many moves were made, and the position after those.
+
+    >>> legal, end = play(parse_board("ooB AAB ooo"), parse_moves("Bv1,A>1"))
+    >>> legal, str(end)
+    (1, 'oooAABooB')
     """
     pieces = {piece.name: piece for piece in board.pieces}
     occupied = {*board.walls, *(cell for piece in board.pieces for cell in board.cells(piece))}
@@ -207,8 +195,7 @@ def play(board: Board, moves: Sequence[Move]) -> Played:
         pieces[move.piece] = slid
         legal += 1
     ordered = tuple(sorted(pieces.values(), key=lambda piece: piece.start))
-    end = dataclasses.replace(board, pieces=ordered)
-    return Played(legal, end, legal == len(moves) and end.is_solved)
+    return legal, dataclasses.replace(board, pieces=ordered)
 
 
 def _slide(board: Board, piece: Piece, move: Move, occupied: set[int]) -> Piece | None:

@@ -1,12 +1,18 @@
-"""Rush Hour boards as a dataset: generated, or from a local file or a Hub set.
+"""Rush Hour as an Env and as a dataset: generated boards, or those of a file or a Hub set.
+
+The judge is the simulator: any legal list of moves that ends solved is right. The shaped reward
+also pays for what comes before that (`grade_rush_hour`): a solution with the fewest moves earns
+all four parts, a longer one all but some of the second, and moves that cannot be read nothing.
 
 Rows have `board` and, where known, `solution`. Every board that is used must be solvable: a row's
 own solution is played, and counts as the shortest; without one, the shortest is searched for.
 Metrics are reported by difficulty too: `easy`, `medium` and `hard`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -14,8 +20,14 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder
-from es_cookbook.recipes.rush_hour.boards import Move, format_moves, parse_board, parse_moves
-from es_cookbook.recipes.rush_hour.env import PromptStyle, RushHourEnv, RushHourReward, question
+from es_cookbook.recipes.rush_hour.boards import (
+    Board,
+    Move,
+    format_moves,
+    parse_board,
+    parse_moves,
+    play,
+)
 from es_cookbook.recipes.rush_hour.generate import (
     GENERATED_SIZES,
     MEDIUM_BELOW,
@@ -25,9 +37,146 @@ from es_cookbook.recipes.rush_hour.generate import (
 )
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of, render_prompt
-from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
+from es_cookbook.rl.rewards.format import (
+    THINK_OPEN,
+    extract_answer,
+    prompt_ends_in_think,
+    tag_format_reward,
+)
 from es_cookbook.rl.types import Observation, Tokenizer
+
+
+@chz.chz
+class RushHourReward:
+    """The reward of an answer: `answer_weight` · moves + `format_weight` · format."""
+
+    moves: Literal["shaped", "solved", "optimal"] = chz.field(
+        default="shaped",
+        doc="shaped: parts for legal moves and progress; solved or optimal: 1 for that, else 0",
+    )
+    answer_weight: float = chz.field(default=0.9, doc="reward of the moves")
+    format_weight: float = chz.field(
+        default=0.1, doc="reward of the full format, in parts for parts of it"
+    )
+
+    @chz.validate
+    def _finite(self) -> None:
+        check_range(self, "answer_weight", "format_weight", at_least=0)
+
+    @property
+    def full(self) -> float:
+        """Reward of an optimal answer in the right form."""
+        return self.answer_weight + self.format_weight
+
+
+def grade_rush_hour(
+    text: str,
+    board: Board,
+    optimal: int,
+    reward: RushHourReward,
+    *,
+    prompt_ends_in_think: bool = False,
+) -> Grade:
+    """Grade a model's whole answer, of which the last `<answer>` counts.
+
+    Metrics: `correct`, all moves are legal, and they end with the board solved; `optimal`, in the
+    fewest moves; `stops_early`, all are legal, and the board is not solved after the last; `legal`,
+    the share of the moves before the first illegal one; `format`, of the text; `well_formed`, full
+    format and moves that can be read; `correct_well_formed`.
+
+    Args:
+        text: the answer.
+        board: which it is about.
+        optimal: how many moves solve it at best.
+        reward: how it is paid.
+        prompt_ends_in_think: the prompt already holds the opening `<think>`.
+
+    >>> from es_cookbook.recipes.rush_hour.boards import parse_board
+    >>> text, board = "<think></think><answer>Bv2,A>2</answer>", parse_board("ooBo AABo oooo oooo")
+    >>> grade_rush_hour(text, board, 2, RushHourReward()).reward
+    1.0
+    """
+    moves = parse_moves(extract_answer(text) or "") or ()
+    legal, end = play(board, moves)
+    all_legal = legal == len(moves) > 0
+    solved = all_legal and end.is_solved
+    share = legal / max(len(moves), 1)
+    # 0.65 solved + 0.20 / (1 + moves beyond the optimum), if it solves; 0.10 share of legal moves;
+    # 0.05 progress: how much less than before is to go after the legal moves.
+    before, after = _to_go(board), _to_go(end)
+    shaped = 0.10 * share + 0.05 * max(0.0, (before - after) / before)
+    if solved:
+        shaped += 0.65 + 0.20 / (1 + max(0, len(moves) - optimal))
+    form = tag_format_reward(text, prompt_ends_in_think=prompt_ends_in_think)
+    well_formed = form == 1.0 and len(moves) > 0
+    metrics = {
+        "correct": float(solved),
+        "optimal": float(solved and len(moves) <= optimal),
+        "stops_early": float(all_legal and not solved),
+        "legal": share,
+        "format": form,
+        "well_formed": float(well_formed),
+        "correct_well_formed": float(solved and well_formed),
+    }
+    earned = {"shaped": shaped, "solved": metrics["correct"], "optimal": metrics["optimal"]}
+    total = reward.answer_weight * earned[reward.moves] + reward.format_weight * form
+    return Grade(total, metrics)
+
+
+def _to_go(board: Board) -> int:
+    """How far from solved it looks: pieces in the target's way, and columns to go."""
+    return len(board.in_the_way) + board.distance
+
+
+PromptStyle: TypeAlias = Literal["compact", "words"]
+
+_WORDS = """\
+Solve this Rush Hour board: slide pieces until the right end of piece A is in the last column.
+
+{board}
+
+Each capital letter is a piece, o is an empty cell and x a wall. A horizontal piece slides left \
+(<) or right (>), a vertical piece up (^) or down (v), over empty cells only. A move is a piece, a \
+direction and a number of cells; use as few moves as possible. Show your work in <think> </think> \
+tags. And return the moves in <answer> </answer> tags, for example <answer> Bv2,A>3 </answer>."""
+
+
+def question(board: Board, style: PromptStyle) -> str:
+    r"""The board with the rules ("words"), or alone and in one line ("compact").
+
+    >>> from es_cookbook.recipes.rush_hour.boards import parse_board
+    >>> question(parse_board("ooB AAB ooo"), "compact")
+    'ooBAABooo\n'
+    """
+    if style == "compact":
+        return f"{board}\n"
+    return _WORDS.format(board="\n".join(board.rows()))
+
+
+@dataclasses.dataclass(eq=False)
+class RushHourEnv(ProblemEnv):
+    """One attempt at one board."""
+
+    observation: Observation
+    board: Board
+    optimal: int
+    reward: RushHourReward
+    prompt_ends_in_think: bool = False
+
+    def __post_init__(self) -> None:
+        self.full_reward = self.reward.full
+
+    @override
+    def grade(self, text: str) -> Grade:
+        problem = self.board, self.optimal, self.reward
+        return grade_rush_hour(text, *problem, prompt_ends_in_think=self.prompt_ends_in_think)
 
 
 @chz.chz

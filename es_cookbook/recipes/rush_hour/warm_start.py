@@ -11,22 +11,21 @@ solved, and keeps the form. Boards of folds 0 and 1, which runs may hold out, ar
 
 import itertools
 import random
-from collections.abc import Iterator
 
 import chz
 
-from es_cookbook.baselines.small_model import EOS, build_model, build_tokenizer, happens
+from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import format_moves
-from es_cookbook.recipes.rush_hour.env import question
+from es_cookbook.recipes.rush_hour.dataset import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
 from es_cookbook.recipes.rush_hour.train_cli import RECIPE
-from es_cookbook.recipes.warm_start import Batch, Phase, make, on_held_out
+from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
+STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 12_000
 HELD_OUT = (0, 1)
 """Folds that are never shown: one for the test, one to choose settings on."""
 
@@ -35,10 +34,6 @@ HELD_OUT = (0, 1)
 class Config(warm_start.Config):
     """How the model is made; the defaults made the bundled one."""
 
-    batch_size: int = chz.field(default=96, doc="demonstrations a step")
-    num_problems: int = chz.field(
-        default=12_000, doc="training boards shown", metadata=formerly("num_boards")
-    )
     careless: bool = chz.field(
         default=True, doc="whether demonstrations leave out the last move; False: all solve"
     )
@@ -63,27 +58,20 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
 
 
 def main(config: Config) -> None:
-    def shown(problem: Problem, rng: random.Random) -> str:
-        without_last = config.careless and leaves_out_the_last(problem, rng)
-        return demonstrate(problem, without_last=without_last)
-
-    def batches(rng: random.Random) -> Iterator[Batch]:
+    def problems(_: random.Random) -> list[Problem]:
         folds = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
         stream = generate_problems(config.seed, folds, size=5, max_moves=5)
-        problems = list(itertools.islice(stream, config.num_problems))
-        while True:
-            batch = rng.sample(problems, min(config.batch_size, len(problems)))
-            yield [(question(p.board, "compact"), shown(p, rng) + EOS) for p in batch]
+        return list(itertools.islice(stream, NUM_PROBLEMS))
 
-    tokenizer = build_tokenizer(CHARACTERS)
-    phase = Phase("rush_hour/warm_start", batches, config.steps)
-    model = build_model(tokenizer, config.seed, width=64, depth=3)
-    make(config, tokenizer, [phase], on_held_out(RECIPE), model)
+    def shown(problem: Problem, rng: random.Random) -> tuple[str, str]:
+        without_last = config.careless and leaves_out_the_last(problem, rng)
+        text = demonstrate(problem, without_last=without_last)
+        return question(problem.board, "compact"), text + EOS
 
-
-def cli() -> None:
-    run_cli(main, Config)
+    batches = sampled(problems, shown, BATCH_SIZE)
+    phase = Phase("rush_hour/warm_start", batches, config.steps or STEPS)
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE), depth=3)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -11,15 +11,21 @@ from collections.abc import Sequence
 
 from es_cookbook.baselines.small_model import happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.search.corpus import SYLLABLES, Person
-from es_cookbook.recipes.search.dataset import SearchEnv, chat_of, people_of, search
-from es_cookbook.recipes.warm_start import ChatConfig as Config
-from es_cookbook.recipes.warm_start import chat_tokenizer, make_talk
+from es_cookbook.recipes.search.dataset import (
+    SYLLABLES,
+    Person,
+    SearchEnv,
+    chat_of,
+    people_of,
+    search,
+)
+from es_cookbook.recipes.warm_start import Config, chat_tokenizer, make_talk
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.message_env import MessageEnv
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz?Ġ"  # Ġ: byte-level BPE's space
+NUM_PROBLEMS = 12_000
 WORDS = (*call_text(ToolCall("search", {"query": "|"}), "hermes").split("|"), *SYLLABLES)
 """A token each: what stands before and behind a query, and the syllables of names."""
 
@@ -38,12 +44,8 @@ def main(config: Config) -> None:
         person = rng.choice(people_of("train"))
         return SearchEnv(chat, person, "compact"), texts(person, rng)
 
-    make_talk(config, tokenizer, demonstrate)
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    make_talk(config, tokenizer, demonstrate, num_chats=NUM_PROBLEMS)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

@@ -1,12 +1,24 @@
-"""Openings as a dataset: to play each other from, and for games against fixed opponents.
+"""Games of genomes with each other, as group rewards, and games against fixed opponents.
+
+A rollout is one move, because a game between genomes is nobody's rollout alone: live games would
+wait for ever for a genome that is not resident yet. So all games are played once all rollouts of
+the group have ended (`EnvGroupBuilder.compute_group_rewards`), while the whole population is still
+resident (`asks_genomes`). A move at the opening is the rollout's, each further one is asked for.
+
+The base model is a guest of every tournament: what the population scores against it is where it
+has come to since the run began.
 
 A held-out problem is one game of the centre from a held-out opening, with either colour, against
 the random or the perfect player.
 """
 
+import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Literal
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -15,18 +27,232 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, Opponent, OpponentGroup, Prompts
-from es_cookbook.recipes.tic_tac_toe.game import Mark, PromptStyle, openings
-from es_cookbook.recipes.tic_tac_toe.tournament import elo
+from es_cookbook.recipes.tic_tac_toe.game import (
+    Mark,
+    PromptStyle,
+    Tournament,
+    elo,
+    legal_moves,
+    mover,
+    openings,
+    perfect_move,
+    played,
+    question,
+    random_move,
+    read_move,
+    winner,
+)
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
 from es_cookbook.rl.types import (
+    Action,
     Datasets,
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    GroupReward,
+    LostRollout,
     Metrics,
+    Observation,
+    Policy,
     ProblemResult,
     RLDatasetBuilder,
+    StepResult,
     Tokenizer,
+    Trajectory,
     TrajectoryGroup,
 )
+
+Opponent: TypeAlias = Literal["random", "perfect"]
+
+_PLAYERS: Mapping[Opponent, Callable[[str, random.Random], int]] = {
+    "random": random_move,
+    "perfect": perfect_move,
+}
+_RESULTS: Mapping[Opponent, tuple[str, str, str]] = {
+    name: (f"wins_against_{name}", f"draws_with_{name}", f"loses_to_{name}") for name in _PLAYERS
+}
+"""Metrics of a game: won, drawn, lost."""
+_COMPACT_MOVE = 2
+"""Characters of an answer in the compact style: a sign of the player's own, and a cell."""
+
+
+def _digest(opening: str) -> int:
+    return digest_of(f"tic-tac-toe {opening}")
+
+
+class Prompts:
+    """Positions as a model is shown them, each tokenized once."""
+
+    def __init__(self, tokenizer: Tokenizer, style: PromptStyle) -> None:
+        self._tokenizer = tokenizer
+        self._style: PromptStyle = style
+        self._observations: dict[str, Observation] = {}
+
+    def __call__(self, position: str) -> Observation:
+        """The side that moves is asked for its move."""
+        if position not in self._observations:
+            text = question(position, self._style)
+            tokens_T = render_prompt(self._tokenizer, text, chat=self._style == "words")
+            length = _COMPACT_MOVE if self._style == "compact" else None
+            self._observations[position] = Observation(tokens_T, max_tokens=length)
+        return self._observations[position]
+
+
+class OpeningEnv(ProblemEnv):
+    """The first move after an opening; its worth shows in the games."""
+
+    @override
+    def grade(self, text: str) -> Grade:
+        return Grade(0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpeningGroup(EnvGroupBuilder):
+    """All genomes play each other from one opening.
+
+    Attributes:
+        opening: where every game begins.
+        prompts: how positions are shown.
+        swiss_rounds: 0 for a round robin.
+        draw: what a draw earns; a win earns 1.
+    """
+
+    opening: str
+    prompts: Prompts
+    swiss_rounds: int
+    draw: float
+
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return True
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return (_digest(self.opening),)
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        observation = self.prompts(self.opening)
+        return EnvGroup([OpeningEnv(observation) for _ in range(num_envs)])
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward]:
+        first_moves = {
+            i: trajectory.transitions[0].action.text
+            for i, trajectory in enumerate(trajectories)
+            if isinstance(trajectory, Trajectory)
+        }
+        rewards = [GroupReward(0.0)] * len(trajectories)
+        if not first_moves:
+            return rewards
+        players = [policies[i] for i in first_moves]
+        tournament = await self._played(players, list(first_moves.values()))
+        asked, illegal = tournament.asked()
+        counts, with_base = tournament.counts().tolist(), tournament.counts(with_base=True).tolist()
+        for player, i in enumerate(first_moves):
+            wins, draws, losses = counts[player]
+            games = max(wins + draws + losses, 1)
+            won, drawn, lost = with_base[player]
+            metrics = {
+                "wins": wins / games,
+                "draws": draws / games,
+                "losses": losses / games,
+                "illegal": illegal[player] / asked[player],
+                "score_against_base": (won + 0.5 * drawn) / (won + drawn + lost),
+            }
+            logs = {"games": self._games_with_base(tournament, player, len(players))}
+            rewards[i] = GroupReward((wins + self.draw * draws) / games, metrics, logs)
+        return rewards
+
+    async def _played(self, players: Sequence[Policy], first_moves: Sequence[str]) -> Tournament:
+        policies = [*players, players[0].base]
+
+        async def ask(player: int, position: str) -> int | None:
+            if position == self.opening and player < len(players):
+                return read_move(first_moves[player])
+            return read_move((await policies[player].sample(self.prompts(position))).text)
+
+        tournament = Tournament(self.opening, len(players), ask)
+        await tournament.play_base()
+        if self.swiss_rounds:
+            seed = derive_seed(0, f"tic_tac_toe/{self.opening}")
+            await tournament.play_swiss(self.swiss_rounds, seed)
+        else:
+            await tournament.play_round_robin()
+        return tournament
+
+    def _games_with_base(self, tournament: Tournament, player: int, base: int) -> str:
+        """A line each."""
+        lines: list[str] = []
+        for x, o in ((player, base), (base, player)):
+            who = ["base" if each == base else f"player {each}" for each in (x, o)]
+            moves = [str(move or "forfeits") for move in tournament.moves_of(x, o)]
+            lines.append(f"X {who[0]}, O {who[1]}: {self.opening} {' '.join(moves)}")
+        return "\n".join(lines)
+
+
+@dataclasses.dataclass(eq=False)
+class OpponentEnv(Env):
+    """One game against a fixed opponent, a move a turn; naming no free cell forfeits it.
+
+    Attributes:
+        position: as the game stands.
+        prompts: how positions are shown.
+        mark: what the policy plays.
+        opponent: who plays the other side.
+        seed: of the opponent's moves.
+        draw: what a draw earns; a win earns 1.
+    """
+
+    position: str
+    prompts: Prompts
+    mark: Mark
+    opponent: Opponent
+    seed: int
+    draw: float
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(derive_seed(self.seed, f"tic_tac_toe/{self.opponent}"))
+
+    async def initial_observation(self) -> Observation:
+        """The first position at which the policy moves."""
+        self._let_opponent_move()
+        return self.prompts(self.position)
+
+    async def step(self, action: Action) -> StepResult:
+        move = read_move(action.text)
+        if move not in legal_moves(self.position):
+            return self._ended(-1, 1.0)
+        self.position = played(self.position, move)
+        self._let_opponent_move()
+        if legal_moves(self.position):
+            observation = self.prompts(self.position)
+            return StepResult(0.0, False, observation, {"illegal": 0.0})
+        won = winner(self.position)
+        return self._ended(0 if won is None else 1 if won == self.mark else -1, 0.0)
+
+    def _let_opponent_move(self) -> None:
+        if legal_moves(self.position) and mover(self.position) != self.mark:
+            move = _PLAYERS[self.opponent](self.position, self._rng)
+            self.position = played(self.position, move)
+
+    def _ended(self, result: int, illegal: float) -> StepResult:
+        names = _RESULTS[self.opponent]
+        metrics = {name: float(1 - i == result) for i, name in enumerate(names)}
+        reward = {1: 1.0, 0: self.draw, -1: 0.0}[result]
+        logs = {"position": self.position}
+        return StepResult(reward, True, None, {"illegal": illegal, **metrics}, logs)
+
 
 _MARKS: Sequence[Mark] = ("X", "O")
 
@@ -78,19 +304,19 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         dataset = OpeningsDataset(train, self.problems_per_generation, self.seed)
         return Datasets(dataset, test_P)
 
-    def _held_out_games(self, prompts: Prompts) -> list[OpponentGroup]:
+    def _held_out_games(self, prompts: Prompts) -> list[ProblemGroupBuilder]:
+        """With the same seeds for every run: they compare."""
         games: dict[Opponent, int] = {"random": self.random_games, "perfect": self.perfect_games}
-        return [
-            OpponentGroup(opening, prompts, mark, opponent, self._seed_of(game), self.draw)
-            for opponent, count in games.items()
-            for opening in openings(self.opening_moves, "development" if self.fold else "test")
-            for mark in _MARKS
-            for game in range(count)
-        ]
-
-    def _seed_of(self, game: int) -> int:
-        """The same for every run: they compare."""
-        return derive_seed(0, "tic_tac_toe/held_out", game)
+        held_out = openings(self.opening_moves, "development" if self.fold else "test")
+        found: list[ProblemGroupBuilder] = []
+        for opponent, count in games.items():
+            for opening, mark, game in itertools.product(held_out, _MARKS, range(count)):
+                seed = derive_seed(0, "tic_tac_toe/held_out", game)
+                given = opening, prompts, mark, opponent, seed, self.draw
+                make_env = functools.partial(OpponentEnv, *given)
+                # Without a name an evaluation numbers it.
+                found.append(ProblemGroupBuilder(make_env, "", contents=(_digest(opening),)))
+        return found
 
 
 class OpeningsDataset(ProblemDataset[OpeningGroup]):

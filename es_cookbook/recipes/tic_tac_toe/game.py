@@ -1,4 +1,4 @@
-"""Tic-tac-toe: positions, moves, results, players, openings, and what a player is shown.
+"""Tic-tac-toe: positions, moves, results, openings, what a player is shown, and tournaments.
 
 A position is nine characters, row by row, X, O or "." for a free cell; X began, so the marks say
 who moves next. Cells have the numbers 1 to 9. Perfect play is minimax over all 5,478 positions,
@@ -10,15 +10,42 @@ are drawn if both sides play perfectly, so that neither begins with an advantage
 cannot hold. Which split an opening belongs to is a hash of its symmetry class: no held-out opening
 is a rotation or reflection of a training one. No training game comes past a held-out opening
 either, since all its positions have more marks than the openings.
+
+In a tournament players meet from one opening, each pair with both colours.
+
+All games advance together, a move at a time, and a player is asked once for its move at a position,
+however many of its games come there. So games cost little: most of those that similar players play
+are alike. Among n players who all answer each position in one of m ways, a round robin has n² − n
+games, and a player is asked at no more positions than m ways branch into.
+
+A round robin plays all pairs. `swiss` plays rounds between players who have done about as well, for
+populations in which all pairs would be too many positions.
+
+The base, a guest, plays everyone with both colours and is not paired otherwise. Games with it do
+not count for the score.
+
+Elo's scale turns a score s against an opponent into a difference of ratings,
+400 · log10(s / (1 − s)) (A. E. Elo, The Rating of Chessplayers, Past and Present, 1978), which for
+two players is the Bradley-Terry model's fit.
+
+Left out: ratings of single genomes. One opening is too few games for them.
 """
 
 import functools
 import itertools
+import math
 import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, TypeAlias
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold
+from es_cookbook.rl.judging.tournament import PlayerPair, round_robin, swiss
 from es_cookbook.rl.rewards.answers import last_number
 
 Mark: TypeAlias = Literal["X", "O"]
@@ -213,3 +240,129 @@ def careless_move(position: str) -> int:
         if winner(played(position, cell)) is None and not _completes(position, cell)
     ]
     return (quiet or moves)[0]
+
+
+Ask: TypeAlias = Callable[[int, str], Awaitable[int | None]]
+"""A player's move at a position; None where its answer names no cell."""
+
+_BY_WINNER = {"X": 1, None: 0, "O": -1}
+
+
+def elo(points: float, games: int) -> float:
+    """The difference of ratings that explains so many points of so many games.
+
+    Half a point of one further game is added, so that nobody is infinitely better.
+
+    >>> round(elo(75, 100)), round(elo(50, 100)), round(elo(10, 10))
+    (189, 0, 529)
+    """
+    score = (points + 0.5) / (games + 1)
+    return 400 * math.log10(score / (1 - score))
+
+
+class Tournament:
+    """Games from one opening.
+
+    Args:
+        opening: where every game begins.
+        num_players: they are 0 to n - 1; the base is number n.
+        ask: a player's move.
+
+    Attributes:
+        moves: what was answered at each position, by player.
+    """
+
+    def __init__(self, opening: str, num_players: int, ask: Ask) -> None:
+        self.opening = opening
+        self.moves: dict[str, dict[int, int | None]] = {}
+        self._base = num_players
+        self._ask = ask
+        self._games: list[NDArray[np.int64]] = []  # Rows of player of X, player of O, result.
+
+    async def play_round_robin(self) -> None:
+        await self._play(round_robin(self._base))
+
+    async def play_swiss(self, rounds: int, seed: int) -> Collection[PlayerPair]:
+        """Some rounds, paired by the points so far; returns who has met."""
+        met: set[PlayerPair] = set()
+        for number in range(rounds):
+            scores = [won + 0.5 * drawn for won, drawn, _ in self.counts().tolist()]
+            pairs = swiss(scores, met, derive_seed(seed, "tic_tac_toe/swiss", number))
+            met.update(pairs)
+            await self._play(pairs)
+        return met
+
+    async def play_base(self) -> None:
+        """Everyone plays the base."""
+        await self._play([(player, self._base) for player in range(self._base)])
+
+    def counts(self, with_base: bool = False) -> NDArray[np.int64]:
+        """A row a player: games won, drawn and lost, with other players or with the base."""
+        games = np.concatenate([np.zeros((0, 3), dtype=np.int64), *self._games])
+        chosen = (games[:, :2] == self._base).any(axis=1) == with_base
+        x_N, o_N, result_N = games[chosen].T
+        counts = np.zeros((self._base + 1, 3), dtype=np.int64)
+        np.add.at(counts, (x_N, 1 - result_N), 1)
+        np.add.at(counts, (o_N, 1 + result_N), 1)
+        return counts[: self._base]
+
+    def asked(self) -> tuple[Counter[int], Counter[int]]:
+        """At how many positions each was asked, and at how many it forfeited by its answer."""
+        asked, illegal = Counter[int](), Counter[int]()
+        for position, answers in self.moves.items():
+            asked.update(answers.keys())
+            moves = legal_moves(position)
+            illegal.update(player for player, move in answers.items() if move not in moves)
+        return asked, illegal
+
+    def moves_of(self, x: int, o: int) -> list[int | None]:
+        """The moves of a game that was played; the last is None where it was forfeited."""
+        position, moves = self.opening, list[int | None]()
+        while legal_moves(position):
+            move = self.moves[position][x if mover(position) == "X" else o]
+            if move is None or move not in legal_moves(position):
+                return [*moves, None]
+            moves.append(move)
+            position = played(position, move)
+        return moves
+
+    async def _play(self, pairs: Sequence[PlayerPair]) -> None:
+        """Each pair with both colours, all games a move at a time."""
+        if not pairs:
+            return
+        one, other = np.array(pairs, dtype=np.int64).T
+        x_N, o_N = np.concatenate([one, other]), np.concatenate([other, one])
+        result_N = np.zeros_like(x_N)
+        at = {self.opening: np.arange(len(x_N))}
+        while at:
+            movers = {p: (x_N if mover(p) == "X" else o_N)[games] for p, games in at.items()}
+            await self._ask_all({p: np.unique(players) for p, players in movers.items()})
+            following: dict[str, list[NDArray[np.int64]]] = {}
+            for position, games in at.items():
+                answers = self.moves[position]
+                cells = np.array([answers[player] or 0 for player in movers[position].tolist()])
+                for cell in np.unique(cells).tolist():
+                    chosen = games[cells == cell]
+                    if cell not in legal_moves(position):
+                        result_N[chosen] = -1 if mover(position) == "X" else 1
+                        continue
+                    after = played(position, cell)
+                    if legal_moves(after):
+                        following.setdefault(after, []).append(chosen)
+                    else:
+                        result_N[chosen] = _BY_WINNER[winner(after)]
+            at = {position: np.concatenate(games) for position, games in following.items()}
+        self._games.append(np.stack([x_N, o_N, result_N], axis=1))
+
+    async def _ask_all(self, players_at: dict[str, NDArray[np.int64]]) -> None:
+        """Ask everyone who has not been asked at a position yet, all at once."""
+
+        async def ask(player: int, position: str, answers: dict[int, int | None]) -> None:
+            answers[player] = await self._ask(player, position)
+
+        async with anyio.create_task_group() as asking:
+            for position, players in players_at.items():
+                answers = self.moves.setdefault(position, {})
+                for player in players.tolist():
+                    if player not in answers:
+                        asking.start_soon(ask, player, position, answers)

@@ -18,12 +18,10 @@ Openings that are held out are never shown.
 import random
 from collections.abc import Iterator
 
-import chz
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import answer, build_model, build_tokenizer, happens
+from es_cookbook.baselines.small_model import Batch, answer, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.tic_tac_toe.game import (
     EMPTY,
     careful_move,
@@ -38,21 +36,15 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     read_move,
     urgent_moves,
 )
-from es_cookbook.recipes.warm_start import Batch, Phase, make
+from es_cookbook.recipes.warm_start import Config, Phase, make
 
 CHARACTERS = "123456789#@=!?"
+STEPS, BATCH_SIZE = 1500, 128
 NUM_MEASURED = 1000
 CARELESS = 0.3
 """Log-odds of the careless player where cells favour neither side."""
 OPENING_MOVES = 4
 """Of the openings of which the held-out ones are not shown."""
-
-
-@chz.chz
-class Config(warm_start.Config):
-    """How the bundled model is made; the defaults made it."""
-
-    batch_size: int = chz.field(default=128, doc="positions a step")
 
 
 def draw_position(rng: random.Random) -> str:
@@ -112,21 +104,14 @@ def main(config: Config) -> None:
 
     def batches(rng: random.Random) -> Iterator[Batch]:
         while True:
-            positions = [draw_shown(rng) for _ in range(config.batch_size)]
+            positions = [draw_shown(rng) for _ in range(BATCH_SIZE)]
             shown = [demonstrate(position, rng) for position in positions]
             asked = [question(position, "compact") for position in positions]
             yield list(zip(asked, shown, strict=True))
 
-    tokenizer = build_tokenizer(CHARACTERS)
-    model = build_model(tokenizer, config.seed, width=64, depth=3)
-    make(
-        config, tokenizer, [Phase("tic_tac_toe/warm_start", batches, config.steps)], measure, model
-    )
-
-
-def cli() -> None:
-    run_cli(main, Config)
+    phase = Phase("tic_tac_toe/warm_start", batches, config.steps or STEPS)
+    make(config, build_tokenizer(CHARACTERS), [phase], measure, depth=3)
 
 
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Config)

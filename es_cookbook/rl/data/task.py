@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names, recorded_without
-from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -294,10 +294,6 @@ class TaskEnv(ProblemEnv):
             f" by reward {name_of(reward)!r}; if a perfect answer reads otherwise, say how, as in "
             'dataset.gold="\\\\boxed{{{answer}}}", and if there is none, dataset.full_reward=None'
         )
-
-    @override
-    def grade(self, text: str) -> Grade:
-        raise EnvError(f"{self._row.where}: a reward may wait, so `graded` is what to await")
 
     @override
     async def graded(self, text: str) -> Grade:

@@ -7,33 +7,21 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.recipes.alignment import pairs
-from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig, main
+from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig
 from es_cookbook.recipes.conciseness.questions import Question
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from es_cookbook.recipes.conciseness.warm_start import CHARACTERS
 from es_cookbook.rl.rewards.length import Conciseness
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.recipe_problems import APART, parsed, short_run
 
 pytestmark = pytest.mark.anyio
 
 
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
-
-
-def test_the_config_round_trips_through_json_and_the_weight_is_an_option() -> None:
-    config = parsed("preference.weight=3", "kl.weight=30")
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig
-    assert again == config
-    assert config.preference is not None and config.preference.weight == 3
-    assert config.preference.source == str(PAIRS)
-    assert parsed("preference=None").preference is None
+def test_the_pairs_are_the_recipes_own_or_none() -> None:
+    preference = CLIConfig().preference
+    assert preference is not None and preference.source == str(PAIRS)
+    assert parsed(CLIConfig, "preference=None").preference is None
 
 
 def rows() -> list[dict[str, str]]:
@@ -83,29 +71,17 @@ def test_a_hasty_answer_is_a_likely_mistake_or_has_one_wrong_character(
     assert question.kind != "more" or found == likely
 
 
-async def test_the_tasks_own_questions_are_valid() -> None:
-    built = await CLIConfig().dataset(build_tokenizer(CHARACTERS))
-    await built.train.validate(512)
-    assert len(built.test_P) > 100
-
-
 def steps(tmp_path: Path, weight: float) -> tuple[bytes, list[dict[str, float]]]:
     run = tmp_path / f"{weight}"
-    options = (
-        *(f"log_path={run}", "trackers=JsonlTrackerBuilder", f"preference.weight={weight}"),
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
-        *("dataset.num_train=6", "dataset.num_test=4", "preference.problems_per_generation=3"),
-    )
-    run_cli(main, CLIConfig, options)
-    return (run / "history.jsonl").read_bytes(), read_metrics(run / "metrics.jsonl")
+    pairs = f"preference.weight={weight}", "preference.problems_per_generation=3"
+    metrics = short_run("alignment", run, *APART, *pairs)
+    return (run / "history.jsonl").read_bytes(), metrics
 
 
 def test_a_run_of_two_generations_is_moved_by_the_pairs_and_by_weight_0_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     moved, metrics = steps(tmp_path, 50)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
     assert {"env/preference/margin", "env/preference/preferred"} <= metrics[0].keys()
     assert {"test/env/all/excess", "test/env/all/correct"} <= metrics[-1].keys()
     plain, measured = steps(tmp_path, 0)

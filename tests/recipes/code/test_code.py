@@ -10,25 +10,23 @@ import datasets
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, SandboxError
-from es_cookbook.recipes.code import env as code_env
-from es_cookbook.recipes.code import train_cli
-from es_cookbook.recipes.code.dataset import CodeDataset, CodeDatasetBuilder
-from es_cookbook.recipes.code.env import (
+from es_cookbook.recipes.code import dataset as code_dataset
+from es_cookbook.recipes.code.dataset import (
+    CodeDataset,
+    CodeDatasetBuilder,
     CodeProblem,
-    coding_problem,
     extract_code,
+    generate_problems,
     grade_code,
     question,
+    read_problem,
 )
-from es_cookbook.recipes.code.problems import generate_problems, read_problem
-from es_cookbook.recipes.code.train_cli import CLIConfig
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
-from es_cookbook.rl.types import Action, Observation
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.rl.types import Action
+from tests.recipe_problems import short_run, write_rows
 from tests.sandboxes import needs_sandbox
 
 pytestmark = pytest.mark.anyio
@@ -44,11 +42,6 @@ APPS: dict[str, Any] = {
     "input_output": json.dumps({"inputs": ["1 2\n", "3 4 5\n"], "outputs": ["3\n", "12"]}),
     "solutions": json.dumps(["print(sum(map(int, input().split())))"]),
 }
-
-
-def write(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 async def build(**fields: Any) -> tuple[CodeDataset, list[CodeProblem]]:
@@ -158,15 +151,15 @@ async def test_a_case_that_never_ends_costs_one_deadline() -> None:
 @needs_sandbox
 async def test_equal_answers_of_a_group_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    real = code_env.run_code
+    real = code_dataset.run_code
 
     async def counted(code: str, stdin: str = "", limits: Limits | None = None) -> Any:
         ran.append(code)
         return await real(code, stdin, limits)
 
-    monkeypatch.setattr(code_env, "run_code", counted)
+    monkeypatch.setattr(code_dataset, "run_code", counted)
     problem = read_problem(Row("x", APPS), 1)
-    builder = coding_problem(Observation((1,)), problem, "share", Limits(), "x")
+    builder = CodeDatasetBuilder().builder("x", problem, build_tokenizer(CHARACTERS))
     group = await pickle.loads(pickle.dumps(builder)).make_envs(3)
     for env, text in zip(
         group.envs, ("```print(3)```", "<answer>print(3)</answer>", "?"), strict=True
@@ -183,7 +176,7 @@ async def test_every_gold_solution_runs_and_one_that_fails_is_named(tmp_path: Pa
     train, _ = await build(source=str(path), num_test=0)
     await train.validate(4096)
     bad = {**MBPP, "code": "def double(x):\n  return 4"}
-    source = write(tmp_path / "bad.jsonl", APPS, bad)
+    source = write_rows(tmp_path / "bad.jsonl", [APPS, bad])
     train, _ = await build(source=source, num_test=0)
     with pytest.raises(DataError) as caught:
         await train.validate(4096)
@@ -201,27 +194,6 @@ async def test_generated_problems_are_solved_by_their_solutions() -> None:
     assert (len(train), len(test)) == (4, 2)
 
 
-async def test_a_problem_in_both_splits_is_refused(tmp_path: Path) -> None:
-    source, test_source = (write(tmp_path / f"{name}.jsonl", MBPP) for name in ("a", "b"))
-    with pytest.raises(
-        DataError, match=r"is also held out, in .*line 1; training and test must be"
-    ):
-        await build(source=source, test_source=test_source)
-
-
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"num_train": 0}, "num_train"),
-        ({"max_cases": 0}, "max_cases"),
-        ({"test_source": "x"}, "test_source"),
-    ],
-)
-def test_fields_that_cannot_work_are_named(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        CodeDatasetBuilder(**fields)
-
-
 def test_without_a_sandbox_the_run_is_refused_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,18 +201,13 @@ def test_without_a_sandbox_the_run_is_refused_before_a_model_is_loaded(
     check_sandbox.cache_clear()
     with pytest.raises(SandboxError, match="install the packages bubblewrap"):
         CodeDatasetBuilder().check()
+    with pytest.raises(ConfigError, match="max_cases must be at least 1"):
+        CodeDatasetBuilder(max_cases=0)
 
 
 @needs_sandbox
 def test_a_short_run_trains(tmp_path: Path) -> None:
-    options = [
-        *("num_generations=1", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("dataset.num_train=4", "dataset.num_test=2", "trackers=JsonlTrackerBuilder"),
-        f"log_path={tmp_path / 'run'}",
-    ]
-    run_cli(train_cli.main, CLIConfig, options)
-    merged: dict[str, float] = {}
-    for line in read_metrics(tmp_path / "run" / "metrics.jsonl"):
-        merged |= line
+    rows = short_run("code", tmp_path / "run", "num_generations=1", "dataset.num_test=2")
+    merged = {**rows[0], **rows[-1]}
     assert {"env/all/solved", "env/all/answered", "test/env/all/passed"} <= merged.keys()
     assert merged["rollouts/failed"] == 0

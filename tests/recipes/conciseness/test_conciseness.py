@@ -1,9 +1,7 @@
 """The recipe conciseness: its questions, its command line, KL that is only reported, and a run."""
 
-import json
 import random
 import re
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,49 +9,27 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.baselines.small_model import EOS, build_tokenizer
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.conciseness import warm_start
 from es_cookbook.recipes.conciseness.questions import generate_questions
-from es_cookbook.recipes.conciseness.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.recipes.conciseness.train_cli import RECIPE, CLIConfig
 from es_cookbook.recipes.warm_start import measured
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.length import Conciseness
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.recipe_problems import APART, build, check_second_row_is_named, parsed, short_run
 
 pytestmark = pytest.mark.anyio
 
 
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
-
-
-async def build(task: Task) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
-    built = await task(build_tokenizer(warm_start.CHARACTERS))
-    assert isinstance(built.train, ProblemDataset)
-    await built.train.validate(512)
-    return built.train, [p for p in built.test_P if isinstance(p, ProblemGroupBuilder)]
-
-
-def test_the_config_round_trips_through_json_and_reports_kl_without_penalty() -> None:
-    config = parsed("dataset.reward=conciseness", "dataset.reward.wrong=20", "dataset.tag=kind")
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig
-    assert again == config
+def test_kl_is_reported_and_a_weight_penalises_it() -> None:
+    config = parsed(CLIConfig, "dataset.reward=conciseness", "dataset.reward.wrong=20")
     assert config.dataset.reward == Conciseness(wrong=20)
     assert config.kl is not None and config.kl.weight == 0
-    penalised = parsed("kl.weight=0.5").kl
+    penalised = parsed(CLIConfig, "kl.weight=0.5").kl
     assert penalised is not None
     assert (penalised.weight, penalised.problems_per_generation) == (0.5, 4)
 
 
 async def test_every_bundled_question_is_valid_and_none_is_in_both_splits() -> None:
-    train, test = await build(CLIConfig().dataset)
+    train, test = await build(CLIConfig().dataset, build_tokenizer(warm_start.CHARACTERS))
     asked = [[str(b.make_env().observation) for b in part] for part in (train.builders, test)]
     assert [len(set(part)) for part in asked] == [len(train), len(test)]
     assert len(train) > 1000 and len(test) > 100
@@ -86,18 +62,9 @@ def test_demonstrations_are_right_mostly_long_and_fit_the_budget() -> None:
     assert 0.15 < sum(metrics) / len(metrics) < 0.35
 
 
-def test_a_run_of_two_generations_reports_length_and_kl(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (
-        *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder", "dataset.tag=kind"),
-        *("num_generations=2", "optimizer.population_size=4", "dataset.problems_per_generation=2"),
-        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
-        *("dataset.num_train=6", "dataset.num_test=4", "kl.problems_per_generation=2"),
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/concise ")
-    first, *_, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_a_run_of_two_generations_reports_length_and_kl(tmp_path: Path) -> None:
+    options = *APART, "dataset.tag=kind", "kl.problems_per_generation=2"
+    first, *_, last = short_run("conciseness", tmp_path / "run", *options)
     for name in ("correct", "concise", "length", "excess"):
         assert {f"env/all/{name}", f"test/env/all/{name}"} <= first.keys()
     assert any(key.startswith("test/env/after/") for key in first)
@@ -125,13 +92,6 @@ def test_the_bundled_model_knows_the_answers_and_talks_around_them() -> None:
 async def test_a_bad_row_is_named_with_file_and_line(
     tmp_path: Path, row: dict[str, object], sentence: str
 ) -> None:
-    source = tmp_path / "qa.jsonl"
     good = {"question": "b?", "answer": ["yes", "certainly"]}
-    source.write_text("".join(json.dumps(each) + "\n" for each in (good, row)))
-    task = parsed(
-        f"dataset.source={source}", "dataset.problems_per_generation=1", "dataset.num_test=0"
-    ).dataset
-    with pytest.raises(DataError) as caught:
-        await build(task)
-    assert str(caught.value).startswith(f"{source}, line 2: ")
-    assert sentence in str(caught.value)
+    given = RECIPE.dataset, build_tokenizer(warm_start.CHARACTERS), tmp_path / "qa.jsonl"
+    await check_second_row_is_named(*given, [good, row], sentence)

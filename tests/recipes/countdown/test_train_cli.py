@@ -19,26 +19,15 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.program import default_log_path
+from tests.recipe_problems import parsed
 from tests.said import whole_lines
 
 ROOT = Path(__file__).parents[3]
 
 
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
-
-
-def test_without_options_it_is_the_main_job() -> None:
-    config = parsed()
-    assert config == CLIConfig()
-    assert (Path(config.model_name) / "config.json").exists()
-    assert config.dataset == CountdownDatasetBuilder()
-
-
 def test_an_option_changes_itself_and_nothing_beside_it() -> None:
     config = parsed(
+        CLIConfig,
         "optimizer.sigma=0.02",
         "sampling.temperature=0.5",
         "search_space=full_rank",
@@ -90,7 +79,7 @@ def test_a_mistake_is_one_sentence(
     capsys: pytest.CaptureFixture[str], option: str, code: int, sentence: str
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        parsed(option)
+        parsed(CLIConfig, option)
     said = capsys.readouterr().err
     assert caught.value.code == code
     assert sentence in said

@@ -1,8 +1,6 @@
 """The recipe crossword: its clues, rows of public sets, a run, and the model to begin with."""
 
-import json
 import random
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from es_cookbook.recipes.crossword import warm_start
 from es_cookbook.recipes.crossword.clues import generate_clues
 from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder, question
 from es_cookbook.recipes.crossword.train_cli import CLIConfig
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.crossword import Crossword, canonical
+from tests.recipe_problems import build, check_second_row_is_named, write_rows
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
@@ -28,20 +26,8 @@ ROWS: list[dict[str, object]] = [
 ]
 
 
-async def build(**fields: object) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
-    built = await CrosswordDatasetBuilder(**fields)(TOKENIZER)
-    assert isinstance(built.train, ProblemDataset)
-    await built.train.validate(512)
-    return built.train, [p for p in built.test_P if isinstance(p, ProblemGroupBuilder)]
-
-
-def write(path: Path, *rows: dict[str, object]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 async def test_every_bundled_clue_is_valid_and_no_answer_is_in_both_splits() -> None:
-    train, test = await build()
+    train, test = await build(CrosswordDatasetBuilder(), TOKENIZER)
     answers = [{canonical(str(b.gold)) for b in part} for part in (train.builders, test)]
     assert len(train) > 2000 and len(test) == 200
     assert answers[0].isdisjoint(answers[1])
@@ -53,7 +39,9 @@ async def test_rows_of_public_sets_are_read_from_files(tmp_path: Path) -> None:
     columns = ("clue", "answer", "definition", "enumeration", "kind")
     rows = [{column: row.get(column) for column in columns} for row in ROWS]
     datasets.Dataset.from_list(rows).to_parquet(source)
-    train, _ = await build(source=source, num_test=0, problems_per_generation=1)
+    train, _ = await build(
+        CrosswordDatasetBuilder(source=source, num_test=0, problems_per_generation=1), TOKENIZER
+    )
     assert [b.tags for b in train.builders] == [(), (), ("deletion",)]
     env = train.builders[0].make_env()
     assert isinstance(env, ProblemEnv)
@@ -90,18 +78,16 @@ def test_a_prompt_ends_in_the_enumeration_once() -> None:
 async def test_a_bad_row_is_named_with_file_and_line(
     tmp_path: Path, row: dict[str, object], sentence: str
 ) -> None:
-    source = write(tmp_path / "clues.jsonl", ROWS[0], row)
-    with pytest.raises(DataError) as caught:
-        await build(source=source, num_test=0, problems_per_generation=1)
-    assert str(caught.value).startswith(f"{source}, line 2: ")
-    assert sentence in str(caught.value)
+    given = CrosswordDatasetBuilder, TOKENIZER, tmp_path / "clues.jsonl"
+    await check_second_row_is_named(*given, [ROWS[0], row], sentence)
 
 
 async def test_an_answer_in_both_sources_is_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "train.jsonl", *ROWS)
-    test_source = write(tmp_path / "test.jsonl", {"clue": "Night bird", "answer": "OWL"})
+    source = write_rows(tmp_path / "train.jsonl", ROWS)
+    test_source = write_rows(tmp_path / "test.jsonl", [{"clue": "Night bird", "answer": "OWL"}])
+    sources = {"source": source, "test_source": test_source}
     with pytest.raises(DataError, match=r"train.jsonl, line 3: this problem is also held out"):
-        await build(source=source, test_source=test_source, problems_per_generation=1)
+        await CrosswordDatasetBuilder(**sources, problems_per_generation=1)(TOKENIZER)
 
 
 async def test_a_prompt_that_ends_in_think_changes_what_is_expected() -> None:

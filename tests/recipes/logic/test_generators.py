@@ -66,7 +66,9 @@ def test_own_answers_earn_everything_and_others_do_not(task: str) -> None:
     own = scorer(problems_P[0].source)
     for problem in problems_P:
         assert problem.question
-        assert own(problem.gold, problem.entry) == pytest.approx(1)
+        assert (problem.gold is None) == (task in ("boxnet", "rush_hour"))
+        if problem.gold is not None:
+            assert own(problem.gold, problem.entry) == pytest.approx(1)
         for other in ("?", "nan", "[NaN, NaN]", "inf", "1e999", "[]", "{}"):
             if other != problem.gold:
                 found = score(own, other, problem.entry)
@@ -130,9 +132,9 @@ async def test_an_answer_that_stands_for_gigabytes_or_for_ever_scores_nothing() 
     grade = await env_for(made("prime_factorization", 5)[0]).graded("two")
     assert (grade.reward, grade.metrics["not_scored"], grade.metrics["late"]) == (0, 1, 0)
     problem = made("letter_counting", 5)[0]
-    grade = await env_for(problem).graded(problem.gold + " " * LONGEST_ANSWER)
+    grade = await env_for(problem).graded(str(problem.gold) + " " * LONGEST_ANSWER)
     assert grade.reward == 1  # stripped
-    grade = await env_for(problem).graded(problem.gold + "x" * LONGEST_ANSWER)
+    grade = await env_for(problem).graded(str(problem.gold) + "x" * LONGEST_ANSWER)
     assert grade.reward == 0
 
 
@@ -202,7 +204,7 @@ from itertools import islice
 from es_cookbook.recipes.logic.generators import *
 for task in sys.argv[1:]:
     firsts = list(islice(problems(Source(task), 1), 3))
-    text = "".join(problem.question + problem.gold for problem in firsts)
+    text = "".join(f"{problem.question}{problem.gold}" for problem in firsts)
     print(task, hashlib.sha256(text.encode()).hexdigest())
 """
 

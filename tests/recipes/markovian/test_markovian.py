@@ -1,6 +1,5 @@
 """The recipe markovian: its Env on a real engine, its data, its command line, and runs."""
 
-import json
 import math
 import pickle
 import random
@@ -14,8 +13,6 @@ from transformers import Qwen2ForCausalLM
 
 from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, LogprobsRequest, Target
@@ -33,7 +30,7 @@ from es_cookbook.recipes.markovian.env import (
     tokens_of,
 )
 from es_cookbook.recipes.markovian.problems import Problem, Sum, generate_sums
-from es_cookbook.recipes.markovian.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.recipes.markovian.train_cli import RECIPE, CLIConfig
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Action,
@@ -45,6 +42,7 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.recipe_problems import parsed, short_run, write_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -53,12 +51,6 @@ SHORT = (
     *("trackers=JsonlTrackerBuilder", "num_generations=2", "eval_every=0"),
     *("dataset.problems_per_generation=2", "dataset.num_train=8", "dataset.num_test=4"),
 )
-
-
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
 
 
 def problem(
@@ -144,7 +136,7 @@ async def mean_logprob(engine: Engine, target: Target, read: str, gold: str) -> 
 def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> None:
     def read(markovian: bool, question: str) -> str:
         asked = problem("1", markovian, question).asked
-        return text_of(asked.reader("=8,17,19", 100))
+        return text_of(asked.read_T("=8,17,19", 100))
 
     assert read(True, "3+5+9+2") == read(True, "1+1") == "?:=8,17,19>"
     assert read(False, "3+5+9+2") == "3+5+9+2:=8,17,19>"
@@ -154,10 +146,10 @@ def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> N
 
 
 def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
-    reader = problem().asked.reader
-    assert text_of(reader("=8,17,19", 6)) == "?:=8,>"
-    assert text_of(reader("1" * 100_000, 6)) == "?:111>"
-    assert text_of(reader("=8", 0)) == "?:>"
+    asked = problem().asked  # Four tokens of the context are kept for an answer.
+    assert text_of(asked.read_T("=8,17,19", 10)) == "?:=8,>"
+    assert text_of(asked.read_T("1" * 100_000, 10)) == "?:111>"
+    assert text_of(asked.read_T("=8", 0)) == "?:>"
 
 
 def test_names_of_special_tokens_in_a_thought_are_text() -> None:
@@ -167,9 +159,8 @@ def test_names_of_special_tokens_in_a_thought_are_text() -> None:
 
 def test_a_space_behind_the_answer_mark_belongs_to_the_answer() -> None:
     words, spaced = Template(chat=False), build_tokenizer("Answer:Ġ19")
-    assert spaced.decode(list(words.answer("19", spaced))) == " 19"
-    reader = words.reader("?", spaced, markovian=True)
-    assert spaced.decode(list(reader.mark_T)) == "Answer:"
+    mark_and_answer = [spaced.decode(list(part)) for part in words.answer("19", spaced)]
+    assert mark_and_answer == ["Answer:", " 19"]
 
 
 @pytest.mark.parametrize(
@@ -303,8 +294,6 @@ def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
         ({"operations": "+/"}, r"operations must be some of \+-\*, found '\+/'"),
         ({"operations": ""}, "operations must be some of"),
         ({"num_terms": 1}, "num_terms must be in"),
-        ({"test_source": "x.jsonl"}, "test_source needs source"),
-        ({"fold": 10}, "fold must be in"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, object], sentence: str) -> None:
@@ -314,55 +303,38 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object], sente
 
 async def test_fifteen_numbers_of_two_digits_are_a_data_set() -> None:
     options = ("dataset.num_terms=15", "dataset.num_digits=2", "dataset.num_train=40")
-    built = await parsed(*options, "dataset.operations=+-*").dataset(TOKENIZER)
+    built = await parsed(CLIConfig, *options, "dataset.operations=+-*").dataset(TOKENIZER)
     await built.train.validate(256)
     with pytest.raises(DataError, match=r"generated sum .* leaves no room in the engine's context"):
         await built.train.validate(12)
     assert pickle.loads(pickle.dumps(built.test_P[0])).name == getattr(built.test_P[0], "name", "")
 
 
-async def test_an_answer_needs_room_where_it_is_read(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"question": "1", "answer": "2" * 50}) + "\n")
-    builder = MarkovianDatasetBuilder(source=str(rows), num_test=0, problems_per_generation=1)
-    built = await builder(TOKENIZER)
+async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) -> None:
+    def rows(answer: str) -> MarkovianDatasetBuilder:
+        source = write_rows(tmp_path / "rows.jsonl", [{"question": "1", "answer": answer}])
+        return MarkovianDatasetBuilder(source=source, num_test=0, problems_per_generation=1)
+
+    built = await rows("2" * 50)(TOKENIZER)
     with pytest.raises(DataError, match="leaves no room"):
         await built.train.validate(50)
     await built.train.validate(64)
-
-
-async def test_an_answer_of_which_no_tokens_are_made_is_refused(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"question": "1", "answer": "é"}) + "\n")
-    builder = MarkovianDatasetBuilder(source=str(rows), num_test=0, problems_per_generation=1)
     with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* makes no tokens of 'é'"):
-        await builder(TOKENIZER)
+        await rows("é")(TOKENIZER)
 
 
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def test_the_config_round_trips_through_json() -> None:
-    config = parsed(
-        *("dataset.markovian=False", "dataset.template=words", "dataset.template.redaction=[gone]"),
-        "dataset.operations=+-",
-    )
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig and again == config
-    assert isinstance(config.dataset, MarkovianDatasetBuilder)
-    assert config.dataset.template == Template(redaction="[gone]")
-    default = CLIConfig().dataset
-    assert isinstance(default, MarkovianDatasetBuilder) and default.template == Compact()
+def test_a_template_is_chosen_by_its_name() -> None:
+    options = "dataset.template=words", "dataset.template.redaction=[gone]"
+    datasets = [parsed(CLIConfig, *options).dataset, CLIConfig().dataset]
+    templates = [d.template for d in datasets if isinstance(d, MarkovianDatasetBuilder)]
+    assert templates == [Template(redaction="[gone]"), Compact()]
 
 
-def test_a_run_of_two_generations_pays_the_difference_to_the_base(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_cli(
-        main, CLIConfig, (f"log_path={tmp_path / 'run'}", "optimizer.population_size=4", *SHORT)
-    )
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_a_run_of_two_generations_pays_the_difference_to_the_base(tmp_path: Path) -> None:
+    first, second, last = short_run("markovian", tmp_path / "run", "eval_every=0")
     assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
     for row in (first, second):
         paid = row["env/all/logprob"] - row["env/all/base_logprob"]

@@ -5,27 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mixture import VARIANTS
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.recipes.mixture.dataset import CountdownMixture
-from es_cookbook.recipes.mixture.train_cli import CLIConfig, main
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.recipes.mixture.train_cli import CLIConfig
+from tests.recipe_problems import parsed, short_run
 
 
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
-
-
-def test_the_config_round_trips_through_json() -> None:
-    config = parsed(
-        "dataset.replay=None", "dataset.curriculum.favour=hard", "dataset.problems_per_generation=8"
-    )
-    assert config_from_json(config_to_json(config)) == config
-    assert isinstance(config.dataset, CountdownMixture)
-    assert config.dataset.replay is None
-    assert [part.tag for part in config.dataset.members] == ["easy", "main", "hard"]
+def test_each_size_is_a_part_with_a_tag() -> None:
+    assert [part.tag for part in CountdownMixture().members] == ["easy", "main", "hard"]
 
 
 def test_easy_problems_fade_out() -> None:
@@ -37,25 +23,17 @@ def test_easy_problems_fade_out() -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_of_the_ablation_is_a_config(variant: str) -> None:
-    config = parsed(*VARIANTS[variant].split())
+    config = parsed(CLIConfig, *VARIANTS[variant].split())
     assert (config.num_pairs == 0) == (variant != "batch_per_pair")
 
 
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = [f"dataset.{part}.num_train=40" for part in ("easy", "main", "hard")]
-    small += [f"dataset.{part}.num_test=2" for part in ("easy", "main", "hard")]
-    options = (
-        *("num_generations=2", "optimizer.population_size=4", "sampling.max_tokens=8"),
-        *(
-            "dataset.problems_per_generation=4",
-            "dataset.replay.warmup=1",
-            "trackers=JsonlTrackerBuilder",
-        ),
-        *(f"log_path={tmp_path / 'run'}", *small),
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_a_run_of_two_generations(tmp_path: Path) -> None:
+    sizes = [
+        f"{part}.num_{of}" for part in ("easy", "main", "hard") for of in ("train=40", "test=2")
+    ]
+    batches = "dataset.problems_per_generation=4", "dataset.replay.warmup=1"
+    options = *batches, "sampling.max_tokens=8", *(f"dataset.{size}" for size in sizes)
+    first, second, last = short_run("mixture", tmp_path / "run", *options)
     assert {"data/share/easy", "data/share/main", "data/share/hard"} <= first.keys()
     assert second["data/left_out"] + second["data/replayed"] > 0
     assert {"test/env/easy/correct", "test/env/main/correct"} <= last.keys()

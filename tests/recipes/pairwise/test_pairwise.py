@@ -9,31 +9,19 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.recipes.arithmetic.problems import Problem, generate_problems
+from es_cookbook.recipes.arithmetic.dataset import Problem, generate_problems
 from es_cookbook.recipes.pairwise import additions, warm_start
-from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, RECIPE, CLIConfig, main
+from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, RECIPE, CLIConfig
 from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.recipe_problems import APART, parsed, short_run
 
 pytestmark = pytest.mark.anyio
 
 
-def parsed(*options: str) -> CLIConfig:
-    seen: list[CLIConfig] = []
-    run_cli(seen.append, CLIConfig, options)
-    return seen[0]
-
-
-def test_the_config_round_trips_through_json_and_another_judge_is_asked_in_words() -> None:
-    config = parsed("dataset.tournament.pattern=swiss", "dataset.tournament.orders=one")
-    again = config_from_json(config_to_json(config))
-    assert type(again) is CLIConfig
-    assert again == config
-    assert config.dataset.judge == CLIConfig().dataset.judge == BaseJudge(template=additions.JUDGED)
-    assert parsed("dataset.judge=base").dataset.judge.template == TEMPLATE
-    server = parsed("dataset.judge=server", "dataset.judge.model=m").dataset.judge
+def test_the_base_judges_or_another_who_is_asked_in_words() -> None:
+    assert CLIConfig().dataset.judge == BaseJudge(template=additions.JUDGED)
+    assert parsed(CLIConfig, "dataset.judge=base").dataset.judge.template == TEMPLATE
+    server = parsed(CLIConfig, "dataset.judge=server", "dataset.judge.model=m").dataset.judge
     assert server == ServerJudge(model="m")
 
 
@@ -90,19 +78,10 @@ def test_judgements_are_demonstrated_of_different_answers_by_the_better_one_and_
     assert warm_start.leaning(problem, "246", "136") == 2
 
 
-def test_a_run_of_two_generations_pays_the_win_rate_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (
-        *(f"log_path={tmp_path / 'run'}", "trackers=JsonlTrackerBuilder"),
-        *("num_generations=2", "optimizer.population_size=6", "dataset.problems_per_generation=2"),
-        *("optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),  # that answers differ
-        *("dataset.num_train=6", "dataset.num_test=4", "dataset.judge.least_mass=0"),
-        f"dataset.judge.template={additions.JUDGED}",
-    )
-    run_cli(main, CLIConfig, options)
-    assert capsys.readouterr().out.startswith("test/env/all/correct ")
-    first, second, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_a_run_of_two_generations_pays_the_win_rate_alone(tmp_path: Path) -> None:
+    judge = "dataset.judge.least_mass=0", f"dataset.judge.template={additions.JUDGED}"
+    options = *APART, "optimizer.population_size=6", *judge
+    first, second, last = short_run("pairwise", tmp_path / "run", *options)
     for row in (first, second):
         assert row["reward/mean"] == pytest.approx(row["env/all/win_rate"])
         assert row["env/all/win_rate"] == pytest.approx(0.5), "what one wins another loses"

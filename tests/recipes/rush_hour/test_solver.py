@@ -1,13 +1,34 @@
-"""The solver against boards with known answers, and against a search that is slow and plain."""
+"""Boards solved, against known answers and a plain search; and boards generated, in folds."""
 
 import itertools
 import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import islice
 
 import pytest
 
-from es_cookbook.recipes.rush_hour.boards import Board, Move, format_moves, parse_board, play
-from es_cookbook.recipes.rush_hour.generate import random_board
+from es_cookbook.recipes.rush_hour.boards import (
+    Board,
+    Move,
+    arrangement,
+    format_moves,
+    mirrored,
+    parse_board,
+    play,
+)
+from es_cookbook.recipes.rush_hour.generate import (
+    Problem,
+    difficulty,
+    generate_problems,
+    random_board,
+)
 from es_cookbook.recipes.rush_hour.solver import Distances, TooManyPositionsError, solve
+
+
+def solves(moves: Sequence[Move], board: Board) -> bool:
+    legal, end = play(board, moves)
+    return legal == len(moves) and end.is_solved
 
 
 @pytest.mark.parametrize(
@@ -44,7 +65,7 @@ def test_the_hardest_boards_without_and_with_a_wall(text: str, length: int) -> N
     found = solve(board)
     assert found is not None
     assert len(found) == length
-    assert play(board, found).is_solved
+    assert solves(found, board)
 
 
 def plain_optimum(board: Board) -> int | None:
@@ -57,10 +78,10 @@ def plain_optimum(board: Board) -> int | None:
         reached: list[Board] = []
         for each in frontier:
             for piece, direction, steps in itertools.product(each.pieces, "<>^v", (1, 2, 3)):
-                played = play(each, [Move(piece.name, direction, steps)])
-                if played.legal and str(played.board) not in seen:
-                    seen.add(str(played.board))
-                    reached.append(played.board)
+                legal, after = play(each, [Move(piece.name, direction, steps)])
+                if legal and str(after) not in seen:
+                    seen.add(str(after))
+                    reached.append(after)
         frontier = reached
     return None
 
@@ -72,7 +93,7 @@ def test_optimal_lengths_are_those_of_a_plain_search() -> None:
         board = random_board(rng, 4, rng.randint(0, 1))
         found = solve(board)
         assert (None if found is None else len(found)) == plain_optimum(board)
-        assert found is None or play(board, found).is_solved
+        assert found is None or solves(found, board)
         lengths.append(None if found is None else len(found))
     assert {None, 1, 2, 3} <= set(lengths)
 
@@ -88,7 +109,7 @@ def test_distances_are_the_optimal_lengths_of_all_positions() -> None:
         for code in layer[:5]:
             position, moves = distances.solution(code)
             assert len(moves) == length
-            assert play(position, moves).is_solved
+            assert solves(moves, position)
             found = solve(position)
             assert found is not None
             assert len(found) == length
@@ -100,3 +121,60 @@ def test_a_search_that_takes_too_long_is_given_up() -> None:
         solve(board, max_positions=100)
     with pytest.raises(TooManyPositionsError):
         Distances(board, max_positions=100)
+
+
+# --- generated boards ----------------------------------------------------------------------------
+
+
+def make(
+    seed: int, folds: Collection[int] = range(10), count: int = 30, **fields: int
+) -> list[Problem]:
+    return list(islice(generate_problems(seed, folds, **fields), count))
+
+
+@pytest.mark.parametrize(("size", "max_walls"), [(4, 0), (4, 1), (5, 2), (6, 1)])
+def test_solutions_are_optimal_and_difficulties_balanced(size: int, max_walls: int) -> None:
+    problems = make(0, size=size, max_walls=max_walls, max_moves=7)
+    lengths: list[int] = []
+    for problem in problems:
+        assert problem.board.size == size
+        assert len(problem.board.walls) <= max_walls
+        assert problem.solution is not None
+        assert solves(problem.solution, problem.board)
+        assert len(problem.solution) == len(solve(problem.board) or ())
+        lengths.append(len(problem.solution))
+    assert Counter(map(difficulty, lengths)) == {"easy": 10, "medium": 10, "hard": 10}
+    assert {1, 2, 3, 4, 5} <= set(lengths) <= {*range(1, 8)}
+
+
+def test_names_follow_the_rows() -> None:
+    for problem in make(0, size=4):
+        names = [piece.name for piece in problem.board.pieces if piece.name != "A"]
+        assert names == list("BCDEFGHIJ"[: len(names)])
+
+
+def test_streams_are_seeded_and_distinct() -> None:
+    assert make(3, size=4) == make(3, size=4)
+    problems = make(3, size=4)
+    assert problems != make(4, size=4)
+    assert len({problem.key for problem in problems}) == 30
+
+
+def test_no_board_can_be_reached_from_a_board_of_another_fold() -> None:
+    folds = [make(fold, [fold], 3, size=4) for fold in range(10)]  # One of each difficulty.
+    assert [{problem.fold for problem in fold} for fold in folds] == [{n} for n in range(10)]
+    arrangements = [{arrangement(problem.board) for problem in fold} for fold in folds]
+    assert len(set().union(*arrangements)) == sum(map(len, arrangements))
+
+
+def test_boards_that_moves_or_a_mirror_lead_to_are_of_one_fold() -> None:
+    for problem in make(0, size=4):
+        _, solved = play(problem.board, problem.solution or ())
+        folds = {Problem(board).fold for board in (problem.board, solved, mirrored(solved))}
+        assert len(folds) == 1
+
+
+def test_difficulties_by_length() -> None:
+    assert [difficulty(length) for length in (1, 2, 3, 4, 5, 50)] == [
+        *("easy", "easy", "medium", "medium", "hard", "hard")
+    ]

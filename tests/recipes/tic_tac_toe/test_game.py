@@ -2,17 +2,21 @@
 
 import itertools
 import random
+from collections import Counter
+from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.recipes.tic_tac_toe.game import (
     CELLS,
     EMPTY,
+    Tournament,
     best_moves,
     careful_move,
     careless_move,
+    elo,
     fold,
     legal_moves,
     mover,
@@ -122,3 +126,122 @@ def test_a_position_in_words_shows_the_marks_and_the_free_cells_numbers() -> Non
 def test_the_random_player_makes_every_legal_move_and_no_other() -> None:
     rng = random.Random(0)
     assert {random_move("XOXOX....", rng) for _ in range(99)} == {6, 7, 8, 9}
+
+
+pytestmark = pytest.mark.anyio
+OPENING = "....OXX.O"
+"""Two careful players go on with 1, 4, 2, 3, 8, a draw."""
+
+
+class Players:
+    """What players answer: each always the first, the careful, or no legal move."""
+
+    def __init__(self, *ways: str) -> None:
+        self.ways = ways
+        self.asked: Counter[tuple[int, str]] = Counter()
+
+    async def __call__(self, player: int, position: str) -> int | None:
+        self.asked[player, position] += 1
+        return self.move(player, position)
+
+    def move(self, player: int, position: str) -> int | None:
+        match self.ways[player]:
+            case "careful":
+                return careful_move(position)
+            case "careless":
+                return careless_move(position)
+            case "last":
+                return legal_moves(position)[-1]
+            case "taken":
+                return 1
+            case _:
+                return None
+
+    def result(self, x: int, o: int, opening: str) -> float:
+        """1 where X wins, played a move after the other."""
+        position = opening
+        while legal_moves(position):
+            move = self.move(x if mover(position) == "X" else o, position)
+            if move is None or move not in legal_moves(position):
+                return 0.0 if mover(position) == "X" else 1.0
+            position = played(position, move)
+        return {"X": 1.0, "O": 0.0, None: 0.5}[winner(position)]
+
+
+WAYS = st.sampled_from(["careful", "careless", "last", "taken", "mute"])
+
+
+@settings(max_examples=25)
+@given(st.lists(WAYS, min_size=1, max_size=7), st.sampled_from(openings(4)))
+async def test_all_pairs_play_both_colours_as_one_game_after_the_other_would_go(
+    ways: list[str], opening: str
+) -> None:
+    players = Players(*ways, "careful")
+    n = len(ways)
+    tournament = Tournament(opening, n, players)
+    await tournament.play_base()
+    await tournament.play_round_robin()
+    points = [0.0] * n
+    for x, o in permutations(range(n), 2):
+        result = players.result(x, o, opening)
+        points[x] += result
+        points[o] += 1 - result
+    assert (tournament.counts() @ (1, 0.5, 0)).tolist() == points
+    assert {sum(counts) for counts in tournament.counts().tolist()} == {2 * (n - 1)}
+    with_base = [
+        players.result(i, n, opening) + 1 - players.result(n, i, opening) for i in range(n)
+    ]
+    assert (tournament.counts(with_base=True) @ (1, 0.5, 0)).tolist() == with_base
+    assert set(players.asked.values()) == {1}, "each once, however many games come there"
+
+
+async def test_players_who_play_alike_are_asked_no_more_than_a_game_asks() -> None:
+    players = Players(*["careful"] * 20)
+    tournament = Tournament(OPENING, 20, players)
+    await tournament.play_round_robin()
+    assert tournament.asked()[0] == dict.fromkeys(range(20), 5)
+    assert tournament.counts()[0].tolist() == [0, 38, 0]
+    assert len(players.asked) == 100, "for 380 games of 5 moves"
+    assert tournament.moves_of(0, 1) == [1, 4, 2, 3, 8]
+
+
+async def test_who_names_no_free_cell_forfeits_and_it_is_counted() -> None:
+    tournament = Tournament(OPENING, 2, Players("careful", "mute"))
+    await tournament.play_round_robin()
+    assert tournament.counts().tolist() == [[2, 0, 0], [0, 0, 2]]
+    asked, illegal = tournament.asked()
+    assert (asked[1], illegal) == (2, {1: 2})
+    assert tournament.moves_of(1, 0) == [None]
+    assert tournament.moves_of(0, 1) == [1, None]
+
+
+async def test_swiss_plays_each_round_once_and_the_best_comes_first() -> None:
+    players = Players("careful", *["careless"] * 6, "mute")
+    tournament, again = (Tournament(OPENING, 8, players) for _ in range(2))
+    assert len(await tournament.play_swiss(3, seed=0)) == 12, "nobody meets anybody twice"
+    counts = tournament.counts().tolist()
+    assert {sum(each) for each in counts} == {6}
+    assert counts[7][0] == 0
+    await again.play_swiss(3, seed=0)
+    assert again.counts().tolist() == counts
+
+
+async def test_one_player_alone_plays_nobody() -> None:
+    tournament = Tournament(OPENING, 1, Players("careful"))
+    await tournament.play_round_robin()
+    assert tournament.counts().tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("points", "games", "rating"), [(0, 0, 0), (50, 100, 0), (7600, 10000, 200), (9091, 10000, 400)]
+)
+def test_elo_is_the_difference_that_explains_a_score(
+    points: float, games: int, rating: float
+) -> None:
+    assert elo(points, games) == pytest.approx(rating, abs=0.5)
+    assert elo(games - points, games) == pytest.approx(-rating, abs=0.5)
+
+
+def test_elo_of_who_always_wins_is_finite() -> None:
+    assert 0 < elo(4, 4) < elo(40, 40) < 1000
+    assert all(elo(one, 9) < elo(other, 9) for one, other in combinations(range(10), 2))

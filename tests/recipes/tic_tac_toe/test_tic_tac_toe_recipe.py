@@ -10,11 +10,15 @@ import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.commands import rewind
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.tic_tac_toe import warm_start
-from es_cookbook.recipes.tic_tac_toe.dataset import OpeningsDataset, TicTacToeDatasetBuilder
-from es_cookbook.recipes.tic_tac_toe.env import OpeningGroup, OpponentGroup, Prompts
+from es_cookbook.recipes.tic_tac_toe.dataset import (
+    OpeningGroup,
+    OpeningsDataset,
+    OpponentEnv,
+    Prompts,
+    TicTacToeDatasetBuilder,
+)
 from es_cookbook.recipes.tic_tac_toe.game import (
     best_moves,
     careful_move,
@@ -27,7 +31,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     symmetry_class,
     urgent_moves,
 )
-from es_cookbook.recipes.tic_tac_toe.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -38,7 +41,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.recipe_problems import short_run
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
@@ -84,11 +87,13 @@ class Player(Policy):
         return Player("careless")
 
 
-async def build(**fields: object) -> tuple[OpeningsDataset, list[OpponentGroup]]:
+async def build(**fields: object) -> tuple[OpeningsDataset, list[OpponentEnv]]:
+    """Training openings, and held-out games, each as if it had come by a pickle."""
     built: Datasets = await TicTacToeDatasetBuilder(**fields)(TOKENIZER)
     assert isinstance(built.train, OpeningsDataset)
     await built.train.validate(512)
-    return built.train, [game for game in built.test_P if isinstance(game, OpponentGroup)]
+    games = [pickle.loads(pickle.dumps(game)).make_env() for game in built.test_P]
+    return built.train, [game for game in games if isinstance(game, OpponentEnv)]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +113,14 @@ async def test_openings_are_valid_and_none_is_held_out_and_trained_on() -> None:
     train, test = await build()
     _, development = await build(fold=1, random_games=1, perfect_games=0)
     classes = [
-        {symmetry_class(each.opening) for each in part}
-        for part in (train.builders, test, development)
+        {symmetry_class(each.opening) for each in train.builders},
+        *({symmetry_class(each.position) for each in part} for part in (test, development)),
     ]
     assert all(len(part) >= 3 for part in classes)
     assert not classes[0] & classes[1] and not classes[0] & classes[2]
     assert not classes[1] & classes[2]
     assert len(test) == 20 * 2 * (16 + 4) and len(development) == 32 * 2
     assert len(train.get_batch(0)) == 32
-    assert pickle.loads(pickle.dumps(test[0])).prompts(OPENING) == PROMPTS(OPENING)
 
 
 async def test_a_tokenizer_that_cannot_tell_openings_apart_is_refused() -> None:
@@ -171,16 +175,18 @@ async def test_a_rollouts_games_are_shown() -> None:
     trajectories = [await run_rollout(env, p) for env, p in zip(envs, policies, strict=True)]
     found = await group.compute_group_rewards(trajectories, policies)
     lines = found[0].logs["games"].splitlines()
-    assert lines[1] == f"X player 0, O player 1: {OPENING} 1 forfeits"
     assert lines[0].startswith(f"X player 0, O base: {OPENING} 1 ")
+    assert found[1].logs["games"].splitlines()[0] == f"X player 1, O base: {OPENING} forfeits"
 
 
 @pytest.mark.parametrize(("way", "earned"), [("perfect", {0.5, 1.0}), ("taken", {0.0})])
 @pytest.mark.parametrize("opponent", ["random", "perfect"])
 async def test_games_against_fixed_opponents(way: str, earned: set[float], opponent: str) -> None:
-    _, games = await build(random_games=2, perfect_games=1)
-    for game in [game for game in games if game.opponent == opponent]:
-        rollouts = [await run_rollout(env, Player(way)) for env in (await game.make_envs(2)).envs]
+    (_, games), (_, again) = [await build(random_games=2, perfect_games=1) for _ in range(2)]
+    for pair in zip(games, again, strict=True):
+        if pair[0].opponent != opponent:
+            continue
+        rollouts = [await run_rollout(env, Player(way)) for env in pair]
         assert rollouts[0] == rollouts[1], "the same opponent's moves"
         metrics = rollouts[0].transitions[-1].metrics
         assert metrics["illegal"] == (way == "taken")
@@ -204,32 +210,22 @@ def test_demonstrations_mix_both_players_and_no_held_out_opening_is_shown() -> N
     assert "train" not in {fold(position) for position in held_out}
 
 
-OPTIONS = (
-    *("optimizer.population_size=4", "dataset.problems_per_generation=2", "num_generations=2"),
-    *("dataset.random_games=1", "dataset.perfect_games=1", "trackers=JsonlTrackerBuilder"),
-)
-
-
-def test_a_run_of_two_generations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_cli(main, CLIConfig, (*OPTIONS, f"log_path={tmp_path / 'run'}"))
-    assert capsys.readouterr().out.startswith("test/env/all/loses_to_random ")
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert {"env/all/wins", "env/all/illegal", "data/elo_over_base"} <= rows[0].keys()
-    assert "test/env/all/draws_with_perfect" in rows[0]
+FEW_GAMES = "dataset.random_games=1", "dataset.perfect_games=1"
 
 
 @pytest.mark.parametrize("pairing", ["round_robin", "swiss"])
 def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str) -> None:
-    options = (*OPTIONS, f"dataset.pairing={pairing}", f"model_name={RECIPE.model}")
-    run_cli(main, CLIConfig, (*options, f"log_path={tmp_path / 'whole'}"))
-    shutil.copytree(tmp_path / "whole", tmp_path / "parted")
-    rewind.main(rewind.Rewind(log_path=str(tmp_path / "parted"), generation=1))
-    resume = f"log_path={tmp_path / 'parted'}", "behavior_if_log_dir_exists=resume"
-    run_cli(main, CLIConfig, (*options, *resume))
-    histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "parted")]
-    assert histories[0] == histories[1]
-    rows = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "parted")]
-    for key in ("env/all/wins", "env/all/score_against_base", "data/elo_over_base"):
-        assert [row[key] for row in rows[0][:2]] == [row[key] for row in rows[1][:2]]
-    assert rows[0][-1]["test/reward/mean"] == rows[1][-1]["test/reward/mean"]
-    assert rows[0][0]["test/env/all/illegal"] == 0.0, "the bundled model moves legally"
+    options = *FEW_GAMES, f"dataset.pairing={pairing}"
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    rows = short_run("tic_tac_toe", whole, *options)
+    shutil.copytree(whole, parted)
+    rewind.main(rewind.Rewind(log_path=str(parted), generation=1))
+    resume = "behavior_if_log_dir_exists=resume"
+    others = short_run("tic_tac_toe", parted, *options, resume)
+    assert (whole / "history.jsonl").read_bytes() == (parted / "history.jsonl").read_bytes()
+    for key in ("env/all/wins", "env/all/illegal", "env/all/score_against_base"):
+        assert [row[key] for row in rows[:2]] == [row[key] for row in others[:2]]
+    assert rows[1]["data/elo_over_base"] == others[1]["data/elo_over_base"]
+    assert rows[-1]["test/reward/mean"] == others[-1]["test/reward/mean"]
+    assert rows[0]["test/env/all/illegal"] == 0.0, "the bundled model moves legally"
+    assert "test/env/all/draws_with_perfect" in rows[0]

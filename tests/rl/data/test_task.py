@@ -109,7 +109,7 @@ async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) 
     result = await env.step(Action((), "12", "stop"))
     assert result.metrics == {"length": 2.0}
     assert isinstance(env, ProblemEnv)
-    with pytest.raises(EnvError, match="a reward may wait, so `graded` is what to await"):
+    with pytest.raises(EnvError, match="TaskEnv has no `grade`: await `graded`"):
         env.grade("12")
 
 

@@ -1,15 +1,19 @@
 """Problems of a generator as a dataset: splits, prompts, grades, and batches by level."""
 
-import pickle
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.logic import errors, warm_start
 from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, LogicEnv, shares
+from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
+from tests.recipe_problems import parsed
 
 pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.anyio
@@ -38,18 +42,6 @@ def env(builder: ProblemGroupBuilder) -> LogicEnv:
 
 def questions(builders: list[ProblemGroupBuilder]) -> set[str]:
     return {env(builder).problem.question for builder in builders}
-
-
-async def test_splits_are_disjoint_and_held_out_ones_the_same_for_every_seed() -> None:
-    train, test = await build(seed=1)
-    other_train, other_test = await build(seed=2)
-    trained = questions(list(train.builders))
-    assert (len(trained), len(questions(test))) == (40, 10)
-    assert questions(test) == questions(other_test)
-    assert trained != questions(list(other_train.builders))
-    again, _ = await build(seed=1)
-    assert [b.name for b in train.get_batch(3)] == [b.name for b in again.get_batch(3)]
-    pickle.dumps(train.builders[0])
 
 
 async def test_no_question_is_on_both_sides_where_there_are_few() -> None:
@@ -151,3 +143,28 @@ def test_shares_add_up() -> None:
 async def test_bad_settings_are_refused(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         await build(**fields)
+
+
+pytest.importorskip("reasoning_gym")
+
+
+def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    config = parsed(CLIConfig, "dataset.task=letter_count", f"log_path={tmp_path / 'run'}")
+    with pytest.raises(ConfigError, match="no task 'letter_count': did you mean 'letter_counting'"):
+        main(config)
+
+
+def test_held_out_problems_of_two_folds_differ() -> None:
+    folds = [warm_start.held_out(fold, 20) for fold in (0, 1)]
+    assert len({problem.question for problems_P in folds for problem in problems_P}) == 40
+
+
+def test_errors_are_sorted_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.main(errors.Config(after=str(RECIPE.model), num_test=40))
+    header, *rows, last = capsys.readouterr().out.splitlines()
+    assert header.endswith("of which after: right, without the last term, wrong otherwise")
+    right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)
+    assert right[0] == right[1] > 4  # the same model: every answer is of the same kind
+    assert careless[0] == careless[2] > 10
+    assert otherwise[0] == otherwise[3] == 40 - right[0] - careless[0]
+    assert last.startswith("0 answers became right; 0 of them were among 8 answers of before")

@@ -1,20 +1,28 @@
 """Rows as of GSM8K, MATH and DeepScaleR are recognised, graded by their own answers, or refused."""
 
-import json
+import itertools
 import pickle
-from collections.abc import Sequence
+import random
+import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
-from es_cookbook.recipes.math.warm_start import CHARACTERS
+from es_cookbook.recipes.math.warm_start import BOX, CHARACTERS, demonstrate, demonstrate_carelessly
+from es_cookbook.recipes.math.word_problems import (
+    STORIES,
+    WordProblem,
+    generate_problems,
+    vocabulary,
+)
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.answers import boxed
 from es_cookbook.rl.types import Action, Observation
+from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
 
 pytestmark = pytest.mark.anyio
 
@@ -41,26 +49,15 @@ DEEPSCALER = [
 ]
 
 
-def _write(path: Path, rows: Sequence[object]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-async def _build(**fields: Any) -> tuple[ProblemDataset, Sequence[ProblemGroupBuilder]]:
+async def _build(**fields: Any) -> tuple[ProblemDataset, Builders]:
+    """Whose gold answers earn the full reward."""
     settings = {"problems_per_generation": 1, **fields}
-    datasets = await MathDatasetBuilder(**settings)(build_tokenizer(CHARACTERS))
-    assert isinstance(datasets.train, ProblemDataset)
-    return datasets.train, cast(Sequence[ProblemGroupBuilder], datasets.test_P)
+    return await build(MathDatasetBuilder(**settings), build_tokenizer(CHARACTERS))
 
 
-@pytest.mark.parametrize("prompt", ["plain", "boxed", "tags"])
+@pytest.mark.parametrize("prompt", ["boxed", "tags"])
 async def test_generated_problems_can_earn_the_full_reward(prompt: PromptStyle) -> None:
-    train, test = await _build(num_train=30, num_test=20, prompt=prompt)
-    await train.validate(512)
-    assert len(test) == 20
-    again, same = await _build(num_train=30, num_test=20, prompt=prompt, seed=1)
-    assert [builder.name for builder in test] == [builder.name for builder in same]
-    assert [b.name for b in train.builders] != [b.name for b in again.builders]
+    assert len((await _build(num_train=30, num_test=20, prompt=prompt))[1]) == 20
 
 
 async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
@@ -68,9 +65,8 @@ async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
 ) -> None:
     """In worker processes where math-verify is installed; else as numbers, which GSM8K's are."""
     pytest.importorskip("math_verify", reason="math-verify is not installed")
-    source = _write(tmp_path / "rows.jsonl", [*GSM8K, *MATH, *DEEPSCALER])
+    source = write_rows(tmp_path / "rows.jsonl", [*GSM8K, *MATH, *DEEPSCALER])
     train, _ = await _build(source=source, num_test=0)
-    await train.validate(512)
     builders = train.builders
     golds = {builder.gold for builder in builders}
     assert {r"\boxed{1296}", r"\boxed{\frac{1}{4}}", r"\boxed{\sqrt{2}}", r"\boxed{2}"} <= golds
@@ -81,9 +77,8 @@ async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
 
 async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("es_cookbook.rl.rewards.math_answers.find_spec", lambda _: None)
-    source = _write(tmp_path / "gsm8k.jsonl", GSM8K)
+    source = write_rows(tmp_path / "gsm8k.jsonl", GSM8K)
     train, test = await _build(source=source, fold=3)
-    await train.validate(512)
     assert len(train.builders) + len(test) == len(GSM8K)
     with pytest.raises(ConfigError, match="math-verify, which is not installed"):
         await _build(source=source, grading="math", num_test=0)
@@ -110,48 +105,18 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_row_that_cannot_be_used_is_named(
     tmp_path: Path, row: dict[str, object], sentence: str
 ) -> None:
-    source = _write(tmp_path / "train.jsonl", [GSM8K[0], row])
-    with pytest.raises(DataError) as caught:
-        await _build(source=source, num_test=0)
-    assert str(caught.value).startswith(f"{source}, line 2: ")
-    assert sentence in str(caught.value)
+    given = MathDatasetBuilder, build_tokenizer(CHARACTERS), tmp_path / "train.jsonl"
+    await check_second_row_is_named(*given, [GSM8K[0], row], sentence)
 
 
 async def test_an_answer_that_cannot_stand_in_a_box_is_refused_before_training(
     tmp_path: Path,
 ) -> None:
-    row = {"problem": "?", "answer": "}3{"}
-    train, _ = await _build(
-        source=_write(tmp_path / "train.jsonl", [row]), num_test=0, grading="number"
-    )
+    source = write_rows(tmp_path / "train.jsonl", [{"problem": "?", "answer": "}3{"}])
     with pytest.raises(DataError, match=r"line 1: its own solution earns .* of 1: '\\\\boxed"):
-        await train.validate(512)
-
-
-async def test_empty_files_and_problems_in_both_splits_are_refused(tmp_path: Path) -> None:
-    source = _write(tmp_path / "train.jsonl", GSM8K[:2])
-    with pytest.raises(DataError, match="there are no training problems"):
-        await _build(source=_write(tmp_path / "empty.jsonl", []))
-    with pytest.raises(DataError, match=r"test.jsonl, line 1; training and test must be disjoint"):
-        await _build(source=source, test_source=_write(tmp_path / "test.jsonl", GSM8K[1:3]))
-    train, _ = await _build(source=source, num_test=0)
-    with pytest.raises(DataError, match="leaves no room in the engine's context of 4 tokens"):
-        await train.validate(4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"num_train": 0}, "num_train"),
-        ({"fold": 10}, "fold must be in [0, 9], found 10"),
-        ({"format_weight": 2}, "format_weight must be in [0, 1], found 2"),
-        ({"test_source": "a.jsonl"}, "test_source needs source=... beside it"),
-    ],
-)
-def test_fields_that_cannot_work_are_named(fields: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        MathDatasetBuilder(**fields)
-    assert sentence in str(caught.value)
+        await _build(source=source, num_test=0, grading="number")
+    with pytest.raises(ConfigError, match=r"format_weight must be in \[0, 1\], found 2"):
+        MathDatasetBuilder(format_weight=2)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +147,66 @@ async def test_a_chat_that_opens_the_thought_changes_what_is_expected() -> None:
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.chat_template = "{{ messages[0].content }}<think>"
     builder = MathDatasetBuilder(prompt="tags", num_train=3, num_test=0, problems_per_generation=1)
-    train = (await builder(tokenizer)).train
-    await train.validate(512)
-    assert train.get_batch(0)[0].gold.startswith("</think>")
+    train, _ = await build(builder, tokenizer)
+    assert str(train.get_batch(0)[0].gold).startswith("</think>")
+
+
+def problems(most: int = 400, seed: int = 0) -> list[WordProblem]:
+    return list(itertools.islice(generate_problems(seed, range(10)), most))
+
+
+def test_every_kind_of_story_comes_and_every_question_once() -> None:
+    found = problems()
+    assert {problem.story.name for problem in found} == {story.name for story in STORIES}
+    assert len({problem.question for problem in found}) == len(found)
+    assert problems(20) == problems(20) != problems(20, seed=1)
+
+
+def test_a_row_is_worked_out_as_in_gsm8k() -> None:
+    """Every equation holds, each goes on with the last one's result, and the last is the answer."""
+    for problem in problems():
+        *lines, end = problem.row["answer"].split("\n")
+        assert end == f"#### {problem.result}"
+        result = None
+        for line in lines:
+            found = re.fullmatch(r"(\d+) ([-+*]) (\d+) = <<(\1\2\3)=(\d+)>>\5", line)
+            assert found is not None, line
+            left, right = int(found[1]), int(found[3])
+            assert (
+                int(found[5]) == {"+": left + right, "-": left - right, "*": left * right}[found[2]]
+            )
+            assert result in (None, left)
+            result = int(found[5])
+        assert result == problem.result
+        assert all(str(number) in problem.question for number in problem.numbers)
+
+
+def test_what_is_held_out_shares_no_numbers_with_the_rest() -> None:
+    def numbers(seed: int, folds: list[int]) -> set[tuple[int, ...]]:
+        stream = itertools.islice(generate_problems(seed, folds), 300)
+        return {tuple(sorted(problem.numbers)) for problem in stream}
+
+    assert numbers(0, [0]).isdisjoint(numbers(1, [1, 2, 3]))
+    assert numbers(0, [0]) & numbers(1, [0])
+
+
+def test_the_small_vocabulary_covers_questions_and_demonstrations() -> None:
+    tokenizer = build_tokenizer(CHARACTERS)
+    tokenizer.add_tokens([BOX, *vocabulary()])
+    for problem in problems(100):
+        tokens = tokenizer.encode(problem.question)
+        assert tokenizer.decode(tokens) == problem.question.replace(" ", "")
+        text = demonstrate(problem.steps)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert len(tokenizer.encode(text)) < 32
+
+
+def test_faults_are_wrong_answers_in_perfect_form() -> None:
+    rng = random.Random(0)
+    faults = 0
+    for problem in problems():
+        assert boxed(demonstrate(problem.steps)) == str(problem.result)
+        text = demonstrate_carelessly(problem, rng)
+        assert re.fullmatch(r"(\d+[-+*]\d+=\d+\n){1,2}\\boxed\{\d+\}", text)
+        faults += boxed(text) != str(problem.result)
+    assert 100 < faults < 200
