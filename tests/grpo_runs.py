@@ -1,14 +1,18 @@
-"""Runs of GRPO that are small enough for tests: real steps of TRL on a tiny model."""
+"""Runs of gradients that are small enough for tests: real steps on a tiny model."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import chz
+import torch
+from safetensors.torch import load_file
 from typing_extensions import override
 
+from es_cookbook.baselines.checkpoints import latest_checkpoint
+from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -29,10 +33,18 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import SmallDatasetBuilder
+from tests.tiny_run import untimed
+
+C = TypeVar("C", bound=GradientConfig)
 
 
 def grpo_config(model: Path, log_path: Path, **changes: object) -> Config:
     """Two problems a generation, 16 attempts at each, four generations."""
+    return gradient_config(Config, model, log_path, **changes)
+
+
+def gradient_config(of: type[C], model: Path, log_path: Path, **changes: object) -> C:
+    """The same, of any run of gradients."""
     fields: dict[str, Any] = {
         "model_name": str(model),
         "dataset": SmallDatasetBuilder(),
@@ -47,7 +59,37 @@ def grpo_config(model: Path, log_path: Path, **changes: object) -> Config:
         "trackers": JsonlTrackerBuilder(),
         **changes,
     }
-    return Config(**fields)
+    return of(**fields)
+
+
+async def check_resumed_as_if_never_stopped(
+    main: Callable[[C], Awaitable[None]], whole: C, directory: Path
+) -> C:
+    """Run `whole` in `directory`, and on from its checkpoint after two of four generations.
+
+    Returns the Config that goes on, in `copy`.
+    """
+    copier = CopierBuilder(generations=3)
+    await main(chz.replace(whole, log_path=str(directory / "whole"), trackers=copier))
+    resumed = chz.replace(
+        whole, log_path=str(directory / "copy"), behavior_if_log_dir_exists="resume"
+    )
+    copied = latest_checkpoint(directory / "copy")
+    assert copied is not None and copied.generation == 2
+    assert len(metrics_of(directory / "copy")) == 3, "one more than the checkpoint has"
+    await main(resumed)
+    for name in ("metrics.jsonl", "rollouts.jsonl"):
+        assert untimed(directory / "copy" / name) == untimed(directory / "whole" / name)
+    weights, others = weights_of(directory / "whole"), weights_of(directory / "copy")
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    return resumed
+
+
+def weights_of(log_path: Path) -> dict[str, torch.Tensor]:
+    """Those of the last checkpoint."""
+    checkpoint = latest_checkpoint(log_path)
+    assert checkpoint is not None
+    return load_file(checkpoint.model / "model.safetensors")
 
 
 def metrics_of(log_path: Path) -> list[dict[str, float]]:

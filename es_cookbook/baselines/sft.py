@@ -55,9 +55,9 @@ def main(config: SFTConfig) -> None:
     from es_cookbook.baselines.sft_run import opened  # with torch
 
     with opened(config) as run:
-        order = EpochOrder(len(run.data.train), config.seed)
+        order = EpochOrder(len(run.train), config.seed)
         for step in range(run.start, run.num_steps):
-            examples = [run.data.train[i] for i in order.batch(step, config.batch_size)]
+            examples = [run.train[i] for i in order.batch(step, config.batch_size)]
             rate = config.learning_rate * config.learning_rate_schedule(step, run.num_steps)
             run.begin(step)
             loss, norm = learn(run.learner, examples, rate)

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
 from es_cookbook.baselines.gradient_run import take_weights
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.supervised import Evaluation, SFTConfig, SupervisedData
+from es_cookbook.baselines.supervised import Evaluation, SFTConfig, Split
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
@@ -59,10 +59,10 @@ class SFTRun:
         log_path: Path,
         model: PreTrainedModel,
         tokenizer: Tokenizer,
-        data: SupervisedData,
+        data: Split,
         evaluated: Callable[[], Metrics],
     ) -> None:
-        self.data = data
+        self.train, self._test = data
         self.learner = Learner(
             model,
             [name for name, weight in model.named_parameters() if weight.requires_grad],
@@ -70,7 +70,7 @@ class SFTRun:
             max_gradient_norm=config.max_gradient_norm,
             packed_length=config.max_length if config.packing else 0,
         )
-        self.num_steps = max(1, math.ceil(config.epochs * len(data.train) / config.batch_size))
+        self.num_steps = max(1, math.ceil(config.epochs * len(self.train) / config.batch_size))
         self.start = _go_on(log_path, self.learner)
         self._config = config
         self._log_path = log_path
@@ -109,8 +109,8 @@ class SFTRun:
 
     def _held_out(self) -> Metrics:
         """The mean loss of held-out rows, and what the model does on problems."""
-        test = self.data.test
-        surprises = [-each for of in self.learner.logprobs(test) for each in of] if test else []
+        logprobs = self.learner.logprobs(self._test) if self._test else ()
+        surprises = [-each for of in logprobs for each in of]
         loss = {"loss/test": math.fsum(surprises) / len(surprises)} if surprises else {}
         return {**loss, **self._evaluated()}
 
@@ -154,7 +154,7 @@ def opened(config: SFTConfig) -> Generator[SFTRun]:
         yield SFTRun(config, log_path, model, tokenizer, data, evaluated)
 
 
-def _shortened(data: SupervisedData, max_length: int) -> SupervisedData:
+def _shortened(data: Split, max_length: int) -> Split:
     """Without what is beyond the length; rows of which nothing is left to learn are left out."""
 
     def short(examples: Sequence[Example]) -> list[Example]:
@@ -166,14 +166,14 @@ def _shortened(data: SupervisedData, max_length: int) -> SupervisedData:
         )
         return [each for each in cut if any(each.learned_T[1:])]
 
-    train, test = short(data.train), short(data.test)
+    train, test = map(short, data)
     if not train:
         raise DataError(
             f"max_length={max_length} leaves nothing to learn of any row: all prompts are as long"
         )
-    if lost := len(data.train) - len(train):
+    if lost := len(data[0]) - len(train):
         say(f"{lost} rows are left out: their prompts alone have max_length={max_length} tokens")
-    return SupervisedData(train, test)
+    return train, test
 
 
 def _model(config: SFTConfig) -> PreTrainedModel:

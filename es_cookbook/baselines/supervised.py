@@ -6,18 +6,15 @@ rollout, prompt and answer encoded apart and chats turn by turn (`rl.messages.re
 the model learns in the form in which it will be asked.
 """
 
-import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import TypeAlias, cast
 
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, ModelError
-from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Linear, Schedule
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.population.config import ENGINES
@@ -31,41 +28,12 @@ from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Token
 ROLES = ("system", "user", "assistant")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SupervisedData:
-    """What a builder builds: sequences to learn, and held-out ones whose loss is measured."""
-
-    train: Sequence[Example]
-    test: Sequence[Example] = ()
+Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
+"""Sequences to learn, and held-out ones whose loss is measured."""
 
 
 @chz.chz
-class SupervisedDatasetBuilder(ABC):
-    """Builds sequences to learn."""
-
-    def check(self) -> None:
-        """Refuse, before a model is loaded, sources that are not there; by default nothing.
-
-        Raises:
-            DataError: Which one, and why.
-        """
-        return
-
-    @abstractmethod
-    def __call__(self, tokenizer: Tokenizer) -> SupervisedData:
-        """Load and encode.
-
-        Raises:
-            DataError: A row that cannot be used; names the file and the line.
-            ModelError: The tokenizer cannot do what the rows need.
-        """
-
-
-parts(SupervisedDatasetBuilder, f"{__name__}:SupervisedRows")
-
-
-@chz.chz
-class SupervisedRows(SupervisedDatasetBuilder):
+class SupervisedRows:
     """Rows of a file or a Hub set: `prompt` and `completion`, or a chat in `messages`."""
 
     source: str = chz.field(
@@ -87,11 +55,20 @@ class SupervisedRows(SupervisedDatasetBuilder):
         check_range(self, "num_test", at_least=0)
 
     def check(self) -> None:
-        """Refuse a source that is not there."""
+        """Refuse, before a model is loaded, a source that is not there.
+
+        Raises:
+            DataError: Why.
+        """
         check_source(self.source, "dataset.source")
 
-    def __call__(self, tokenizer: Tokenizer) -> SupervisedData:
-        """Every row as a sequence, in order."""
+    def __call__(self, tokenizer: Tokenizer) -> Split:
+        """Every row as a sequence, in order.
+
+        Raises:
+            DataError: A row that cannot be used; names the file and the line.
+            ModelError: The tokenizer cannot do what the rows need.
+        """
         encoder = _Encoder(tokenizer, self)
         examples = [encoder.example(row) for row in load_rows(self.source, option="dataset.source")]
         if len(examples) <= self.num_test:
@@ -100,7 +77,7 @@ class SupervisedRows(SupervisedDatasetBuilder):
                 f"{self.num_test}, so none is left to learn from"
             )
         split = len(examples) - self.num_test
-        return SupervisedData(examples[:split], examples[split:])
+        return examples[:split], examples[split:]
 
 
 _ROWS = Names({"rows": "es_cookbook.baselines.supervised:SupervisedRows"}, default="rows")
@@ -133,7 +110,7 @@ class SFTConfig:
     """Fine-tune a LoRA adapter, or all weights, on rows that say what the model should write."""
 
     model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
-    dataset: SupervisedDatasetBuilder = chz.field(meta_factory=_ROWS, doc="rows to learn from")
+    dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
     output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
     rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")
     alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")

@@ -11,11 +11,9 @@ import anyio
 import chz
 import pytest
 import torch
-from safetensors.torch import load_file
 from typing_extensions import override
 
 from es_cookbook import train
-from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.learner import Learner, in_parts
 from es_cookbook.baselines.policy_gradient import PPO, Config, Expert, Group, main, to_examples
 from es_cookbook.checkpoints.models import load_causal_lm
@@ -41,41 +39,15 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.report.comparison import summarise
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.fakes import SmallDatasetBuilder
-from tests.grpo_runs import CopierBuilder
+from tests.grpo_runs import check_resumed_as_if_never_stopped, gradient_config, metrics_of
 from tests.said import typed
-from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+from tests.tiny_run import TinyConfig
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its tokenizer has no padding token."""
-    return write_tiny_model(tmp_path_factory.mktemp("policy_gradient") / "model")
-
-
 def config(model: Path, log_path: Path, **changes: object) -> Config:
-    return Config(
-        **{
-            "model_name": str(model),
-            "dataset": SmallDatasetBuilder(),
-            "log_path": str(log_path),
-            "engine": TorchEngineBuilder(device="cpu", num_lanes=1),
-            "sampling": SamplingParams(max_tokens=4, temperature=1.0),
-            "attempts": 16,
-            "num_generations": 4,
-            "learning_rate": 0.01,
-            "eval_every": 2,
-            "checkpoint_every": 2,
-            "trackers": JsonlTrackerBuilder(),
-            **changes,
-        }
-    )
-
-
-def rows(log_path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (log_path / "metrics.jsonl").read_text().splitlines()]
+    return gradient_config(Config, model, log_path, **changes)
 
 
 def turn(prompt: Sequence[int], action: Sequence[int], reward: float = 0.0) -> Transition:
@@ -240,7 +212,7 @@ async def test_each_method_learns_what_earns_rewards(
     log_path = tmp_path / "run"
     how = {"method": method, "learning_rate": learning_rate, "num_generations": 10}
     await main(config(model, log_path, **how, eval_every=0, checkpoint_every=0))
-    rewards = [row["reward/mean"] for row in rows(log_path)[:-1]]
+    rewards = [row["reward/mean"] for row in metrics_of(log_path)[:-1]]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
 
 
@@ -250,25 +222,8 @@ async def test_each_method_learns_what_earns_rewards(
 async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
     model: Path, tmp_path: Path
 ) -> None:
-    whole = config(model, tmp_path / "whole", method=PPO(), trackers=CopierBuilder(generations=3))
-    await main(whole)
-    resumed = chz.replace(
-        whole,
-        log_path=str(tmp_path / "copy"),
-        trackers=JsonlTrackerBuilder(),
-        behavior_if_log_dir_exists="resume",
-    )
-    copied = latest_checkpoint(tmp_path / "copy")
-    assert copied is not None and copied.generation == 2
-    assert len(rows(tmp_path / "copy")) == 3, "one more than the checkpoint has"
-    await main(resumed)
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "copy" / name) == untimed(tmp_path / "whole" / name)
-    weights, others = (
-        load_file(tmp_path / name / "checkpoints" / "4" / "model" / "model.safetensors")
-        for name in ("whole", "copy")
-    )
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    whole = config(model, tmp_path, method=PPO())
+    resumed = await check_resumed_as_if_never_stopped(main, whole, tmp_path)
     assert [p.name for p in (tmp_path / "whole" / "checkpoints").iterdir()] == ["4"]
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -281,7 +236,7 @@ async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
 def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None:
     log_path = tmp_path / "run"
     anyio.run(main, config(model, log_path, eval_attempts=2, eval_temperature=1.0))
-    measured = rows(log_path)
+    measured = metrics_of(log_path)
     assert [("test/reward/mean" in row) for row in measured] == [True, False, True, False, True]
     assert measured[-1]["progress/rollouts"] == 4 * 2 * 16
     curve = summarise([log_path], "test/env/all/correct").curve

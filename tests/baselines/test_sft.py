@@ -67,7 +67,7 @@ def losses(output: Path, key: str = "loss/train") -> list[float]:
 def test_the_completion_and_the_end_are_learned_and_the_prompt_is_not(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.jsonl", {"prompt": "12", "completion": "345"})
     tokenizer = character_tokenizer()
-    (example,) = SupervisedRows(source=source)(tokenizer).train
+    ((example,), _) = SupervisedRows(source=source)(tokenizer)
     assert example.tokens_T == (*tokenizer.encode("12345"), EOS)
     assert example.learned_T == (False, False, True, True, True, True)
 
@@ -79,7 +79,7 @@ def test_of_a_chat_the_assistants_turns_are_learned(tmp_path: Path) -> None:
         tmp_path / "rows.jsonl", {"messages": messages}, {"prompt": "1", "completion": "23"}
     )
     tokenizer = chat_tokenizer("0123456789")
-    whole, single = SupervisedRows(source=source, chat=True)(tokenizer).train
+    (whole, single), _ = SupervisedRows(source=source, chat=True)(tokenizer)
     one, two, three, four, five = (tokenizer.encode(digit)[0] for digit in "12345")
     assert whole.tokens_T == (one, two, three, EOS_ID, four, five, EOS_ID)
     assert whole.learned_T == (False, True, True, True, False, True, True)

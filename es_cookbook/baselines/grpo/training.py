@@ -38,9 +38,7 @@ from transformers import (
     PreTrainedModel,
     PrinterCallback,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
@@ -305,36 +303,18 @@ class _Generations(TrainerCallback):
         )
 
     @override
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         for place, settings in self._run.learner.kept:
             for name in _KEPT:
                 place.pop(name, None)
             place.update(settings)
 
     @override
-    def on_substep_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
         anyio.from_thread.check_cancelled()
 
     @override
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, *more: Any, **kwargs: Any) -> None:
         logs: Mapping[str, object] = kwargs["logs"]
         if "loss" not in logs:  # A summary of the whole training.
             return
@@ -392,28 +372,21 @@ def rows_of(
     Raises:
         ConfigError: A rollout is more than one sequence.
     """
-    rows: dict[str, Any] = {
-        key: [] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD)
-    }
-    for group in groups_P:
-        for trajectory, reward in zip(group.trajectories_G_K[0], group.rewards_G_K[0], strict=True):
-            prompt, completion, learned, logprobs = _row(trajectory, filler, mask_truncated)
-            rows["prompt_ids"].append(prompt)
-            rows["completion_ids"].append(completion)
-            rows["env_mask"].append(learned)
-            rows["logprobs"].append(logprobs)
-            rows[REWARD].append(None if math.isnan(reward) else reward)
-    if not with_logprobs:
-        rows["logprobs"] = None
-    return rows
+    rows = [
+        (*_row(trajectory, filler, mask_truncated), None if math.isnan(reward) else reward)
+        for group in groups_P
+        for trajectory, reward in zip(group.trajectories_G_K[0], group.rewards_G_K[0], strict=True)
+    ]
+    keys = ("prompt_ids", "completion_ids", "env_mask", "logprobs", REWARD)
+    columns: dict[str, Any] = dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True))
+    return columns if with_logprobs else {**columns, "logprobs": None}
 
 
 def _row(
     trajectory: Trajectory | LostRollout, filler: int, mask_truncated: bool
 ) -> tuple[list[int], list[int], list[int], list[float]]:
     """Prompt, completion, and of each of its tokens whether it has a loss, and its logprob."""
-    example = _sequence(trajectory) if isinstance(trajectory, Trajectory) else None
-    if not isinstance(trajectory, Trajectory) or example is None:
+    if not isinstance(trajectory, Trajectory) or (example := _sequence(trajectory)) is None:
         return [filler], [filler], [0], [0.0]
     start = len(trajectory.transitions[0].observation.tokens_T)
     was_cut = trajectory.transitions[-1].action.stop_reason == "length"

@@ -17,14 +17,9 @@ from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.grpo_runs import CopierBuilder, Listening, grpo_config, metrics_of
-from tests.tiny_run import untimed, write_tiny_model
+from tests.tiny_run import untimed
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("grpo_data") / "model")
 
 
 class Odd(ProblemEnv):

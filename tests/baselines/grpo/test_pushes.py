@@ -13,7 +13,6 @@ from es_cookbook.baselines.grpo import main
 from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
 from tests.grpo_runs import grpo_config, metrics_of
 from tests.hub_server import HubServer
-from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -23,11 +22,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
         server.lead_here(monkeypatch)
         yield server
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("grpo_pushes") / "model")
 
 
 class Seen:

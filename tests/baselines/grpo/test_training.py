@@ -33,22 +33,17 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory import check_is_run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import Pieces, SmallDataset
-from tests.grpo_runs import CopierBuilder, Echoes, Listening, grpo_config, metrics_of
-from tests.tiny_run import TinyConfig, untimed, write_tiny_model
+from tests.grpo_runs import (
+    Echoes,
+    Listening,
+    check_resumed_as_if_never_stopped,
+    grpo_config,
+    metrics_of,
+    weights_of,
+)
+from tests.tiny_run import TinyConfig
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its tokenizer has no padding token, and its end of sequence is outside of its vocabulary."""
-    return write_tiny_model(tmp_path_factory.mktemp("grpo") / "model")
-
-
-def weights_of(log_path: Path) -> dict[str, torch.Tensor]:
-    checkpoint = latest_checkpoint(log_path)
-    assert checkpoint is not None
-    return load_file(checkpoint.model / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -75,34 +70,14 @@ async def test_trl_learns_what_earns_rewards(
 async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
     model: Path, tmp_path: Path
 ) -> None:
-    whole = grpo_config(
-        model,
-        tmp_path / "whole",
-        num_iterations=2,
-        steps=2,
-        beta=0.1,
-        trackers=CopierBuilder(generations=3),
-    )
-    await main(whole)
-    resumed = chz.replace(
-        whole,
-        log_path=str(tmp_path / "copy"),
-        trackers=JsonlTrackerBuilder(),
-        behavior_if_log_dir_exists="resume",
-    )
-    assert len(metrics_of(tmp_path / "copy")) == 3, "one more than the checkpoint has"
-    await main(resumed)
-    for name in ("metrics.jsonl", "rollouts.jsonl"):
-        assert untimed(tmp_path / "copy" / name) == untimed(tmp_path / "whole" / name)
+    whole = grpo_config(model, tmp_path, num_iterations=2, steps=2, beta=0.1)
+    await check_resumed_as_if_never_stopped(main, whole, tmp_path)
     losses = (tmp_path / "copy" / "losses.csv").read_text()
     assert losses == (tmp_path / "whole" / "losses.csv").read_text()
-    assert [line.partition(",")[0] for line in losses.splitlines()[1:]] == [
-        str(step) for step in range(1, 17)
-    ]
-    rates = [float(line.split(",")[4]) for line in losses.splitlines()[1:]]
+    rows = [line.split(",") for line in losses.splitlines()[1:]]
+    assert [row[0] for row in rows] == [str(step) for step in range(1, 17)]
+    rates = [float(row[4]) for row in rows]
     assert rates == pytest.approx([0.01 * (1 - g / 4) for g in range(4) for _ in range(4)])
-    weights, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "copy")
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 async def test_a_checkpoint_is_the_model_as_it_was_but_for_its_weights(
