@@ -34,7 +34,6 @@ CHZ_ERRORS = (
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
-    Reference,
 )
 """What chz raises about options."""
 
