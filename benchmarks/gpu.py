@@ -217,24 +217,18 @@ def of_kind(
 ) -> dict[str, tuple[int, Callable[[], object]]]:
     """Name of a program -> bytes that it has to read and write, and a call of it."""
     elements, device = weight.numel(), weight.device
-    narrow = torch.empty_like(weight, dtype=torch.bfloat16)
     terms = [Term(seed, 1e-3) for seed in range(sizes.terms)]
 
     def dense(number: int) -> Callable[[], object]:
-        some = twin.dense_terms(terms[:number], device)
+        some = twin.device_terms(terms[:number], device)
         return lambda: twin.add_dense_(weight, NAME, some, kind)
 
     def low_rank(number: int) -> Callable[[], object]:
-        some = twin.low_rank_terms(terms[:number], 1, device)
-        return lambda: twin.add_low_rank_(weight, NAME, some, kind)
+        some = twin.device_terms(terms[:number], device)
+        return lambda: twin.add_low_rank_(weight, NAME, some, 1, kind)
 
-    one, many = twin.dense_terms(terms[:1], device), min(16, sizes.terms)
+    many = min(16, sizes.terms)
     return {
-        "noise, bfloat16": (2 * elements, lambda: twin.noise_into(narrow, 1, NAME, kind)),
-        "weights of a genome, bfloat16": (
-            6 * elements,
-            lambda: twin.perturbed_into(narrow, weight, NAME, one, kind),
-        ),
         "dense step of 1 term": (8 * elements, dense(1)),
         f"dense step of {many} terms": (8 * elements, dense(many)),
         "low-rank step of 1 term": (8 * elements, low_rank(1)),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Row, interleaved, ratios, report, row
-from es_cookbook.evolution.noise import NoiseKind, noise
+from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
 
 SIZES = {"1e4": 10**4, "1e6": 10**6, "1e7": 10**7}
 SMALL = (128, 1024)
@@ -37,7 +37,7 @@ def against_randn(kind: NoiseKind, label: str, size: int) -> list[Row]:
 
     def our_noise() -> None:
         for seed in range(calls):
-            noise(seed, "model.layers.0.mlp.up_proj.weight", (size,), kind, out=ours)
+            noise_range(seed, "model.layers.0.mlp.up_proj.weight", 0, size, kind, out=ours)
 
     def their_noise() -> None:
         for _ in range(calls):

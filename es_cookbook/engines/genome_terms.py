@@ -22,7 +22,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.noise.triton.slots import Entries, Job
+    from es_cookbook.evolution.noise.triton.kernels import Entries, Job
 
 Places: TypeAlias = slice | torch.Tensor
 """Rows or columns of a weight: neighbours, or whole numbers, in the order in which they stand."""
@@ -82,7 +82,7 @@ class GenomeFactors(ABC):
     def finish(self) -> None:
         """Make what is not written yet; the tensors must not have moved since."""
         if self._jobs:
-            from es_cookbook.evolution.noise.triton.slots import fill
+            from es_cookbook.evolution.noise.triton.kernels import fill
 
             fill(self._jobs, self._entries(), self._space.noise, self._space.mask)
             self._jobs = []
@@ -181,7 +181,7 @@ class GenomeTerms(GenomeFactors):
 
     @override
     def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
-        from es_cookbook.evolution.noise.triton.slots import low_rank_jobs
+        from es_cookbook.evolution.noise.triton.kernels import low_rank_jobs
 
         part = Part.within(self._space.shapes[slots.name], rows, columns)
         kind = self._kind(slots.name)
@@ -189,7 +189,7 @@ class GenomeTerms(GenomeFactors):
 
     @override
     def _entries(self) -> "Entries":
-        from es_cookbook.evolution.noise.triton.slots import low_rank_entries
+        from es_cookbook.evolution.noise.triton.kernels import low_rank_entries
 
         terms_of = [own.terms_G for own in self._of_kind]
         return low_rank_entries(terms_of, self._low_rank.rank, self._device)
@@ -233,7 +233,7 @@ class GenomeAdapters(GenomeFactors):
 
     @override
     def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
-        from es_cookbook.evolution.noise.triton.slots import Job
+        from es_cookbook.evolution.noise.triton.kernels import Job
 
         a, b = self._adapter.targets[slots.name]
         ranks, scale = slice(0, self.num_ranks), self._adapter.lora.scale
@@ -247,7 +247,7 @@ class GenomeAdapters(GenomeFactors):
 
     @override
     def _entries(self) -> "Entries":
-        from es_cookbook.evolution.noise.triton.slots import dense_entries
+        from es_cookbook.evolution.noise.triton.kernels import dense_entries
 
         terms_of = [
             [self._space.shares.of(name, genome.terms) for genome in self._genomes_G]

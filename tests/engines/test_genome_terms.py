@@ -35,38 +35,56 @@ def slots(rank: int, dtype: torch.dtype, rows: int, columns: int) -> list[torch.
     return [a, torch.full((6, rows, 2 * rank + 1), 9.0, dtype=dtype, device=DEVICE)]
 
 
-@pytest.mark.parametrize("rank", [1, 3])
-@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_factors_are_written_scaled_and_cast(
+@pytest.mark.parametrize(
+    ("rank", "kind", "dtype"),
+    [
+        (1, "gaussian", torch.bfloat16),
+        (3, "gaussian", torch.float32),
+        (3, "rademacher", torch.bfloat16),
+        (8, "gaussian", torch.bfloat16),
+    ],
+)
+def test_factors_of_all_weights_are_written_scaled_and_cast(
     rank: int, kind: NoiseKind, dtype: torch.dtype
 ) -> None:
-    space = LowRankSpace({"w": (OUT, IN)}, kind, rank=rank)
-    rows, columns = slice(5, 30), slice(11, 70)
-    expected_a, expected_b = (t.cpu() for t in slots(rank, dtype, 25, 59))
-    for g, genome in enumerate(GENOMES):
-        for t in range(2):
-            term = genome.terms[t] if t < len(genome.terms) else Term(1, 0.0)
-            a, b = (torch.from_numpy(factor) for factor in factors_of(space, "w", term.seed))
-            ranks = slice(t * rank, (t + 1) * rank)
-            scaled = a[rows] * torch.tensor(space.low_rank.scale(term.coefficient))
-            expected_b[g, :, ranks] = scaled.to(dtype)
-            expected_a[g, ranks] = b[columns].mT.to(dtype)
+    shapes = {"w": (OUT, IN), "one row": (1, 3), "one column": (17, 1), "wide": (3, 341)}
+    space = LowRankSpace(shapes, kind, rank=rank)
     terms = GenomeTerms(GENOMES, space, DEVICE)
     assert (terms.num_genomes, terms.num_ranks) == (4, 2 * rank)
+    rows = {name: slice(0, height) for name, (height, _) in shapes.items()} | {"w": slice(5, 30)}
+    columns = {name: slice(0, width) for name, (_, width) in shapes.items()} | {"w": slice(11, 70)}
+
+    def empty() -> dict[str, list[torch.Tensor]]:
+        sizes = {n: (r.stop - r.start, columns[n].stop - columns[n].start) for n, r in rows.items()}
+        return {name: slots(rank, dtype, *size) for name, size in sizes.items()}
+
+    expected = {name: [t.cpu() for t in tensors] for name, tensors in empty().items()}
+    for name, (expected_a, expected_b) in expected.items():
+        for g, genome in enumerate(GENOMES):
+            for t in range(2):
+                term = genome.terms[t] if t < len(genome.terms) else Term(1, 0.0)
+                a, b = (torch.from_numpy(factor) for factor in factors_of(space, name, term.seed))
+                ranks = slice(t * rank, (t + 1) * rank)
+                scaled = a[rows[name]] * torch.tensor(space.low_rank.scale(term.coefficient))
+                expected_b[g, :, ranks] = scaled.to(dtype)
+                expected_a[g, ranks] = b[columns[name]].mT.to(dtype)
     # Slices are made where the slots are; places, in any order, on the CPU.
-    places = torch.arange(OUT)[rows], torch.arange(IN)[columns]
-    for which in ((rows, columns), places):
-        found = slots(rank, dtype, 25, 59)
-        terms.write(Slots("w", *found, *which))
+    for in_places in (False, True):
+        found = empty()
+        for name, tensors in found.items():
+            which = rows[name], columns[name]
+            if in_places:
+                which = torch.arange(OUT)[which[0]], torch.arange(341)[which[1]]
+            terms.write(Slots(name, *tensors, *which))
         terms.finish()
-        for tensor, expected in zip(found, (expected_a, expected_b), strict=True):
-            bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
-            assert torch.equal(tensor.cpu().view(bits), expected.view(bits))
-    backwards = slots(rank, dtype, 25, 59)
-    terms.write(Slots("w", *backwards, places[0].flip(0), places[1].flip(0)))
-    assert torch.equal(backwards[0].cpu(), expected_a.flip(2))
-    assert torch.equal(backwards[1].cpu()[:4], expected_b.flip(1)[:4])
+        for name, tensors in found.items():
+            for tensor, wanted in zip(tensors, expected[name], strict=True):
+                bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+                assert torch.equal(tensor.cpu().view(bits), wanted.view(bits)), name
+    backwards = empty()["w"]
+    terms.write(Slots("w", *backwards, torch.arange(29, 4, -1), torch.arange(69, 10, -1)))
+    assert torch.equal(backwards[0].cpu(), expected["w"][0].flip(2))
+    assert torch.equal(backwards[1].cpu()[:4], expected["w"][1].flip(1)[:4])
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -111,19 +129,28 @@ def test_genomes_without_terms_write_nothing() -> None:
         assert all((tensor == 9.0).all() for tensor in found)
 
 
-@pytest.mark.parametrize(("perturb", "density"), [("both", 1.0), ("alternating", 0.5)])
-def test_adapters_are_the_centre_and_the_genomes_terms(perturb: Perturb, density: float) -> None:
+@pytest.mark.parametrize(
+    ("perturb", "density", "noise", "dtype"),
+    [
+        ("both", 1.0, "gaussian", torch.bfloat16),
+        ("alternating", 0.5, "gaussian", torch.float32),
+        ("both", 0.3, "rademacher", torch.bfloat16),
+    ],
+)
+def test_adapters_are_the_centre_and_the_genomes_terms(
+    perturb: Perturb, density: float, noise: NoiseKind, dtype: torch.dtype
+) -> None:
     rank = 4
     parameters = [ParameterInfo(f"{i}.weight", (OUT, IN), "linear") for i in range(2)]
-    builder = Adapter(rank=rank, init="orthogonal", perturb=perturb, density=density, alpha=3.0)
-    space = builder(parameters)
+    options = {"perturb": perturb, "density": density, "noise": noise, "alpha": 3.0}
+    space = Adapter(rank=rank, init="orthogonal", **options)(parameters)
     assert space.adapter is not None
     centre = Centre({}, space, 1, device=DEVICE)
     centre.apply(Step((Term(8, 0.5), Term(9, -0.5))))
     places, rows, columns = [3, 0, 1, 4], slice(5, 30), slice(11, 70)
     adapters = GenomeAdapters(GENOMES, places, space, space.adapter, centre, DEVICE)
     assert (adapters.num_genomes, adapters.num_ranks) == (4, rank)
-    found = {name: slots(2, torch.bfloat16, 25, 59) for name in space.adapter.targets}
+    found = {name: slots(2, dtype, 25, 59) for name in space.adapter.targets}
     expected = {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
     for name, (a, b) in found.items():
         adapters.write(Slots(name, a, b, rows, columns))
@@ -132,10 +159,11 @@ def test_adapters_are_the_centre_and_the_genomes_terms(perturb: Perturb, density
         of_a, of_b = space.adapter.targets[name]
         for genome, place in zip(GENOMES, places, strict=True):
             a, b = (centre.perturbed(genome, factor).cpu() for factor in (of_a, of_b))
-            expected_a[place, :rank] = a[:, columns].bfloat16()
-            expected_b[place, :, :rank] = (b[rows] * space.adapter.lora.scale).bfloat16()
+            expected_a[place, :rank] = a[:, columns].to(dtype)
+            expected_b[place, :, :rank] = (b[rows] * space.adapter.lora.scale).to(dtype)
         for tensor, wanted in zip(found[name], (expected_a, expected_b), strict=True):
-            assert torch.equal(tensor.cpu().view(torch.int16), wanted.view(torch.int16))
+            bits = torch.int16 if dtype == torch.bfloat16 else torch.int32
+            assert torch.equal(tensor.cpu().view(bits), wanted.view(bits))
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="not in the interpreter")

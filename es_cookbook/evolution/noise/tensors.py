@@ -42,11 +42,7 @@ _SIGNS_OF_BYTE = np.where(
 
 
 def noise(
-    seed: int,
-    name: str,
-    shape: tuple[int, ...],
-    kind: NoiseKind = "gaussian",
-    out: NDArray[np.float32] | None = None,
+    seed: int, name: str, shape: tuple[int, ...], kind: NoiseKind = "gaussian"
 ) -> NDArray[np.float32]:
     """The noise tensor ε(seed, name).
 
@@ -55,24 +51,15 @@ def noise(
         name: the parameter's Hugging Face name.
         shape: its shape.
         kind: distribution of the elements.
-        out: where to write, C-contiguous and of this shape; a new array when None.
-
-    Returns:
-        `out`, or a new array of that shape.
 
     Raises:
-        ValueError: A seed, kind or `out` that does not fit.
+        ValueError: A seed or kind that does not fit.
 
     >>> noise(7, "weight", (2, 3), "rademacher")
     array([[-1.,  1., -1.],
            [-1.,  1.,  1.]], dtype=float32)
     """
-    if out is None:
-        return noise_range(seed, name, 0, math.prod(shape), kind).reshape(shape)
-    if out.shape != shape or not out.flags.c_contiguous:
-        raise ValueError(f"out must be C-contiguous of shape {shape}, found shape {out.shape}")
-    noise_range(seed, name, 0, out.size, kind, out=out.reshape(-1))
-    return out
+    return noise_range(seed, name, 0, math.prod(shape), kind).reshape(shape)
 
 
 def noise_of_seeds(

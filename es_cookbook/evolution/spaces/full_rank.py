@@ -112,10 +112,10 @@ class FullRankSpace(SearchSpace):
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        from es_cookbook.evolution.noise.triton.kernels import add_dense_, dense_terms
+        from es_cookbook.evolution.noise.triton.kernels import add_dense_, device_terms
 
         there = {
-            kind: dense_terms(self.shares.of(name, terms), device)
+            kind: device_terms(self.shares.of(name, terms), device)
             for kind, name in self.shares.kinds(list(self.shapes)).items()
         }
         return lambda name, weight, part: add_dense_(

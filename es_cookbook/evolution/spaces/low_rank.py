@@ -98,14 +98,14 @@ class LowRankSpace(SearchSpace):
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        from es_cookbook.evolution.noise.triton.kernels import add_low_rank_, low_rank_terms
+        from es_cookbook.evolution.noise.triton.kernels import add_low_rank_, device_terms
 
         there = {
-            kind: low_rank_terms(self.shares.of(name, terms), self.rank, device)
+            kind: device_terms(self.shares.of(name, terms), device, self.rank)
             for kind, name in self.shares.kinds(list(self.shapes)).items()
         }
         return lambda name, weight, part: add_low_rank_(
-            weight, name, there[self.shares.kind(name)], self.noise, part
+            weight, name, there[self.shares.kind(name)], self.rank, self.noise, part
         )
 
     def _add_updates(

@@ -82,13 +82,6 @@ def test_adjoining_ranges_join(kind: NoiseKind, start: int, lengths: list[int]) 
     np.testing.assert_array_equal(joined, noise_range(5, "w", start, start + sum(lengths), kind))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_out_receives_what_would_be_returned(kind: NoiseKind) -> None:
-    out = np.full((7, 9), np.nan, np.float32)
-    assert noise(1, "w", (7, 9), kind, out=out) is out
-    np.testing.assert_array_equal(out, noise(1, "w", (7, 9), kind))
-
-
 def test_a_shape_without_axes_or_elements_is_fine() -> None:
     assert noise(1, "w", ()).shape == ()
     assert noise(1, "w", (0, 3)).shape == (0, 3)
@@ -101,12 +94,9 @@ def test_a_seed_beyond_63_bits_is_refused(seed: int) -> None:
 
 
 def test_out_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="out must be"):
-        noise(1, "w", (4, 2), out=np.empty((2, 4), np.float32))
-    with pytest.raises(ValueError, match="out must be"):
-        noise(1, "w", (4, 2), out=np.empty((2, 4), np.float32).T)
-    with pytest.raises(ValueError, match="out must be"):
-        noise_range(1, "w", 0, 4, out=np.empty(4, np.float64))  # pyright: ignore[reportArgumentType]
+    for out in (np.empty(3, np.float32), np.empty(8, np.float32)[::2], np.empty(4, np.float64)):
+        with pytest.raises(ValueError, match="out must be"):
+            noise_range(1, "w", 0, 4, out=out)  # pyright: ignore[reportArgumentType]
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -1,21 +1,23 @@
 """The noise in Triton: generated on the GPU, where the weights are, bit for bit the same.
 
 Noise is a pure function of (seed, name, element), so only seeds are sent to a GPU, and a shard of a
-tensor generates just its part. There are four uses, and one more in `slots`: the factors of all
-genomes, in the LoRA slots or tables that sample with them.
+tensor generates just its part. Here are the steps of the centre, `add_dense_` and `add_low_rank_`,
+as `FullRankSpace` and `LowRankSpace` take them: term after term in exact arithmetic, a weight read
+and written once for many terms. And `fill` makes the factors of all genomes, in the LoRA slots or
+tables that sample with them:
 
-- `noise_into`: the noise itself;
-- `perturbed_into`: cast(centre + Σ scale · noise), a full-rank genome's own weights;
-- `add_dense_`, `add_low_rank_`: a step of the centre, as `FullRankSpace` and `LowRankSpace` move
-  it: term after term in exact arithmetic, a weight read and written once for many terms.
+    jobs = [job for name in weights for job in low_rank_jobs(name, a[name], b[name], rank)]
+    fill(jobs, low_rank_entries([terms_G], rank, device))
+
+Every number is what NumPy's arithmetic makes, rounded to float32, and then cast once.
 
 `name` is the parameter's Hugging Face name, `kind` the noise's distribution, and `part` the part of
 the parameter that a tensor holds; all of it if None. Terms are sent to the GPU once, for all
 parameters:
 
-    terms = low_rank_terms(step.terms, rank, device)
+    terms = device_terms(step.terms, device, rank)
     for name, weight in weights.items():
-        add_low_rank_(weight, name, terms)
+        add_low_rank_(weight, name, terms, rank)
 
 The kernels are in `es_cookbook.evolution.noise.triton.programs`. They need Triton and an NVIDIA
 GPU; with `TRITON_INTERPRET=1`, set before Triton is first imported, they run on the CPU instead,
@@ -26,10 +28,11 @@ Its elements are then runs of neighbours in the parameter, and each run is divid
 whole Philox blocks, one program per tile.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -43,12 +46,11 @@ from es_cookbook.evolution.noise.tensors import (
     Mask,
     NoiseKind,
     Part,
-    check_seed,
     mask_name,
 )
 from es_cookbook.evolution.noise.triton import programs
 
-MAX_GRID = 2**16 - 1
+_MAX_GRID = 2**16 - 1
 """Programs along any but the first axis of a CUDA grid."""
 _LANES = {"gaussian": GAUSSIANS_PER_BLOCK, "rademacher": SIGNS_PER_BLOCK}
 _TILE_BLOCKS = {"gaussian": 128, "rademacher": 16}
@@ -58,7 +60,7 @@ _MAX_STRIDE = 2**19
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class Runs(NamedTuple):
+class _Runs(NamedTuple):
     """Elements of a parameter: `num_runs` runs of `length`, run i from `start + i * pitch` on."""
 
     start: int
@@ -67,47 +69,37 @@ class Runs(NamedTuple):
     length: int
 
 
-def as_rows(part: Part | None, *tensors: torch.Tensor) -> tuple[Part, list[torch.Tensor]]:
-    """The part that tensors of one shape hold, a whole parameter if None, and views as its rows.
+def _as_rows(
+    weight: torch.Tensor, part: Part | None, seeds_S: torch.Tensor
+) -> tuple[Part, torch.Tensor]:
+    """The part that a weight holds, a whole parameter if None, and the weight as its rows.
 
     Raises:
-        ValueError: They do not hold this part, or not in rows and columns.
+        ValueError: It does not hold this part, or not in rows and columns, or is not float32.
     """
-    part = part or Part.whole(tuple(tensors[0].shape))
+    _check_tensors(weight, seeds_S)
+    if weight.dtype != torch.float32:
+        raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
+    part = part or Part.whole(tuple(weight.shape))
     try:
-        return part, [tensor.view(part.shape) for tensor in tensors]
+        return part, weight.view(part.shape)
     except RuntimeError:
         raise ValueError(
-            f"a tensor of shape {tuple(tensors[0].shape)} does not hold {part}: it needs "
+            f"a tensor of shape {tuple(weight.shape)} does not hold {part}: it needs "
             f"{part.num_elements} elements, contiguous or with two axes"
         ) from None
 
 
-def runs_of(part: Part | None, *tensors: torch.Tensor) -> tuple[Runs, list[torch.Tensor]]:
-    """The elements that tensors of one shape hold, and each of the tensors as (runs, length).
-
-    Raises:
-        ValueError: They do not hold this part, or not in rows and columns.
-    """
-    part, rows = as_rows(part, *tensors)
-    if any(tensor.stride(1) > _MAX_STRIDE for tensor in rows):
-        raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
-    runs = part_runs(part)
-    if runs.num_runs == 1 and all(tensor.is_contiguous() for tensor in tensors):
-        return runs, [tensor.view(1, -1) for tensor in rows]
-    return Runs(runs.start, part.width, *part.shape), rows
-
-
-def part_runs(part: Part) -> Runs:
+def _part_runs(part: Part) -> _Runs:
     """A part's elements, in as few runs as can be."""
     start = part.rows[0] * part.width + part.columns[0]
     if part.shape[1] == part.width:
-        return Runs(start, 0, 1, part.num_elements)
-    return Runs(start, part.width, *part.shape)
+        return _Runs(start, 0, 1, part.num_elements)
+    return _Runs(start, part.width, *part.shape)
 
 
-def tiles_of(
-    runs: Runs, kind: NoiseKind, blocks: int | None = None
+def _tiles_of(
+    runs: _Runs, kind: NoiseKind, blocks: int | None = None
 ) -> tuple[int, tuple[int, int, int, int], dict[str, object]]:
     """How runs are tiled, in tiles of so many blocks, or as many as suit them if None.
 
@@ -135,35 +127,6 @@ def tiles_of(
     return tiles_across * runs.num_runs, tiling, settings
 
 
-def _launch_noise(
-    out: torch.Tensor,
-    strides: tuple[int, int, int, int],
-    runs: Runs,
-    name: str,
-    kind: NoiseKind,
-    terms_S: tuple[torch.Tensor, torch.Tensor | None],
-    width: int = 0,
-) -> None:
-    """Start `noise_program`: every seed's noise, times its scale if there are any.
-
-    `strides` are those of seeds, of runs, of elements, and within an element's `width`: that of a
-    row where a run is a matrix, 0 where it is not.
-    """
-    num_programs, tiling, settings = tiles_of(runs, kind)
-    launch(
-        programs.noise_program,
-        (num_programs, len(terms_S[0])),
-        out,
-        table(out.device),
-        *terms_S,
-        key_of(name),
-        *tiling,
-        *strides,
-        WIDTH=width,
-        **settings,
-    )
-
-
 def launch(
     program: object,
     grid: tuple[int, ...],
@@ -179,7 +142,7 @@ def launch(
 
 
 @functools.cache
-def table(device: torch.device) -> torch.Tensor:
+def _table(device: torch.device) -> torch.Tensor:
     """Q on a device."""
     on_device = torch.from_numpy(philox.normal_table().copy()).to(device)
     if device.type == "cuda":
@@ -187,13 +150,13 @@ def table(device: torch.device) -> torch.Tensor:
     return on_device
 
 
-def key_of(name: str) -> int:
+def _key_of(name: str) -> int:
     """`philox.name_key` as a signed number of the same bits: Triton then always takes 64."""
     key = philox.name_key(name)
     return key - 2**64 if key >= 2**63 else key
 
 
-def check_tensors(out: torch.Tensor, *others: torch.Tensor) -> None:
+def _check_tensors(out: torch.Tensor, *others: torch.Tensor) -> None:
     """Check that a program can write `out` from these others.
 
     Raises:
@@ -222,97 +185,19 @@ FACTORS_AT_ONCE = 2**24
 """Numbers of factors that are held at once, 64 MiB; a weight is read and written once for these."""
 
 
-class DeviceTerms(NamedTuple):
-    """Terms on a device, as `dense_terms` and `low_rank_terms` make them.
-
-    Attributes:
-        seeds_S: int64.
-        scales_S: float32: factors of the noise.
-        rank: of the perturbation; None where the noise is dense.
-    """
-
-    seeds_S: torch.Tensor
-    scales_S: torch.Tensor
-    rank: int | None
+DeviceTerms: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Terms on a device: their seeds, int64, and the scales of their noise, float32."""
 
 
-def dense_terms(terms: Sequence[Term], device: torch.device) -> DeviceTerms:
-    """Terms of dense noise, with scale float32(coefficient).
+def device_terms(terms: Sequence[Term], device: torch.device, rank: int = 1) -> DeviceTerms:
+    """Terms with scale float32(coefficient / √rank); the rank of dense noise is 1.
 
     Those whose scale is 0 are left out: they change no bit (-0.0 too).
     """
-    return _on_device(terms, None, device)
-
-
-def low_rank_terms(terms: Sequence[Term], rank: int, device: torch.device) -> DeviceTerms:
-    """Terms of low-rank noise, with scale float32(coefficient / √rank), 0 left out too."""
-    return _on_device(terms, rank, device)
-
-
-def noise_into(
-    out: torch.Tensor, seed: int, name: str, kind: NoiseKind = "gaussian", part: Part | None = None
-) -> None:
-    """Write ε(seed, name), cast to `out`'s dtype, to an `out` that is contiguous or has two axes.
-
-    Raises:
-        ValueError: A seed, kind, part or tensor that does not fit.
-    """
-    check_seed(seed)
-    check_tensors(out)
-    runs, (rows,) = runs_of(part, out)
-    if out.numel() > 0:
-        seeds_S = torch.full((1,), seed, dtype=torch.int64, device=out.device)
-        strides = (0, rows.stride(0), rows.stride(1), 0)
-        _launch_noise(rows, strides, runs, name, kind, (seeds_S, None))
-
-
-def perturbed_into(
-    out: torch.Tensor,
-    centre: torch.Tensor,
-    name: str,
-    terms: DeviceTerms,
-    kind: NoiseKind = "gaussian",
-    part: Part | None = None,
-    mask: Mask | None = None,
-) -> None:
-    """Write cast(centre + Σ scale · ε(seed, name)), term after term, cast once at the end.
-
-    `out` has the centre's shape and any floating dtype of 16 bits or more, and may be the centre;
-    the centre is float32; both are contiguous or have two axes. The terms are those of
-    `dense_terms`, and are added to the elements of the mask; to all if None.
-
-    Raises:
-        ValueError: Terms, a kind, a part or tensors that do not fit.
-    """
-    if terms.rank is not None:
-        raise ValueError("dense noise needs terms of dense_terms, found those of low_rank_terms")
-    check_tensors(out, centre, terms.seeds_S)
-    if centre.dtype != torch.float32 or centre.shape != out.shape:
-        raise ValueError(
-            f"the centre must be float32 of shape {tuple(out.shape)}, found {centre.dtype} of "
-            f"shape {tuple(centre.shape)}"
-        )
-    runs, (target, source) = runs_of(part, out, centre)
-    if out.numel() == 0:
-        return
-    num_programs, tiling, settings = tiles_of(runs, kind)
-    launch(
-        programs.dense_program,
-        (num_programs,),
-        target,
-        source,
-        table(out.device),
-        terms.seeds_S,
-        terms.scales_S,
-        len(terms.seeds_S),
-        key_of(name),
-        *tiling,
-        *target.stride(),
-        *source.stride(),
-        *((mask.seed, key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
-        MASKED=mask is not None,
-        **settings,
-    )
+    scaled = [(term.seed, float(np.float32(term.coefficient / math.sqrt(rank)))) for term in terms]
+    kept = [(seed, scale) for seed, scale in scaled if scale]
+    seeds_S = torch.tensor([seed for seed, _ in kept], dtype=torch.int64, device=device)
+    return seeds_S, torch.tensor([scale for _, scale in kept], dtype=torch.float32, device=device)
 
 
 def add_dense_(
@@ -325,16 +210,44 @@ def add_dense_(
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
-    `perturbed_into` in place, with its arguments and its errors.
+    W is float32, contiguous or with two axes. The terms are added to the elements of the mask; to
+    all if None.
+
+    Raises:
+        ValueError: A kind, a part or a tensor that does not fit.
     """
-    if terms.rank is not None or len(terms.seeds_S):
-        perturbed_into(weight, weight, name, terms, kind, part, mask)
+    part, rows = _as_rows(weight, part, terms[0])
+    if rows.stride(1) > _MAX_STRIDE:
+        raise ValueError(f"neighbours in a row may be at most {_MAX_STRIDE} elements apart")
+    runs = _part_runs(part)
+    if runs.num_runs == 1 and weight.is_contiguous():
+        rows = weight.view(1, -1)
+    else:
+        runs = _Runs(runs.start, part.width, *part.shape)
+    if weight.numel() == 0 or len(terms[0]) == 0:
+        return
+    num_programs, tiling, settings = _tiles_of(runs, kind)
+    launch(
+        programs.dense_program,
+        (num_programs,),
+        rows,
+        _table(weight.device),
+        *terms,
+        len(terms[0]),
+        _key_of(name),
+        *tiling,
+        *rows.stride(),
+        *((mask.seed, _key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
+        MASKED=mask is not None,
+        **settings,
+    )
 
 
 def add_low_rank_(
     weight: torch.Tensor,
     name: str,
     terms: DeviceTerms,
+    rank: int,
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
 ) -> None:
@@ -342,30 +255,25 @@ def add_low_rank_(
 
     For each term in order, and for each k in it. The factors of as many terms as fit into 64 MiB
     are generated first, each number once; then all of these are added to every element of W, which
-    is float32 of two axes (out, in), any strides. The factors are noise of `name` + ".A" and ".B";
-    the terms are those of `low_rank_terms`.
+    is float32 of two axes (out, in), any strides. The factors are noise of `name` + ".A" and ".B".
 
     Raises:
-        ValueError: Terms, a kind, a part or a tensor that does not fit.
+        ValueError: A kind, a part or a tensor that does not fit.
     """
-    rank = _rank(terms)
-    check_tensors(weight, terms.seeds_S)
-    if weight.dtype != torch.float32:
-        raise ValueError(f"exact arithmetic needs float32, found {weight.dtype}")
-    part, (weight,) = as_rows(part, weight)
+    part, weight = _as_rows(weight, part, terms[0])
     num_rows, num_columns = part.shape
     if weight.numel() == 0:
         return
     at_once = FACTORS_AT_ONCE // (rank * (num_rows + num_columns))
-    at_once = max(1, min(at_once, MAX_GRID))
+    at_once = max(1, min(at_once, _MAX_GRID))
     tiles_down, tiles_across = -(-num_rows // _TILE_ROWS), -(-num_columns // _TILE_COLUMNS)
-    for first in range(0, len(terms.seeds_S), at_once):
-        seeds_S = terms.seeds_S[first : first + at_once]
-        scales_S = terms.scales_S[first : first + at_once]
+    for seeds_S, scales_S in zip(*(each.split(at_once) for each in terms), strict=True):
+        if len(seeds_S) == 0:
+            return
         columns_S = weight.new_empty(len(seeds_S), rank, num_rows)
         rows_S = weight.new_empty(len(seeds_S), rank, num_columns)
-        _factor_into(columns_S.mT, part.rows[0], f"{name}.A", kind, seeds_S, scales_S)
-        _factor_into(rows_S.mT, part.columns[0], f"{name}.B", kind, seeds_S)
+        _factor_into(columns_S, part.rows[0], f"{name}.A", kind, (seeds_S, scales_S))
+        _factor_into(rows_S, part.columns[0], f"{name}.B", kind, (seeds_S, None))
         launch(
             programs.rank_one_program,
             (tiles_down * tiles_across,),
@@ -383,31 +291,229 @@ def add_low_rank_(
 
 
 def _factor_into(
-    out: torch.Tensor,
+    out_S: torch.Tensor,
     first: int,
     name: str,
     kind: NoiseKind,
-    seeds_S: torch.Tensor,
-    scales_S: torch.Tensor | None = None,
+    terms: tuple[torch.Tensor, torch.Tensor | None],
 ) -> None:
-    """Write rows `first` ... of every seed's factor into `out`: (seeds, rows, rank)."""
-    num_rows, rank = out.shape[1:]
-    if num_rows > 0 and len(seeds_S) > 0:
-        runs = Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
-        strides = (out.stride(0), 0, out.stride(1), out.stride(2))
-        _launch_noise(out, strides, runs, name, kind, (seeds_S, scales_S), width=rank)
+    """Write rows `first` ... of every seed's factor, times its scale, into (seeds, rank, rows)."""
+    _, rank, num_rows = out_S.shape
+    runs = _Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
+    num_programs, tiling, settings = _tiles_of(runs, kind)
+    grid = num_programs, len(out_S)
+    arguments = (_table(out_S.device), *terms, _key_of(name), *tiling, *out_S.stride())
+    launch(programs.factor_program, grid, out_S, *arguments, RANK=rank, **settings)
 
 
-def _on_device(terms: Sequence[Term], rank: int | None, device: torch.device) -> DeviceTerms:
+# All factors of all genomes of a block are written where they sample from by one launch: a model
+# has hundreds of weights and a block dozens of genomes, so a launch for each would take far longer
+# than the noise does. One grid has all tiles of all factors along its first axis and all genomes
+# along its second; a table says which tensor a tile belongs to, and where that is.
+
+
+class Entries(NamedTuple):
+    """Who is written, on a device: each entry is a genome, or one term of a low-rank one.
+
+    Attributes:
+        places: int64, where in the tensors.
+        shifts: int64, by how many columns it is shifted.
+        seeds: int64, (kinds of parameters, entries, terms); parameters of one kind have the same
+            share of all terms.
+        scales: float32, of these; a scale of 0 stands where there is no term.
+        is_dense: they are added to the centre; else each entry is one low-rank term.
+    """
+
+    places: torch.Tensor
+    shifts: torch.Tensor
+    seeds: torch.Tensor
+    scales: torch.Tensor
+    is_dense: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One tensor to be written.
+
+    Attributes:
+        out: (places, rows, columns), any strides; it has to stay where it is until it is written.
+        name: of the parameter whose noise it has.
+        part: of that parameter, the one that it holds; for low-rank terms, of one term.
+        scaled: whether low-rank noise is multiplied by the term's scale.
+        centre: dense noise is added to this, (rows, columns) in float32, any strides.
+        factor: on centre and noise together.
+        kind: first index of the entries' seeds.
+    """
+
+    out: torch.Tensor
+    name: str
+    part: Part
+    scaled: bool = True
+    centre: torch.Tensor | None = None
+    factor: float = 1.0
+    kind: int = 0
+
+    def __post_init__(self) -> None:
+        rows, columns = self.part.shape
+        if self.out.ndim != 3 or self.out.shape[1] != rows or self.out.shape[2] < columns:
+            raise ValueError(
+                f"{self.name}: a tensor of shape {tuple(self.out.shape)} does not hold places of "
+                f"{self.part}"
+            )
+        centre = self.centre
+        if centre is not None and (
+            centre.dtype != torch.float32 or centre.shape != self.part.shape
+        ):
+            raise ValueError(
+                f"{self.name}: the centre must be float32 of shape {self.part.shape}, found "
+                f"{centre.dtype} of shape {tuple(centre.shape)}"
+            )
+
+
+def low_rank_jobs(
+    name: str,
+    lora_a: torch.Tensor,
+    lora_b: torch.Tensor,
+    rank: int,
+    part: Part | None = None,
+    kind: int = 0,
+) -> Iterator[Job]:
+    """The two factors of a weight's low-rank terms: Bᵀ in `lora_a`, scale · A in `lora_b`.
+
+    A LoRA layer computes y += (x lora_aᵀ) lora_bᵀ.
+
+    Args:
+        name: the weight's; its factors are noise of `name` + ".A" and ".B".
+        lora_a: (places, at least all terms' ranks, in), any strides.
+        lora_b: (places, out, ranks), any strides.
+        rank: of a term.
+        part: of the weight (out, in), these outputs and inputs; all if None.
+        kind: of its share of terms.
+    """
+    part = part or Part.whole((lora_b.shape[1], lora_a.shape[2]))
+    rows, columns = (Part(side, (0, rank), rank) for side in (part.rows, part.columns))
+    yield Job(lora_b, f"{name}.A", rows, kind=kind)
+    yield Job(lora_a.mT, f"{name}.B", columns, scaled=False, kind=kind)
+
+
+def low_rank_entries(
+    terms_of: Sequence[Sequence[Sequence[Term]]], rank: int, device: torch.device
+) -> Entries:
+    """Low-rank genomes at places 0, 1, ...; term t of each is shifted by t · rank columns.
+
+    Args:
+        terms_of: of each kind of parameter, each genome's; genomes with fewer terms than others
+            have zeros there.
+        rank: of a term.
+        device: where to.
+    """
+    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
+    num_genomes = len(terms_of[0])
+    places = [g for g in range(num_genomes) for _ in range(num_terms)]
+    shifts = [t * rank for _ in range(num_genomes) for t in range(num_terms)]
+    one_by_one = [
+        [terms[t : t + 1] for terms in of_kind for t in range(num_terms)] for of_kind in terms_of
+    ]
+    return _entries(one_by_one, places, shifts, rank, device)
+
+
+def dense_entries(
+    terms_of: Sequence[Sequence[Sequence[Term]]],
+    places_G: Sequence[int],
+    device: torch.device,
+) -> Entries:
+    """Genomes whose parameters are the centre's + Σ coefficient · ε(seed), at these places."""
+    return _entries(terms_of, places_G, [0] * len(places_G), None, device)
+
+
+def fill(
+    jobs: Sequence[Job], entries: Entries, noise: NoiseKind = "gaussian", mask: Mask | None = None
+) -> None:
+    """Write all entries of all jobs; all that is not theirs stays as it is.
+
+    One launch, if all tensors have one dtype.
+
+    Raises:
+        ValueError: A job is on another device.
+    """
+    num_entries = len(entries.places)
+    if not num_entries:
+        return
+    if num_entries > _MAX_GRID:
+        raise ValueError(f"at most {_MAX_GRID} genomes' terms are written at once")
+    for dtype in {job.out.dtype: None for job in jobs}:
+        of_dtype = [job for job in jobs if job.out.dtype == dtype and job.part.num_elements]
+        if of_dtype:
+            _fill(of_dtype, entries, noise, mask)
+
+
+def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | None) -> None:
+    device = entries.places.device
+    runs_of_jobs = [_part_runs(job.part) for job in jobs]
+    # All tiles are of one size, that of the job with the largest.
+    blocks = max(cast("int", _tiles_of(runs, noise)[2]["BLOCKS"]) for runs in runs_of_jobs)
+    tiles: list[int] = []
+    numbers: list[list[int]] = []
+    settings: dict[str, object] = {}
+    first_tile = 0
+    for job, runs in zip(jobs, runs_of_jobs, strict=True):
+        _check_tensors(job.out, entries.places)
+        num_tiles, tiling, settings = _tiles_of(runs, noise, blocks)
+        centre = job.centre
+        numbers.append(
+            [
+                *(job.out.data_ptr(), *job.out.stride()),
+                *((0, 0, 0) if centre is None else (centre.data_ptr(), *centre.stride())),
+                *(int(job.scaled), first_tile, _key_of(job.name), *tiling),
+                *(job.part.shape[1], job.kind, _key_of(mask_name(job.name)) if mask else 0),
+            ]
+        )
+        tiles.append(num_tiles)
+        first_tile += num_tiles
+    _, num_entries, num_terms = entries.seeds.shape
+    launch(
+        programs.slots_program,
+        (first_tile, num_entries),
+        torch.tensor(numbers, dtype=torch.int64).to(device),
+        torch.from_numpy(np.repeat(np.arange(len(jobs)), tiles)).to(device),
+        torch.tensor([job.factor for job in jobs], dtype=torch.float32).to(device),
+        _table(device),
+        *entries[:4],
+        num_entries,
+        num_terms,
+        *((mask.seed, mask.threshold) if mask else (0, 0)),
+        SIZE=len(numbers[0]),
+        DTYPE=programs.type_named(str(jobs[0].out.dtype).removeprefix("torch.")),
+        DENSE=entries.is_dense,
+        MASKED=mask is not None,
+        **settings,
+    )
+
+
+def _entries(
+    terms_of: Sequence[Sequence[Sequence[Term]]],
+    places: Sequence[int],
+    shifts: Sequence[int],
+    rank: int | None,
+    device: torch.device,
+) -> Entries:
+    """Of each kind of parameter, and of each entry, the terms; fewer than others' are filled up."""
+    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
+    num_terms = max(1, num_terms)
+    shape = (len(terms_of), len(places), num_terms)
+    nothing = Term(0, 0.0)
+    flat = [
+        term
+        for of_kind in terms_of
+        for terms in of_kind
+        for term in (*terms, *[nothing] * (num_terms - len(terms)))
+    ]
     divisor = 1.0 if rank is None else math.sqrt(rank)
-    scaled = [(term.seed, float(np.float32(term.coefficient / divisor))) for term in terms]
-    kept = [(seed, scale) for seed, scale in scaled if scale]
-    seeds_S = torch.tensor([seed for seed, _ in kept], dtype=torch.int64, device=device)
-    scales_S = torch.tensor([scale for _, scale in kept], dtype=torch.float32, device=device)
-    return DeviceTerms(seeds_S, scales_S, rank)
-
-
-def _rank(terms: DeviceTerms) -> int:
-    if terms.rank is None:
-        raise ValueError("low-rank noise needs terms of low_rank_terms, found those of dense_terms")
-    return terms.rank
+    scales = np.array([term.coefficient for term in flat], np.float64) / divisor
+    return Entries(
+        torch.tensor(list(places), dtype=torch.int64, device=device),
+        torch.tensor(list(shifts), dtype=torch.int64, device=device),
+        torch.tensor([term.seed for term in flat], dtype=torch.int64).view(shape).to(device),
+        torch.from_numpy(scales.astype(np.float32)).view(shape).to(device),
+        rank is None,
+    )

@@ -192,7 +192,7 @@ def type_named(name: str) -> object:
 
 
 @_jit
-def noise_program(
+def factor_program(
     out: tensor,
     table: tensor,
     seeds: tensor,
@@ -203,40 +203,34 @@ def noise_program(
     length: tensor,
     tiles_across: tensor,
     term_stride: tensor,
-    run_stride: tensor,
-    outer_stride: tensor,
-    inner_stride: tensor,
-    WIDTH: constexpr,
+    rank_stride: tensor,
+    row_stride: tensor,
+    RANK: constexpr,
     GAUSSIAN: constexpr,
     LANES: constexpr,
     BLOCKS: constexpr,
 ) -> None:
-    """out[term, run, position] = scale * noise, for the term that the grid's second axis names.
+    """out[term, k, row] = scale * noise of element row * RANK + k; without `scales`, the noise.
 
-    With a WIDTH, position p is split into two axes, p // WIDTH and p % WIDTH. Without `scales` the
-    noise is left as it is.
+    The term is the one that the grid's second axis names.
     """
     t = tl.program_id(1)
-    block, run, position, asked = _tile(
+    block, _, position, asked = _tile(
         tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
     )
     values = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
     if scales is not None:
         values = _times(values, tl.load(scales + t))
-    out += t.to(tl.int64) * term_stride + run * run_stride
-    element = tl.arange(0, BLOCKS * LANES)
-    if WIDTH == 0:
-        at = out + position * outer_stride + element * outer_stride
-    else:
-        place = position + element
-        at = out + place // WIDTH * outer_stride + place % WIDTH * inner_stride
-    tl.store(at, _rounded(values, out.dtype.element_ty), mask=asked)
+    place = position + tl.arange(0, BLOCKS * LANES)
+    at = (
+        out + t.to(tl.int64) * term_stride + place // RANK * row_stride + place % RANK * rank_stride
+    )
+    tl.store(at, values, mask=asked)
 
 
 @_jit
 def dense_program(
-    out: tensor,
-    centre: tensor,
+    weight: tensor,
     table: tensor,
     seeds: tensor,
     scales: tensor,
@@ -246,10 +240,8 @@ def dense_program(
     pitch: tensor,
     length: tensor,
     tiles_across: tensor,
-    out_run_stride: tensor,
-    out_stride: tensor,
-    centre_run_stride: tensor,
-    centre_stride: tensor,
+    run_stride: tensor,
+    stride: tensor,
     mask_seed: tensor,
     mask_key: tensor,
     mask_threshold: tensor,
@@ -258,26 +250,22 @@ def dense_program(
     BLOCKS: constexpr,
     MASKED: constexpr,
 ) -> None:
-    """Store centre + Σ scale * noise over the terms in order; `out` may be `centre`.
+    """W <- W + Σ scale * noise over the terms in order.
 
-    Where it is MASKED, elements whose lane of the mask is not below the threshold get the centre.
+    Where it is MASKED, elements whose lane of the mask is not below the threshold stay.
     """
     block, run, position, asked = _tile(
         tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
     )
-    element = tl.arange(0, BLOCKS * LANES)
-    source = centre + run * centre_run_stride + position * centre_stride
-    values = tl.load(source + element * centre_stride, mask=asked, other=0.0)
-    before = values
+    at = weight + run * run_stride + position * stride + tl.arange(0, BLOCKS * LANES) * stride
+    values = tl.load(at, mask=asked, other=0.0)
+    if MASKED:
+        first = start + run * pitch + position
+        asked &= _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
     for t in range(num_terms):
         noise = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
         values = _plus(values, _times(noise, tl.load(scales + t)))
-    if MASKED:
-        first = start + run * pitch + position
-        inside = _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
-        values = tl.where(inside, values, before)
-    target = out + run * out_run_stride + position * out_stride
-    tl.store(target + element * out_stride, _rounded(values, out.dtype.element_ty), mask=asked)
+    tl.store(at, values, mask=asked)
 
 
 @_jit
@@ -305,7 +293,7 @@ def slots_program(
     """Many tensors' noise for many genomes: the grid's axes are tiles of all jobs, and entries.
 
     A job is a tensor (places, rows, columns), given by its address and strides, that holds part of
-    a parameter: SIZE numbers, whose order is in `slots`. An entry writes to its own place,
+    a parameter: SIZE numbers, whose order is in `kernels`. An entry writes to its own place,
     with columns shifted by so many; `seeds` and `scales` are (kinds, entries, terms).
 
     DENSE: factor * (centre + Σ scale * noise); terms whose scale is 0 leave every bit. Otherwise

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,13 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROOT = Path(__file__).parents[4]
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SHAPES = [(1, 1), (17, 3), (3, 1), (3, 17), (3, 1023)]
+"""Of which no tile is a multiple."""
+LAYOUTS: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "contiguous": lambda height, width: torch.empty(height, width, device=DEVICE),
+    "transposed": lambda height, width: torch.empty(width, height, device=DEVICE).mT,
+    "strided": lambda height, width: torch.empty(2 * height, 3 * width, device=DEVICE)[::2, 1::3],
+}
 TERMS = [Term(2**63 - 1, 0.03), Term(5, -1.7), Term(6, 0.0), Term(5, 1e-3), Term(0, 1e-50)]
 """Of these, two have scale 0."""
 
@@ -107,7 +114,7 @@ def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
 
 def start_of(shape: tuple[int, ...]) -> torch.Tensor:
     """A weight to move, on the CPU, with zeros of both signs in it."""
-    weight = torch.from_numpy(0.5 * noise(1, "start", shape))
+    weight = torch.from_numpy(np.asarray(0.5 * noise(1, "start", shape)))
     weight.view(-1)[::7] = 0.0
     weight.view(-1)[::14] = -0.0
     return weight
@@ -123,117 +130,57 @@ class TestPrograms:
         philox_program[(1,)](answer, given, enable_fp_fusion=False)
         assert answer.tolist() == expected
 
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (3, 5, 7), (4099,), (64, 64)])
-    def test_whole_tensors(
-        self, kind: NoiseKind, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> None:
-        out = torch.full(shape, math.nan, dtype=dtype, device=DEVICE)
-        twin.noise_into(out, 11, "model.weight", kind)
-        expected = torch.from_numpy(noise(11, "model.weight", shape, kind))
-        assert same_bits(out, expected.to(dtype))
-
-    @given(st.sampled_from(KINDS), st.integers(0, 2**63 - 1), st.integers(0, 2**45), st.data())
-    @settings(max_examples=15)
-    def test_any_range(self, kind: NoiseKind, seed: int, start: int, data: st.DataObject) -> None:
-        length = data.draw(st.integers(1, 5000))
-        out = torch.empty(length, device=DEVICE)
-        twin.noise_into(out, seed, "w", kind, Part((start, start + length), (0, 1), 1))
-        assert same_bits(out, torch.from_numpy(noise_range(seed, "w", start, start + length, kind)))
-
-    @given(st.sampled_from(KINDS), st.integers(1, 9), st.integers(1, 600), st.data())
-    @settings(max_examples=15)
+    @given(st.sampled_from(KINDS), st.integers(0, 2**45), st.integers(1, 9), st.data())
+    @settings(max_examples=20)
     def test_any_region_and_nothing_beside_it(
-        self, kind: NoiseKind, num_rows: int, num_columns: int, data: st.DataObject
+        self, kind: NoiseKind, first: int, num_rows: int, data: st.DataObject
     ) -> None:
-        shape = (num_rows, num_columns)
-        top, bottom = sorted(data.draw(st.lists(st.integers(0, num_rows), min_size=2, max_size=2)))
-        left, right = sorted(
-            data.draw(st.lists(st.integers(0, num_columns), min_size=2, max_size=2))
-        )
-        region = slice(top, bottom), slice(left, right)
-        out = torch.full(shape, math.nan, device=DEVICE)
-        twin.noise_into(out[region], 3, "w", kind, Part((top, bottom), (left, right), num_columns))
-        expected = torch.full(shape, math.nan)
-        expected[region] = torch.from_numpy(noise(3, "w", shape, kind))[region]
-        assert torch.equal(out.cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
+        """The region may be far into a parameter, and of rows that no block ends with."""
+        width = data.draw(st.integers(1, 600))
+        left, right = sorted(data.draw(st.lists(st.integers(0, width), min_size=2, max_size=2)))
+        seed = data.draw(st.integers(0, 2**63 - 1))
+        found = torch.zeros(num_rows + 2, width, device=DEVICE)
+        part = Part((first, first + num_rows), (left, right), width)
+        terms = twin.device_terms([Term(seed, 1.0)], DEVICE)
+        twin.add_dense_(found[1:-1, left:right], "w", terms, kind, part)
+        expected = torch.zeros(num_rows + 2, width)
+        start, stop = first * width, (first + num_rows) * width
+        rows = torch.from_numpy(noise_range(seed, "w", start, stop, kind)).view(num_rows, width)
+        expected[1:-1, left:right] = rows[:, left:right]
+        assert same_bits(found, expected)
 
-    def test_a_tensor_of_any_strides_is_written(self) -> None:
-        shape = (9, 130)
-        expected = torch.from_numpy(noise(3, "w", shape))
-        transposed = torch.empty(130, 9, device=DEVICE).mT
-        twin.noise_into(transposed, 3, "w")
-        assert same_bits(transposed, expected)
-        every_other = torch.zeros(9, 260, device=DEVICE)
-        twin.noise_into(every_other[:, ::2], 3, "w")
-        assert same_bits(every_other[:, ::2], expected)
-        assert not every_other[:, 1::2].any()
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_a_genomes_own_weights(self, kind: NoiseKind, dtype: torch.dtype) -> None:
-        shape = (23, 190)
-        expected = start_of(shape)
+    @pytest.mark.parametrize(
+        ("layout", "kind"), list(zip(LAYOUTS, [*KINDS, KINDS[0]], strict=True))
+    )
+    @pytest.mark.parametrize("shape", [*SHAPES, (23, 190)])
+    def test_a_dense_step(self, layout: str, kind: NoiseKind, shape: tuple[int, int]) -> None:
+        expected, found = start_of(shape), LAYOUTS[layout](*shape)
+        found.copy_(expected)
         FullRankSpace({"w": shape}, kind).add_terms_("w", expected, TERMS)
-        terms = twin.dense_terms(TERMS, DEVICE)
-        centre = start_of(shape).to(DEVICE)
-        out = torch.empty(shape, dtype=dtype, device=DEVICE)
-        twin.perturbed_into(out, centre, "w", terms, kind)
-        assert same_bits(out, expected.to(dtype))
-        assert same_bits(centre, start_of(shape))
-        shard = torch.empty(9, 64, dtype=dtype, device=DEVICE)
-        twin.perturbed_into(
-            shard, centre[5:14, 100:164], "w", terms, kind, Part((5, 14), (100, 164), 190)
-        )
-        assert same_bits(shard, expected.to(dtype)[5:14, 100:164])
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_weights_are_rounded_as_torch_rounds(self, dtype: torch.dtype) -> None:
-        ties = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 255.99]
-        small = [0.0, -0.0, 1e-45, -1e-40, 1.18e-38, 6e-8, 3e-8, 9.2e-41]
-        large = [65504.0, 3.3895e38, 3.4028235e38, -3.4028235e38, math.inf, -math.inf]
-        centre = torch.tensor([*ties, *small, *large])
-        centre = torch.cat([centre, start_of((5000,))])
-        out = torch.empty(centre.shape, dtype=dtype, device=DEVICE)
-        with np.errstate(over="ignore", invalid="ignore"):
-            twin.perturbed_into(out, centre.to(DEVICE), "w", twin.dense_terms([], DEVICE))
-            assert same_bits(out, centre.to(dtype))
-            nans = torch.tensor([0x7FC00000, 0x7F800001, -1], dtype=torch.int32, device=DEVICE)
-            twin.perturbed_into(
-                out[:3], nans.view(torch.float32), "w", twin.dense_terms([], DEVICE)
-            )
-        assert out[:3].isnan().all()
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("shape", [(5000,), (23, 190), (2, 3, 5)])
-    def test_a_dense_step(self, kind: NoiseKind, shape: tuple[int, ...]) -> None:
-        expected, found = start_of(shape), start_of(shape).to(DEVICE)
-        FullRankSpace({"w": shape}, kind).add_terms_("w", expected, TERMS)
-        twin.add_dense_(found, "w", twin.dense_terms(TERMS, DEVICE), kind)
+        twin.add_dense_(found, "w", twin.device_terms(TERMS, DEVICE), kind)
         assert same_bits(found, expected)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize(("shape", "rank"), [((70, 190), 1), ((33, 129), 3), ((1, 5), 8)])
-    def test_a_low_rank_step(self, kind: NoiseKind, shape: tuple[int, int], rank: int) -> None:
-        expected, found = start_of(shape), start_of(shape).to(DEVICE)
-        LowRankSpace({"w": shape}, kind, rank=rank).add_terms_("w", expected, TERMS)
-        twin.add_low_rank_(found, "w", twin.low_rank_terms(TERMS, rank, DEVICE), kind)
-        assert same_bits(found, expected)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("shape", [(5000,), (23, 190), (2, 3, 5)])
-    @pytest.mark.parametrize("mask", [Mask(0, 20_000), Mask(2**63 - 1, 1), Mask(7, 65_535)])
-    def test_a_masked_step(self, kind: NoiseKind, shape: tuple[int, ...], mask: Mask) -> None:
+    @pytest.mark.parametrize("shape", [(), (0, 3), (5000,), (2, 3, 5)])
+    @pytest.mark.parametrize("mask", [None, Mask(0, 20_000), Mask(2**63 - 1, 1), Mask(7, 65_535)])
+    def test_a_step_of_all_axes_inside_a_mask(
+        self, kind: NoiseKind, shape: tuple[int, ...], mask: Mask | None
+    ) -> None:
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
         space = FullRankSpace({"w": shape}, kind, mask=mask)
         space.add_terms_("w", expected, TERMS)
         space.device_adder(TERMS, DEVICE)("w", found, None)
         assert same_bits(found, expected)
-        out = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
-        centre, terms = start_of(shape).to(DEVICE), twin.dense_terms(TERMS, DEVICE)
-        twin.perturbed_into(out, centre, "w", terms, kind, mask=mask)
-        assert same_bits(out, expected.bfloat16())
+
+    @pytest.mark.parametrize(("layout", "rank"), list(zip(LAYOUTS, [1, 3, 8], strict=True)))
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_low_rank_step(self, layout: str, rank: int, kind: NoiseKind) -> None:
+        for shape in [*SHAPES, (70, 190)] if kind == "gaussian" else [(33, 129)]:
+            expected, found = start_of(shape), LAYOUTS[layout](*shape)
+            found.copy_(expected)
+            LowRankSpace({"w": shape}, kind, rank=rank).add_terms_("w", expected, TERMS)
+            twin.add_low_rank_(found, "w", twin.device_terms(TERMS, DEVICE, rank), rank, kind)
+            assert same_bits(found, expected), shape
 
     @pytest.mark.parametrize("builder", SHARING)
     @pytest.mark.parametrize("in_part", [False, True])
@@ -254,8 +201,8 @@ class TestPrograms:
     def test_terms_whose_scale_is_0_leave_every_bit(self) -> None:
         nothing = [term for term in TERMS if np.float32(term.coefficient) == 0]
         weight = torch.full((9, 20), -0.0, device=DEVICE)
-        twin.add_dense_(weight, "w", twin.dense_terms(nothing, DEVICE))
-        twin.add_low_rank_(weight, "w", twin.low_rank_terms(nothing, 2, DEVICE))
+        twin.add_dense_(weight, "w", twin.device_terms(nothing, DEVICE))
+        twin.add_low_rank_(weight, "w", twin.device_terms(nothing, DEVICE, 2), 2)
         assert same_bits(weight, torch.full((9, 20), -0.0))
 
     def test_a_step_of_more_terms_than_are_held_at_once(
@@ -265,48 +212,87 @@ class TestPrograms:
         shape, terms = (20, 30), [Term(seed, 0.1 * (seed + 1)) for seed in range(5)]
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
         LowRankSpace({"w": shape}, rank=3).add_terms_("w", expected, terms)
-        twin.add_low_rank_(found, "w", twin.low_rank_terms(terms, 3, DEVICE))
+        twin.add_low_rank_(found, "w", twin.device_terms(terms, DEVICE, 3), 3)
         assert same_bits(found, expected)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_shards_move_as_the_whole_does(self, kind: NoiseKind) -> None:
-        shape = (12, 150)
-        dense, low_rank = start_of(shape), start_of(shape)
-        FullRankSpace({"w": shape}, kind).add_terms_("w", dense, TERMS)
-        LowRankSpace({"w": shape}, kind, rank=3).add_terms_("w", low_rank, TERMS)
-        for rows, columns in [((0, 12), (40, 150)), ((7, 12), (0, 150)), ((8, 9), (3, 4))]:
-            region = slice(*rows), slice(*columns)
-            part = Part(rows, columns, 150)
-            found = start_of(shape).to(DEVICE)
-            twin.add_dense_(found[region], "w", twin.dense_terms(TERMS, DEVICE), kind, part)
-            assert same_bits(found[region], dense[region])
-            found = start_of(shape).to(DEVICE)
-            terms = twin.low_rank_terms(TERMS, 3, DEVICE)
-            twin.add_low_rank_(found[region], "w", terms, kind, part)
-            assert same_bits(found[region], low_rank[region])
+    @pytest.mark.parametrize("rank", [None, 1, 3, 8])
+    def test_shards_move_as_the_whole_does(self, kind: NoiseKind, rank: int | None) -> None:
+        shape, expected = (12, 150), start_of((12, 150))
+        shapes = {"w": shape}
+        space = LowRankSpace(shapes, kind, rank=rank) if rank else FullRankSpace(shapes, kind)
+        space.add_terms_("w", expected, TERMS)
+        add = space.device_adder(TERMS, DEVICE)
+        for rows, columns in [((0, 12), (40, 150)), ((7, 12), (0, 150)), ((11, 12), (149, 150))]:
+            region, found, beside = (slice(*rows), slice(*columns)), *map(start_of, [shape] * 2)
+            found = found.to(DEVICE)
+            add("w", found[region], Part(rows, columns, 150))
+            assert same_bits(found[region], expected[region])
+            found[region] = beside[region] = 0
+            assert same_bits(found, beside), "nothing else was written"
 
     def test_what_does_not_fit_is_refused(self) -> None:
-        weight = torch.zeros(4, 6, device=DEVICE)
-        dense = twin.dense_terms(TERMS, DEVICE)
-        low_rank = twin.low_rank_terms(TERMS, 2, DEVICE)
-        with pytest.raises(ValueError, match="63-bit"):
-            twin.noise_into(weight, 2**63, "w")
+        weight, terms = torch.zeros(4, 6, device=DEVICE), twin.device_terms(TERMS, DEVICE)
         with pytest.raises(ValueError, match="gaussian"):
-            twin.noise_into(weight, 1, "w", "normal")  # pyright: ignore[reportArgumentType]
+            twin.add_dense_(weight, "w", terms, "normal")  # pyright: ignore[reportArgumentType]
         with pytest.raises(ValueError, match=r"found torch\.int64"):
-            twin.noise_into(weight.to(torch.int64), 1, "w")
+            twin.add_dense_(weight.to(torch.int64), "w", terms)
         with pytest.raises(ValueError, match=r"shape \(4, 6\) does not hold Part.* 18 elements"):
-            twin.noise_into(weight, 1, "w", part=Part((1, 4), (0, 6), 6))
+            twin.add_dense_(weight, "w", terms, part=Part((1, 4), (0, 6), 6))
         with pytest.raises(ValueError, match="two axes"):
-            twin.noise_into(torch.zeros(2, 3, 4, device=DEVICE).mT, 1, "w")
-        with pytest.raises(ValueError, match="dense_terms, found those of low_rank_terms"):
-            twin.add_dense_(weight, "w", low_rank)
-        with pytest.raises(ValueError, match="low_rank_terms, found those of dense_terms"):
-            twin.add_low_rank_(weight, "w", dense)
-        with pytest.raises(ValueError, match="float32"):
-            twin.add_low_rank_(weight.to(torch.bfloat16), "w", low_rank)
-        with pytest.raises(ValueError, match=r"float32 of shape \(4, 6\), found"):
-            twin.perturbed_into(weight, weight[:2], "w", dense)
+            twin.add_dense_(torch.zeros(2, 3, 4, device=DEVICE).mT, "w", terms)
+        with pytest.raises(ValueError, match="needs float32"):
+            twin.add_low_rank_(weight.to(torch.bfloat16), "w", terms, 1)
+
+    def test_each_dtype_is_one_launch_and_nothing_is_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launches: list[object] = []
+        launch = twin.launch
+        monkeypatch.setattr(twin, "launch", lambda *a, **b: (launches.append(a), launch(*a, **b)))
+        outs = [
+            torch.zeros(1, 2, 3, dtype=d, device=DEVICE) for d in (torch.float32, torch.bfloat16)
+        ]
+        outs.append(torch.zeros(1, 0, 3, device=DEVICE))
+        jobs = [
+            twin.Job(out, "w", Part.whole((out.shape[1], 3)), scaled=False)
+            for out in (*outs, outs[0])
+        ]
+        twin.fill(jobs, twin.low_rank_entries([[]], 3, DEVICE))
+        assert launches == [] and not any(out.any() for out in outs)
+        twin.fill(jobs, twin.low_rank_entries([[[Term(3, 1.0)]]], 3, DEVICE))
+        assert len(launches) == 2 and all(out.all() for out in outs[:2])
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_what_is_written_is_rounded_as_torch_rounds(self, dtype: torch.dtype) -> None:
+        ties = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -1 - 2.0**-8, 1 + 2.0**-8 + 2.0**-23, 255.99]
+        small = [0.0, -0.0, 1e-45, -1e-40, 1.18e-38, 6e-8, 3e-8, 9.2e-41]
+        large = [65504.0, 3.3895e38, 3.4028235e38, -3.4028235e38, math.inf, -math.inf]
+        nans = torch.tensor([0x7FC00000, 0x7F800001, -1], dtype=torch.int32).view(torch.float32)
+        centre = torch.cat([torch.tensor([*ties, *small, *large]), start_of((500,)), nans])[None]
+        out = torch.empty(1, *centre.shape, dtype=dtype, device=DEVICE)
+        job = twin.Job(out, "w", Part.whole(tuple(centre.shape)), centre=centre.to(DEVICE))
+        with np.errstate(over="ignore", invalid="ignore"):
+            twin.fill([job], twin.dense_entries([[[]]], [0], DEVICE))
+            assert same_bits(out[0, :, :-3], centre[:, :-3].to(dtype))
+        assert out[0, :, -3:].isnan().all()
+
+    def test_slots_that_do_not_fit_are_refused(self) -> None:
+        part = Part.whole((4, 6))
+        for shape in ((2, 3, 6), (2, 4, 5)):
+            with pytest.raises(
+                ValueError, match=r"w: a tensor of shape .* does not hold places of P"
+            ):
+                twin.Job(torch.zeros(shape, device=DEVICE), "w", part)
+        with pytest.raises(
+            ValueError, match=r"w: the centre must be float32 of shape \(4, 6\), found"
+        ):
+            twin.Job(
+                torch.zeros(2, 4, 6, device=DEVICE),
+                "w",
+                part,
+                centre=torch.zeros(6, 4, device=DEVICE),
+            )
 
 
 _CENTRE, _ENGINES = "tests/evolution/test_centre.py", "tests/engines"
@@ -323,8 +309,7 @@ INTERPRETED = {
     "engines": [
         f"{_ENGINES}/torch/test_centre_in_engine.py::"
         "test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same",
-        f"{_ENGINES}/torch/test_adapters_in_engine.py::"
-        "test_every_target_answers_as_its_merged_weights_would[llama]",
+        f"{_ENGINES}/torch/test_targets.py::test_adapters[llama]",
     ],
 }
 """There, centres and engines do with the programs all that they do with them on a GPU."""
@@ -347,18 +332,16 @@ def test_in_tritons_interpreter(what: str) -> None:
 @pytest.mark.skipif(RUNS_HERE, reason="here the programs run on what they are given")
 def test_tensors_on_the_cpu_are_refused() -> None:
     with pytest.raises(ValueError, match="needs tensors on CUDA, found one on cpu"):
-        twin.noise_into(torch.zeros(4), 1, "w")
+        twin.add_dense_(torch.zeros(4), "w", twin.device_terms(TERMS, DEVICE))
 
 
 TILE = {"start": "i64", "pitch": "i64", "length": "i64", "tiles_across": "i32", "key": "i64"}
 TERMS_ARGUMENTS = {"table": "*fp32", "seeds": "*i64", "scales": "*fp32", "num_terms": "i32"}
-STRIDES = dict.fromkeys(
-    ["out_run_stride", "out_stride", "centre_run_stride", "centre_stride"], "i32"
-)
+STRIDES = dict.fromkeys(["run_stride", "stride"], "i32")
 MASK = {"mask_seed": "i64", "mask_key": "i64", "mask_threshold": "i32"}
 COMPILED = {
     "dense_program": (
-        {"out": "*bf16", "centre": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK},
+        {"weight": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK},
         {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "MASKED": True},
     ),
     "slots_program": (
