@@ -12,7 +12,7 @@ All integers are little-endian. Nothing here is written to disk: both ends run t
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -90,96 +90,58 @@ def _decode_terms(data: bytes) -> list[Term]:
     return [Term(seed, coefficient) for seed, coefficient in zip(seeds, coefficients, strict=True)]
 
 
-class SampleQuestion(NamedTuple):
-    """A `SampleRequest` without its target."""
-
-    observation: Observation
-    params: SamplingParams
-    seed: int
-
-    def ask(self, target: Target) -> SampleRequest:
-        """Returns the request to a target."""
-        return SampleRequest(target, *self)
-
-
-class LogprobsQuestion(NamedTuple):
-    """A `LogprobsRequest` without its target."""
-
-    prompt_T: tuple[int, ...]
-    continuation_T: tuple[int, ...]
-
-    def ask(self, target: Target) -> LogprobsRequest:
-        """Returns the request to a target."""
-        return LogprobsRequest(target, *self)
-
-
-_Question: TypeAlias = SampleQuestion | LogprobsQuestion
+_Question: TypeAlias = tuple[Any, ...]
+"""A request without its target: what stands after it in a `SampleRequest` or `LogprobsRequest`."""
 _Asked: TypeAlias = list[tuple[int, int]]
 """For one question, each target's number and the index of the request."""
 _Rectangle: TypeAlias = tuple[int, int, int, int]
 """First question, how many, first target, how many: each of these is asked of each of those."""
-
-
-class Batch(NamedTuple):
-    """Requests as bytes.
-
-    Attributes:
-        samples: the question of every `SampleRequest`, once; empty if there is none.
-        scores: that of every `LogprobsRequest`; they are numbered after the samples.
-        who: rectangles of questions x targets.
-    """
-
-    samples: bytes
-    scores: bytes
-    who: bytes
+Batch: TypeAlias = tuple[bytes, bytes, bytes]
+"""Requests as bytes: the question of every `SampleRequest`, once; that of every `LogprobsRequest`,
+numbered after those; rectangles of questions x targets."""
 
 
 def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
     """Requests as bytes, and the order in which `decode_requests` returns them, as indices."""
     samples, scores = _by_question(requests)
     rectangles, order = _rectangles([sorted(asked) for _, asked in (*samples, *scores)])
-    who = np.array(rectangles, _RECTANGLE).tobytes()
-    packed = [_pack([question for question, _ in part]) for part in (samples, scores)]
-    return Batch(packed[0], packed[1], who), order
+    packed = [pickle.dumps([question for question, _ in part], -1) for part in (samples, scores)]
+    return (packed[0], packed[1], np.array(rectangles, _RECTANGLE).tobytes()), order
 
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
-    questions: list[_Question] = [
-        *map(SampleQuestion._make, _unpack(batch.samples)),
-        *map(LogprobsQuestion._make, _unpack(batch.scores)),
-    ]
-    rectangles = np.frombuffer(batch.who, _RECTANGLE).reshape(-1, 4).tolist()
+    samples, scores = map(pickle.loads, batch[:2])
+    questions = [(SampleRequest, q) for q in samples] + [(LogprobsRequest, q) for q in scores]
+    rectangles = np.frombuffer(batch[2], _RECTANGLE).reshape(-1, 4).tolist()
     for first, num_questions, first_target, num_targets in rectangles:
         targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
-        for question in questions[first : first + num_questions]:
-            yield from map(question.ask, targets)
+        for kind, question in questions[first : first + num_questions]:
+            yield from (kind(target, *question) for target in targets)
 
 
-def _by_question(
-    requests: Sequence[Request],
-) -> tuple[list[tuple[_Question, _Asked]], list[tuple[_Question, _Asked]]]:
-    """Each question once, with its targets; equal prompts become one object."""
+def _by_question(requests: Sequence[Request]) -> list[list[tuple[_Question, _Asked]]]:
+    """Each question of the two kinds once, with its targets; equal prompts become one object."""
     # Hashing a prompt is slow, so once per request; settings are few, and mostly one object.
-    by_prompt: dict[Observation, dict[tuple[int, int], _Asked]] = {}
+    samples: dict[Observation, dict[tuple[int, int], _Asked]] = {}
     settings: list[SamplingParams] = []
-    scores: dict[LogprobsQuestion, _Asked] = {}
+    scores: dict[_Question, _Asked] = {}
     for i, request in enumerate(requests):
         if isinstance(request, SampleRequest):
             if request.params not in settings:
                 settings.append(request.params)
             how = settings.index(request.params), request.seed
-            asked = by_prompt.setdefault(request.observation, {}).setdefault(how, [])
+            asked = samples.setdefault(request.observation, {}).setdefault(how, [])
         else:
-            question = LogprobsQuestion(request.prompt_T, request.continuation_T)
+            question = request.prompt_T, request.continuation_T
             asked = scores.setdefault(question, [])
         asked.append((_number(request.target), i))
-    samples: list[tuple[_Question, _Asked]] = [
-        (SampleQuestion(prompt, settings[s], seed), asked)
-        for prompt, of_prompt in by_prompt.items()
-        for (s, seed), asked in of_prompt.items()
-    ]
-    return samples, list(scores.items())
+    of_prompts = (
+        ((prompt, settings[s], seed), asked)
+        for prompt, by_how in samples.items()
+        for (s, seed), asked in by_how.items()
+    )
+    return [list(of_prompts), list(scores.items())]
 
 
 def _rectangles(of_questions: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
@@ -209,16 +171,6 @@ def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((target, 1))
     return runs
-
-
-def _pack(questions: Sequence[_Question]) -> bytes:
-    # As plain tuples: a class costs bytes in each instance.
-    plain = [tuple(question) for question in questions]
-    return pickle.dumps(plain, pickle.HIGHEST_PROTOCOL) if plain else b""
-
-
-def _unpack(data: bytes) -> list[tuple[Any, ...]]:
-    return pickle.loads(data) if data else []
 
 
 def _number(target: Target) -> int:

@@ -85,10 +85,10 @@ def test_a_population_that_is_asked_the_same_things_is_one_rectangle(num_genomes
         for g in range(num_genomes)
     ]
     batch, order = encode_requests(asked)
-    assert len(batch.who) == 16
+    assert len(batch[2]) == 16
     assert order == list(range(len(asked)))
     once = pickle.dumps([(prompt, PARAMS[0], 1) for prompt in prompts])
-    assert len(batch.samples) <= len(once)
+    assert len(batch[0]) <= len(once)
 
 
 def test_answers_and_errors_come_back() -> None:

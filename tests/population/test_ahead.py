@@ -18,7 +18,7 @@ from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster, Needs
-from es_cookbook.engines.ray.member import PoolSettings
+from es_cookbook.engines.ray.member import Ledger
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
@@ -65,7 +65,7 @@ class NearPoolBuilder(EngineBuilder):
 
     async def __call__(self, *, model_name: str, search_space: Any) -> Engine:
         cluster = NearCluster()
-        settings = PoolSettings(
+        settings = Ledger(
             *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), Needs(1, 0, {})),
             *(2, 5.0, 5.0),
         )

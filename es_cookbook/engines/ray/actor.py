@@ -96,9 +96,9 @@ class EngineActor:
         if hasattr(self, "_engine"):
             await self._engine.close()
 
-    async def submit(self, first: int, *batch: bytes) -> None:
-        """Start on the requests of a `Batch`, numbered from `first` on."""
-        for number, request in enumerate(decode_requests(Batch(*batch)), first):
+    async def submit(self, first: int, *batch: *Batch) -> None:
+        """Start on the requests of a batch, numbered from `first` on."""
+        for number, request in enumerate(decode_requests(batch), first):
             self._tasks[number] = asyncio.create_task(self._answer(number, request))
 
     async def cancel(self, numbers: Sequence[int]) -> None:

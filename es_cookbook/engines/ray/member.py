@@ -3,7 +3,7 @@
 A rollout is a function of (centre, genome, prompt, sampling seed), and all four are known here: so
 an engine whose process dies, hangs or fails is replaced by a new one that is brought to the same
 place. It is restored from the pool's steps, its fingerprint is compared, its genomes are loaded
-again, and what was not answered is asked again (`mailbox`). Who asked notices nothing but the
+again, and what was not answered is asked again (`Mailbox`). Who asked notices nothing but the
 time it takes. An engine that cannot be brought back is lost: whoever used it gets an
 `EngineLostError`, and goes to another.
 
@@ -18,7 +18,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -27,12 +27,14 @@ from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
-from es_cookbook.engines.ray.mailbox import Counters, Mailbox
+from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
+from es_cookbook.rl.types import Action
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
 _logger = logging.getLogger(__name__)
+_COUNTERS = ("restarted", "requests", "tokens", "sent_bytes", "question_bytes")
 
 
 class EngineLostError(EngineError):
@@ -52,11 +54,214 @@ class DisagreementError(EngineError):
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How the engines of a pool are made, and how long they are waited for: see `RayPoolBuilder`.
+@dataclasses.dataclass(slots=True, eq=False)
+class _Asked:
+    """A request, who waits for its answer, and its number while it is with the engine."""
 
-    `request_timeout` is for loading genomes and taking a step, too; `start_timeout` for saving.
+    request: Request
+    answer: "asyncio.Future[Action | list[float]]"
+    number: int | None = None
+
+
+class Mailbox:
+    """The requests of one engine on their way to its process, and answers on their way back.
+
+    Requests that are made in one turn of the event loop go in one call, and answers come back as
+    many at a time as there are. When the process fails, what was not answered returns to the outbox
+    and is sent again to the next one. For the tasks of one event loop.
+
+    Args:
+        counters: of the pool, by the names of its stats.
+        timeout: seconds without any answer, while there are requests, after which a process hangs.
+        on_failure: called when the process dies, hangs or cannot answer; nothing is sent any more
+            until `open`.
+    """
+
+    def __init__(
+        self, counters: dict[str, int], timeout: float, on_failure: Callable[[EngineError], None]
+    ) -> None:
+        self._counters = counters
+        self._timeout = timeout
+        self._on_failure = on_failure
+        self._actor: Actor | None = None
+        self._is_paused = False
+        self._refusing: EngineError | None = None
+        self._outbox: dict[_Asked, None] = {}
+        self._sent: dict[int, _Asked] = {}
+        self._nothing_sent = asyncio.Event()
+        self._nothing_sent.set()
+        self._cancelled: list[int] = []
+        self._next_number = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._sent) + len(self._outbox)
+
+    async def ask(self, request: Request) -> Action | list[float]:
+        """Have a request answered, by whichever process that takes.
+
+        Raises:
+            EngineError: The mailbox refuses requests.
+            RequestError: What the engine said.
+        """
+        if self._refusing is not None:
+            raise self._refusing
+        asked = _Asked(request, asyncio.get_running_loop().create_future())
+        if not self._outbox:
+            self._flush_soon()
+        self._outbox[asked] = None
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            # Its task was cancelled: so is the request, wherever it is.
+            self._outbox.pop(asked, None)
+            if asked.number is not None and self._sent.pop(asked.number, None) is not None:
+                if not self._cancelled:
+                    self._flush_soon()
+                self._cancelled.append(asked.number)
+                if not self._sent:
+                    self._expect_answers()
+            raise
+
+    def open(self, actor: Actor) -> None:
+        """Send to this process from now on."""
+        self._actor = actor
+        self._flush_soon()
+
+    async def pause(self) -> None:
+        """Send nothing more, and wait until nothing is with the engine."""
+        self._is_paused = True
+        await self._nothing_sent.wait()
+
+    def resume(self) -> None:
+        """Send again."""
+        self._is_paused = False
+        self._flush_soon()
+
+    def refuse(self, future: EngineError, waiting: EngineError) -> None:
+        """Raise one error in all future requests, another in those that wait."""
+        self._refusing = future
+        for asked in self._take_back():
+            if not asked.answer.done():
+                asked.answer.set_exception(waiting)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._actor = None
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._actor is None:
+            return
+        if self._cancelled:
+            self._actor.send("cancel", self._cancelled)
+            self._cancelled = []
+        if not self._outbox or self._is_paused:
+            return
+        asked, self._outbox = list(self._outbox), {}
+        batch, order = encode_requests([one.request for one in asked])
+        was_idle = not self._sent
+        first = self._next_number
+        self._next_number += len(asked)
+        for number, i in enumerate(order, first):
+            asked[i].number = number
+            self._sent[number] = asked[i]
+        if was_idle:
+            self._expect_answers()
+        self._counters["sent_bytes"] += sum(map(len, batch))
+        self._counters["question_bytes"] += len(batch[0]) + len(batch[1])
+        self._actor.send("submit", first, *batch)
+        if self._listener is None or self._listener.done():
+            self._listener = asyncio.create_task(self._listen(self._actor))
+
+    async def _listen(self, actor: Actor) -> None:
+        """Take answers until all are there."""
+        try:
+            while self._sent:
+                data = await actor.call("fetch", timeout=None)
+                self._take(actor, decode_answers(cast(bytes, data)))
+        except EngineError as error:
+            self._fail(actor, error)
+
+    def _take(self, actor: Actor, answers: Iterable[tuple[int, Answer]]) -> None:
+        failure: EngineError | None = None
+        for number, answer in answers:
+            asked = self._sent.get(number)
+            if asked is None:  # Cancelled meanwhile.
+                continue
+            if isinstance(answer, EngineError):
+                failure = answer
+                continue
+            del self._sent[number]
+            asked.number = None
+            if asked.answer.done():  # Cancelled in this turn of the event loop.
+                continue
+            self._counters["requests"] += 1
+            if isinstance(answer, Exception):
+                asked.answer.set_exception(answer)
+            else:
+                if isinstance(answer, Action):
+                    self._counters["tokens"] += len(answer.tokens_T)
+                asked.answer.set_result(answer)
+        if failure is not None:
+            self._fail(actor, failure)
+        self._expect_answers()
+
+    def _expect_answers(self) -> None:
+        """Begin to count the seconds without any answer; stop where none is to come."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self._sent:
+            self._nothing_sent.set()
+            return
+        self._nothing_sent.clear()
+        error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._timeout, self._fail, self._actor, error)
+
+    def _fail(self, actor: Actor | None, error: EngineError) -> None:
+        if actor is not self._actor or actor is None:
+            return
+        self._outbox = dict.fromkeys(self._take_back())
+        self._on_failure(error)
+
+    def _take_back(self) -> list[_Asked]:
+        """Have no process any more. Returns what is not answered."""
+        self._actor = None
+        unanswered = [*self._sent.values(), *self._outbox]
+        for asked in unanswered:
+            asked.number = None
+        self._outbox = {}
+        self._sent.clear()
+        self._cancelled.clear()
+        self._expect_answers()
+        return unanswered
+
+
+@dataclasses.dataclass(slots=True)
+class Ledger:
+    """How the engines of a pool are made, where all of them should be, and what they did together.
+
+    Attributes:
+        max_restarts: and the rest up to `start_timeout` are as in `RayPoolBuilder`;
+            `request_timeout` is for loading genomes and taking a step, too, `start_timeout` for
+            saving.
+        steps: from the base to now, as bytes.
+        snapshot: path of a centre on their way, for engines that can read it.
+        fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
+        recurring: reasons for failing, in this generation, that came again after a restart.
+        counters: engines `restarted`, `requests` answered and `tokens` sampled; `sent_bytes`
+            without Ray's own envelopes, and of these `question_bytes`: prompts, how to sample them,
+            and seeds.
+        spans: takes when each of them took a step.
     """
 
     builder: EngineBuilder
@@ -67,26 +272,13 @@ class PoolSettings:
     max_restarts: int
     request_timeout: float
     start_timeout: float
-
-
-@dataclasses.dataclass(slots=True)
-class Ledger:
-    """Where all engines of a pool should be, and what they did together.
-
-    Attributes:
-        steps: from the base to now, as bytes.
-        snapshot: path of a centre on their way, for engines that can read it.
-        fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
-        recurring: reasons for failing, in this generation, that came again after a restart.
-        counters: of what they did.
-        spans: takes when each of them took a step.
-    """
-
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     recurring: set[str] = dataclasses.field(default_factory=set[str])
-    counters: Counters = dataclasses.field(default_factory=Counters)
+    counters: dict[str, int] = dataclasses.field(
+        default_factory=lambda: dict.fromkeys(_COUNTERS, 0)
+    )
     spans: Spans = NO_SPANS
 
 
@@ -105,20 +297,18 @@ class Member:
         self,
         number: int,
         place: Place,
-        settings: PoolSettings,
         ledger: Ledger,
         on_loss: "Callable[[Member], None]",
     ) -> None:
         self.number = number
         self.place = place
-        self.mailbox = Mailbox(ledger.counters, settings.request_timeout, self._repair_soon)
+        self.mailbox = Mailbox(ledger.counters, ledger.request_timeout, self._repair_soon)
         self.lost: EngineError | None = None
-        self._settings = settings
         self._ledger = ledger
         self._on_loss = on_loss
         self._actor: Actor | None = None
         self._broken: EngineError | None = None
-        self._restarts_left = settings.max_restarts
+        self._restarts_left = ledger.max_restarts
         self._reasons: set[str] = set()
         self._position = 0
         self._until: int | None = None
@@ -169,7 +359,7 @@ class Member:
         async with self._recovering():
             began = time.perf_counter()
             self._genomes = None
-            self._restarts_left = self._settings.max_restarts
+            self._restarts_left = self._ledger.max_restarts
             self._reasons.clear()
             if self._broken is None and self._position > self._wanted:
                 await self._restore()
@@ -259,14 +449,14 @@ class Member:
             EngineLostError: None comes up.
             DisagreementError: It is not where the pool is.
         """
-        restarts = self._settings.max_restarts
+        restarts = self._ledger.max_restarts
         while self._broken is not None:
             if self._recurs(self._broken):
                 self._lose(f"{self._broken} (a restart did not help)")
             if self._restarts_left == 0:
                 self._lose(f"{self._broken} (engine.max_restarts={restarts})")
             self._restarts_left -= 1
-            self._ledger.counters.restarted += 1
+            self._ledger.counters["restarted"] += 1
             _logger.warning(
                 "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
                 *(self.number, self.built.pid, self.built.node),
@@ -305,12 +495,12 @@ class Member:
 
     async def _start(self) -> None:
         """Start a process, in place of any before, and bring it to where the pool is."""
-        settings = self._settings
+        ledger = self._ledger
         await self.mailbox.close()
         if self._actor is not None:
             self._actor.kill()
-        self._actor = await settings.cluster.start(self.place, settings.needs)
-        recipe = (settings.builder, settings.model_name, settings.search_space)
+        self._actor = await ledger.cluster.start(self.place, ledger.needs)
+        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
         self.built = cast(Built, await self._call("build", *recipe))
         await self._restore()
         if self._disagrees:
@@ -337,9 +527,9 @@ class Member:
     async def _call(self, method: str, *arguments: object) -> object:
         assert self._actor is not None, "it is started before it is used"
         sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
-        self._ledger.counters.sent_bytes += sent
+        self._ledger.counters["sent_bytes"] += sent
         limit = "request_timeout" if method in ("load", "apply") else "start_timeout"
-        seconds: float = getattr(self._settings, limit)
+        seconds: float = getattr(self._ledger, limit)
         try:
             return await self._actor.call(method, *arguments, timeout=seconds)
         except TimeoutError:

@@ -20,7 +20,6 @@ and has a share of the population from the next generation on.
 """
 
 import asyncio
-import dataclasses
 import logging
 from abc import abstractmethod
 from collections import Counter
@@ -63,13 +62,7 @@ from es_cookbook.engines.base import (
     SampleRequest,
 )
 from es_cookbook.engines.ray.cluster import Cluster, Needs, Place
-from es_cookbook.engines.ray.member import (
-    DisagreementError,
-    EngineLostError,
-    Ledger,
-    Member,
-    PoolSettings,
-)
+from es_cookbook.engines.ray.member import DisagreementError, EngineLostError, Ledger, Member
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
@@ -163,11 +156,11 @@ class RayPoolBuilder(EngineBuilder):
         cluster = Cluster.connect(self.address)
         pool: RayPool | None = None
         try:
-            settings = PoolSettings(
+            ledger = Ledger(
                 *(self.engine, model_name, search_space, cluster, self._needs(cluster)),
                 *(self.max_restarts, self.request_timeout, self.start_timeout),
             )
-            pool = RayPool(settings, self.strategy, self.max_engines or self.num_engines)
+            pool = RayPool(ledger, self.strategy, self.max_engines or self.num_engines)
             await pool.add_engines(self.num_engines)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -214,7 +207,7 @@ class RayPool(_AskingHost, Engine):
     It answers for the centre and the base itself, and for genomes on engines that it lends.
 
     Args:
-        settings: how engines are made.
+        ledger: how engines are made.
         strategy: how engines are placed that are added together.
         most: engines up to which more join by themselves while the cluster has room.
 
@@ -222,10 +215,9 @@ class RayPool(_AskingHost, Engine):
         members: engines that are there now, and where their processes are.
     """
 
-    def __init__(self, settings: PoolSettings, strategy: str, most: int) -> None:
+    def __init__(self, ledger: Ledger, strategy: str, most: int) -> None:
         self.members: list[Member] = []
-        self._settings = settings
-        self._ledger = Ledger()
+        self._ledger = ledger
         self._strategy = strategy
         self._most = most
         self._num_started = 0
@@ -249,19 +241,17 @@ class RayPool(_AskingHost, Engine):
             ConfigError: The cluster has no room for them within `start_timeout`.
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
-        settings = self._settings
-        reserving = asyncio.create_task(
-            settings.cluster.reserve(count, settings.needs, self._strategy)
-        )
+        ledger = self._ledger
+        reserving = asyncio.create_task(ledger.cluster.reserve(count, ledger.needs, self._strategy))
         try:
-            async with asyncio.timeout(settings.start_timeout):
+            async with asyncio.timeout(ledger.start_timeout):
                 done, _ = await asyncio.wait({reserving}, timeout=_PATIENCE)
                 if not done:
                     _logger.warning("waiting for %s", self._shortage(count))
                 places = await reserving
         except TimeoutError:
             raise ConfigError(
-                f"within engine.start_timeout={settings.start_timeout:g} s there was no "
+                f"within engine.start_timeout={ledger.start_timeout:g} s there was no "
                 f"{self._shortage(count)}"
             ) from None
         finally:
@@ -269,7 +259,7 @@ class RayPool(_AskingHost, Engine):
         try:
             await self._join(places)
         except BaseException:
-            settings.cluster.release(places)
+            ledger.cluster.release(places)
             raise
         # The same for all: they have one builder, and their fingerprints prove the same base.
         built = self._least_busy().built
@@ -379,8 +369,8 @@ class RayPool(_AskingHost, Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """`engines` there now, and counters: `Counters`."""
-        return {"engines": len(self.members), **dataclasses.asdict(self._ledger.counters)}
+        """`engines` there now, and counters: see `Ledger`."""
+        return {"engines": len(self.members), **self._ledger.counters}
 
     @override
     async def close(self) -> None:
@@ -393,7 +383,7 @@ class RayPool(_AskingHost, Engine):
         members, self.members = self.members, []
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         self._free.put_nowait(None)
-        await self._settings.cluster.close()
+        await self._ledger.cluster.close()
 
     @override
     async def _ask(self, request: Request) -> Action | list[float]:
@@ -413,7 +403,7 @@ class RayPool(_AskingHost, Engine):
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
 
     def _shortage(self, count: int) -> str:
-        needs, there = self._settings.needs, self._settings.cluster.resources()
+        needs, there = self._ledger.needs, self._ledger.cluster.resources()
         return (
             f"room on the Ray cluster for {plural(count, 'engine')} with CPU {needs.num_cpus:g} "
             f"and GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
@@ -423,7 +413,7 @@ class RayPool(_AskingHost, Engine):
     async def _join(self, places: Sequence[Place]) -> None:
         """Start engines, and let them in once they are where the others are."""
         members = [
-            Member(number, place, self._settings, self._ledger, self._lose)
+            Member(number, place, self._ledger, self._lose)
             for number, place in enumerate(places, self._num_started)
         ]
         self._num_started += len(places)
@@ -455,9 +445,9 @@ class RayPool(_AskingHost, Engine):
 
     async def _start_one(self, place: Place | None) -> None:
         """In a place that is reserved, or when there is room for another."""
-        settings = self._settings
+        ledger = self._ledger
         if place is None:
-            (place,) = await settings.cluster.reserve(1, settings.needs, self._strategy)
+            (place,) = await ledger.cluster.reserve(1, ledger.needs, self._strategy)
         try:
             await self._join([place])
         except ESCookbookError as error:

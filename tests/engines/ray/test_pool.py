@@ -14,7 +14,7 @@ from es_cookbook.common.errors import ConfigError, EngineError, ModelError
 from es_cookbook.common.spans import Spans
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster, Needs
-from es_cookbook.engines.ray.member import DisagreementError, PoolSettings
+from es_cookbook.engines.ray.member import DisagreementError, Ledger
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -37,7 +37,7 @@ async def near_pool(
         "start_timeout": 5.0,
     }
     most = fields.pop("most", engines)
-    made = PoolSettings(
+    made = Ledger(
         model_name="none",
         search_space=LowRank(),
         cluster=cast(Cluster, cluster),
