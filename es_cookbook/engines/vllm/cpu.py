@@ -21,7 +21,7 @@ CPUs have not. No genome has slots of experts (`memory` refuses it), so experts 
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -120,7 +120,6 @@ def _add_lora_linear(
     output_slices: tuple[int, ...],
     *,
     add_inputs: bool = True,
-    buffer: tuple[torch.Tensor, ...] | None = None,
     **_: object,
 ) -> None:
     """Add scale · (x Aᵀ) Bᵀ of each token's own slot to its slices of y, in place.
@@ -128,7 +127,6 @@ def _add_lora_linear(
     y is (tokens, outputs), overwritten unless `add_inputs`; x is (tokens, inputs); of each slice of
     the outputs A is (slots, 1, rank, inputs) and B (slots, 1, outputs of the slice, rank).
     """
-    del buffer
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
     if not add_inputs:
         y.zero_()
@@ -145,8 +143,6 @@ def _add_lora_logits(
     lora_a_stacked: torch.Tensor,
     lora_b_stacked: torch.Tensor,
     scale: float,
-    *,
-    buffer: torch.Tensor | None = None,
     **_: object,
 ) -> None:
     """The same for the output embedding, whose rows are the tokens that are sampled from.
@@ -154,7 +150,6 @@ def _add_lora_logits(
     vLLM scores prompts through here too, and does not say whose they are; then nothing is added
     (`VLLMEngine.logprobs` refuses where that would matter).
     """
-    del buffer
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
     if len(self.sampler_indices) == len(x):
         add_product(
@@ -235,34 +230,22 @@ def _add_rows(
 
 
 _experts = cast(Any, CPUUnquantizedExperts)
-_pack: "Callable[[_Experts, torch.nn.Module], None]" = _experts.process_weights_after_loading
+_pack: Callable[[object, torch.nn.Module], None] = _experts.process_weights_after_loading
 _multiply: Callable[..., None] = _experts.apply
 _methods = cast(Any, unquantized_fused_moe_method)
-_select_backend: "Callable[[_Config], object]" = _methods.select_unquantized_moe_backend
+_select_backend: Callable[[object], object] = _methods.select_unquantized_moe_backend
 
 
-class _Config(Protocol):
-    """What is used of vLLM's `FusedMoEConfig`."""
-
-    is_lora_enabled: bool
-    intermediate_size_per_partition: int
-
-
-class _Experts(Protocol):
-    """What is used of `CPUUnquantizedExperts`."""
-
-    moe_config: _Config
-
-
-def _select_without_lora(moe_config: _Config) -> object:
-    moe_config.is_lora_enabled = False
+def _select_without_lora(moe_config: object) -> object:
+    cast(Any, moe_config).is_lora_enabled = False
     return _select_backend(moe_config)
 
 
-def _keep_weights(self: _Experts, layer: torch.nn.Module) -> None:
+def _keep_weights(self: object, layer: torch.nn.Module) -> None:
     """In place of packing, which is done at the first use."""
-    size = self.moe_config.intermediate_size_per_partition
-    padded = cast(Any, self)._padded_intermediate_size(self.moe_config)
+    experts = cast(Any, self)
+    size = experts.moe_config.intermediate_size_per_partition
+    padded = experts._padded_intermediate_size(experts.moe_config)
     if hasattr(layer, "w13_bias") and padded != size:
         raise ModelError(
             f"vLLM pads experts of {size} intermediate features with biases for its CPU kernels, "
@@ -271,7 +254,7 @@ def _keep_weights(self: _Experts, layer: torch.nn.Module) -> None:
 
 
 def _pack_and_multiply(
-    self: _Experts,
+    self: object,
     output: torch.Tensor,
     hidden_states: torch.Tensor,
     w1: torch.Tensor,

@@ -53,7 +53,8 @@ _MISSING = (
 
 
 def _of_arguments(engine: "VLLMEngineBuilder") -> str | None:
-    return None if _are_numbers(engine.extra) else "vllm"
+    are_numbers = all(v is None or isinstance(v, int | float) for v in engine.extra.values())
+    return None if engine.extra.keys() <= _HARMLESS and are_numbers else "vllm"
 
 
 @chz.chz
@@ -173,6 +174,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         dtype: str,
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
+        from es_cookbook.checkpoints.quantised import is_quantised
         from es_cookbook.engines.vllm.memory import arguments_for_experts
 
         # vLLM forks, and a process with threads must not be forked.
@@ -187,8 +189,12 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 raise ConfigError(_MISSING) from None
             raise ConfigError(f"engine=vllm: vLLM cannot be imported here: {error}") from error
         on_cpu = current_platform.is_cpu()
-        if on_cpu:
-            _check_quantised(model_name)
+        if on_cpu and is_quantised(model_name) and not has_quantised_product():
+            raise ConfigError(
+                f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights "
+                "only with AVX-512, which this one does not have; use engine=torch, or a "
+                "checkpoint that is not quantised"
+            )
         device_memory = None if on_cpu else current_platform.get_device_total_memory
         kv_cache_gib, share = self._memory(model, space, slots, dtype, device_memory)
         arguments: dict[str, object] = {
@@ -297,33 +303,15 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         return None
 
 
-def _check_quantised(model_name: str) -> None:
-    """Refuse a quantised checkpoint on a processor for which vLLM has no product of such weights.
-
-    It would be found out in the first forward pass, after which vLLM's process is dead.
-    """
-    from es_cookbook.checkpoints.quantised import is_quantised
-
-    if is_quantised(model_name) and not has_quantised_product():
-        raise ConfigError(
-            f"model_name={model_name}: on x86 processors vLLM multiplies quantised weights only "
-            "with AVX-512, which this one does not have; use engine=torch, or a checkpoint that is "
-            "not quantised"
-        )
-
-
 def has_quantised_product() -> bool:
-    """Whether vLLM's CPU build multiplies quantised weights on this processor."""
+    """Whether vLLM's CPU build multiplies quantised weights on this processor.
+
+    Otherwise its process is dead after the first forward pass.
+    """
     import torch
 
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return not is_x86 or torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def _are_numbers(extra: Mapping[str, Any]) -> bool:
-    return extra.keys() <= _HARMLESS and all(
-        value is None or isinstance(value, int | float) for value in extra.values()
-    )
 
 
 @contextmanager

@@ -21,6 +21,7 @@ comes in. Who is inside only ever waits for vLLM, so everybody's turn comes as l
 import asyncio
 import functools
 import itertools
+import math
 import pickle
 from collections.abc import (
     AsyncGenerator,
@@ -55,7 +56,6 @@ from es_cookbook.engines.base import (
     check_sample,
 )
 from es_cookbook.engines.vllm.output import Output, informative_line
-from es_cookbook.engines.vllm.rank import merge_fingerprints
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from vllm import SamplingParams as VLLMParams
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    from es_cookbook.engines.vllm.worker import FingerprintPiece
 
 
 class Hosted(NamedTuple):
@@ -391,68 +393,77 @@ class Turnstile:
     def __init__(self, switch: Callable[[Hashable], Awaitable[object]]) -> None:
         self.current: Hashable | None = None
         self._switch = switch
+        self._is_switching = False
         self._num_inside = 0
-        self._switching: asyncio.Task[None] | None = None
-        self._waiting: dict[Hashable, list[asyncio.Future[None]]] = {}
+        self._num_waiting: dict[Hashable, int] = {}  # who has waited longest comes first
+        self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def using(self, weights: Hashable) -> AsyncGenerator[None]:
         """Inside, these weights are there and stay.
 
         Raises:
-            Exception: What `switch` raised; nobody went in.
+            Exception: What `switch` raised.
         """
-        if weights == self.current and self._switching is None:
-            self._num_inside += 1
-        else:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(weights, []).append(turn)
-            self._next()
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled() and turn.exception() is None:
-                    self._leave()  # Let in and cancelled in the same turn of the event loop.
-                else:
-                    self._give_up(weights, turn)
-                raise
+        await self._enter(weights)
         try:
             yield
         finally:
-            self._leave()
+            self._num_inside -= 1
+            self._wake()
 
-    def _leave(self) -> None:
-        self._num_inside -= 1
-        self._next()
-
-    def _give_up(self, weights: Hashable, turn: "asyncio.Future[None]") -> None:
-        waiting = self._waiting.get(weights, [])
-        if turn in waiting:
-            waiting.remove(turn)
-            if not waiting:
-                del self._waiting[weights]
-
-    def _next(self) -> None:
-        """Begin to switch to what has been waited for longest, if nobody is inside."""
-        if self._waiting and self._num_inside == 0 and self._switching is None:
-            self._switching = asyncio.create_task(self._bring_in(next(iter(self._waiting))))
+    async def _enter(self, weights: Hashable) -> None:
+        self._num_waiting[weights] = self._num_waiting.get(weights, 0) + 1
+        try:
+            while self._is_switching or weights != self.current:
+                is_next = next(iter(self._num_waiting)) == weights
+                if is_next and not self._num_inside and not self._is_switching:
+                    await self._bring_in(weights)
+                else:
+                    await self._changed.wait()
+            self._num_inside += 1
+        finally:
+            self._num_waiting[weights] -= 1
+            if not self._num_waiting[weights]:
+                del self._num_waiting[weights]
+            self._wake()
 
     async def _bring_in(self, weights: Hashable) -> None:
-        error: BaseException | None = None
+        self.current, self._is_switching = None, True
         try:
-            if weights != self.current:
-                self.current = None
-                await self._switch(weights)
-                self.current = weights
-        except Exception as raised:
-            error = raised
-        self._switching = None
-        for turn in self._waiting.pop(weights, []):
-            if turn.done():
-                continue
-            if error is None:
-                self._num_inside += 1
-                turn.set_result(None)
-            else:
-                turn.set_exception(error)
-        self._next()
+            await self._switch(weights)
+            self.current = weights
+        finally:
+            self._is_switching = False
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def merge_fingerprints(
+    pieces_of_ranks: "Sequence[Sequence[FingerprintPiece]]", shapes: Mapping[str, tuple[int, ...]]
+) -> int:
+    """The centre's fingerprint: the sum over its parts, those that several ranks have once.
+
+    Raises:
+        EngineError: Ranks disagree about a part, or have not all of a parameter between them.
+    """
+    values: dict[tuple[str | int, ...], int] = {}
+    for pieces in pieces_of_ranks:
+        for *place, value in pieces:
+            if values.setdefault(tuple(place), int(value)) != value:
+                raise EngineError(
+                    f"vLLM's ranks disagree about {place[0]}: the engine must be restored"
+                )
+    covered: dict[str, int] = {}
+    for name, row, end_row, column, end_column in values:
+        area = (int(end_row) - int(row)) * (int(end_column) - int(column))
+        covered[str(name)] = covered.get(str(name), 0) + area
+    for name, shape in shapes.items():
+        if covered.get(name) != math.prod(shape):
+            raise EngineError(
+                f"vLLM's ranks have {covered.get(name, 0)} elements of {name} between them, and it "
+                f"has {math.prod(shape)}"
+            )
+    return sum(values.values()) % 2**64

@@ -1,16 +1,21 @@
-"""The worker extension that makes a vLLM worker host genomes.
+"""What runs in a vLLM worker: genomes, made from seeds, in the weights that it samples with.
 
 vLLM imports this module in every worker before the model is loaded and mixes `GenomeWorker` into
 the worker. The engine calls its methods by name; arguments and answers are plain numbers, texts,
 bytes and lists: once the search space, then seeds (or a small space's coordinates), never weights.
+
+The centre is kept in float32, for the part of each parameter that the rank has. What vLLM samples
+with is always derived from it, never undone. Dense genomes take the weights' place one at a time;
+low-rank genomes are LoRA slots beside the centre's weights, written here from (seed, coefficient);
+adapters are slots beside the base's weights, which nobody touches, so these may be quantised.
 """
 
 import functools
 import pickle
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeAlias, cast
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -18,11 +23,18 @@ from vllm.lora.request import LoRARequest
 from vllm.model_executor.models.gpt2 import GPT2LMHeadModel
 from vllm.platforms import current_platform
 
-from es_cookbook.checkpoints.models import load_architecture, stored_form
-from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.checkpoints.models import AsStored, load_architecture, stored_form
+from es_cookbook.checkpoints.snapshots import restore_centre
+from es_cookbook.common.errors import EngineError, ESCookbookError, ModelError
+from es_cookbook.common.terminal import plural
+from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms, Slots
 from es_cookbook.engines.vllm import cpu
-from es_cookbook.engines.vllm.rank import FingerprintPiece, RankGenomes, host_genomes
+from es_cookbook.engines.vllm.layout import Placement, find_placements, find_slots
 from es_cookbook.engines.wire import decode_genomes, decode_steps
+from es_cookbook.evolution.centre import Centre, noise_device
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 if current_platform.is_cpu():
     cpu.prepare()
@@ -44,7 +56,12 @@ _LORA_OF_GPT2: dict[str, object] = {
 for _name, _value in _LORA_OF_GPT2.items():
     setattr(GPT2LMHeadModel, _name, _value)
 
+FingerprintPiece: TypeAlias = Sequence[str | int]
+"""Name, first and last row, first and last column, and what that part adds to the fingerprint."""
+_Weights: TypeAlias = int | Literal["centre", "base"]
+"""Those of a loaded genome, by its index, or of others."""
 _Arguments = ParamSpec("_Arguments")
+_T = TypeVar("_T", Placement, Slots)
 
 
 def slot_request(slot: int) -> LoRARequest:
@@ -69,7 +86,7 @@ class GenomeWorker:
     """Mixed into a vLLM worker; see the module's text."""
 
     model_runner: Any  # vLLM's own
-    _genomes: RankGenomes
+    _genomes: "_RankGenomes"
 
     @_answers
     def genomes_open(self, what: bytes, num_slots: int) -> list[FingerprintPiece]:
@@ -86,32 +103,54 @@ class GenomeWorker:
         with set_current_vllm_config(self.model_runner.vllm_config):  # its activations ask for it
             as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
         with _writing_weights():
-            self._genomes = host_genomes(model, space, infos, as_stored)
+            self._genomes = _RankGenomes(model, space, infos, as_stored)
             if num_slots:
                 self._genomes.load([])
-        return self._genomes.fingerprint()
+            self._genomes.centre.fingerprint()
+        return self._fingerprint()
 
     @_answers
     def genomes_load(self, genomes: bytes) -> None:
+        """Make encoded genomes resident, in place of any before."""
         with torch.no_grad():
             self._genomes.load(decode_genomes(genomes))
 
     @_answers
-    def genomes_use(self, weights: int | Literal["centre", "base"]) -> None:
+    def genomes_use(self, weights: _Weights) -> None:
+        """Write the centre's, the base's or a dense genome's weights into the model."""
         with _writing_weights():
             self._genomes.use(weights)
 
     @_answers
     def genomes_apply(self, step: bytes) -> list[FingerprintPiece]:
+        """Move the centre by an encoded step; no genome is resident afterwards."""
         (decoded,) = decode_steps(step)
-        with _writing_weights():
-            return self._genomes.apply(decoded)
+        return self._move(lambda centre: centre.apply(decoded))
 
     @_answers
     def genomes_restore(self, steps: bytes, snapshot: str | None) -> list[FingerprintPiece]:
+        """Set the centre to the base moved by encoded steps; no genome is resident afterwards.
+
+        Of a snapshot that is on the way the rank reads its own parts, and goes on from there.
+        """
         path = None if snapshot is None else Path(snapshot)
+        decoded = list(decode_steps(steps))
+        return self._move(lambda centre: restore_centre(centre, decoded, path))
+
+    def _move(self, move: Callable[[Centre], object]) -> list[FingerprintPiece]:
         with _writing_weights():
-            return self._genomes.restore(list(decode_steps(steps)), path)
+            move(self._genomes.centre)
+            self._genomes.load([])
+            self._genomes.use("centre")
+            return self._fingerprint()
+
+    def _fingerprint(self) -> list[FingerprintPiece]:
+        """What this rank's parts add to the centre's fingerprint."""
+        centre = self._genomes.centre
+        return [
+            (name, *part.rows, *part.columns, centre.fingerprints[name])
+            for name, part in centre.parts.items()
+        ]
 
     def _take_slots(self, num_slots: int) -> None:
         """Take LoRA slots for good, so that requests that name one find it there."""
@@ -135,3 +174,94 @@ def _writing_weights() -> Generator[None]:
 
 def _nothing(requests: object) -> None:
     del requests
+
+
+class _RankGenomes:
+    """The genomes of one rank.
+
+    Attributes:
+        centre: of the parts that the rank has.
+
+    Raises:
+        ModelError: The model has no such parameter, or no slot for it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        space: SearchSpace,
+        infos: Sequence[ParameterInfo],
+        as_stored: AsStored,
+    ) -> None:
+        self._space = space
+        self._device = noise_device(next(model.parameters()).device)
+        self._placements: dict[str, Placement] = {}
+        if space.adapter is None:
+            found = find_placements(model, infos, space.shapes.keys(), as_stored)
+            self._placements = _find(found, space.shapes, "parameter")
+        self._base: dict[str, torch.Tensor] = {}
+        for name, place in self._placements.items():
+            shape = space.shapes[name]
+            is_whole = place.part == Part.whole(shape)
+            self._base[name] = place.read().view(shape) if is_whole else place.read()
+        parts = {name: place.part for name, place in self._placements.items()} or None
+        self.centre = Centre(self._base, space, torch.get_num_threads(), parts, self._device)
+        self._slots: dict[str, Slots] = {}
+        if not space.is_dense:
+            self._slots = _find({s.name: s for s in find_slots(model)}, space.weights, "LoRA slot")
+        # A stored (in, out) weight's rows are inputs; an adapter's A reads them in any case.
+        self._turned = {i.name for i in infos if i.transposed and space.adapter is None}
+        self._genomes_G: Sequence[Genome] = ()
+
+    def load(self, genomes_G: Sequence[Genome]) -> None:
+        """Make genomes resident, in place of any before: in slots, or once they are used.
+
+        The last slot stays zero; the one before it has an adapter's centre.
+
+        Raises:
+            EngineError: They do not fit into the slots.
+        """
+        self._genomes_G = genomes_G
+        if not self._slots:
+            return
+        num_slots, slot_rank = next(iter(self._slots.values())).a.shape[:2]
+        reserved, adapter = 1, self._space.adapter
+        if adapter is None:
+            factors = GenomeTerms(genomes_G, self._space, self._device)
+        else:
+            reserved, rows_G = 2, [*genomes_G, Genome()]
+            places_G = [*range(len(genomes_G)), num_slots - 2]
+            centre, device = self.centre, self._device
+            factors = GenomeAdapters(rows_G, places_G, self._space, adapter, centre, device)
+        if len(genomes_G) > num_slots - reserved or factors.num_ranks > slot_rank:
+            raise EngineError(
+                f"no room for {plural(len(genomes_G), 'genome')} of rank {factors.num_ranks}: the "
+                f"engine has {plural(num_slots - reserved, 'slot')} of rank {slot_rank} "
+                "(engine.max_genomes, engine.terms_per_genome)"
+            )
+        for name, slots in self._slots.items():
+            slots.a.zero_()
+            slots.b.zero_()
+            factors.write(slots.mT if name in self._turned else slots)
+        factors.finish()
+
+    def use(self, weights: _Weights) -> None:
+        """Write weights into the model; adapters have a slot for every target."""
+        for name, place in self._placements.items():
+            if weights == "base":
+                place.write(self._base[name])
+            elif weights == "centre":
+                place.write(self.centre.weights[name])
+            else:
+                place.write(self.centre.perturbed(self._genomes_G[weights], name))
+
+
+def _find(found: Mapping[str, _T], wanted: Iterable[str], what: str) -> dict[str, _T]:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        more = f" and for {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"vLLM has no {what} for {missing[0]}{more}; leave them out (search_space.exclude), or "
+            "use engine=torch"
+        )
+    return {name: found[name] for name in wanted}
