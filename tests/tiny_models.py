@@ -24,9 +24,12 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 FAMILIES = ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "gpt_neox")
+"""Besides, there are "experts", of which a token takes two, and "all experts", which each takes."""
 VOCABULARY = 40
 PAD, EOS, BOS = 0, 1, 2
 FIRST_CHARACTER = 3
@@ -87,6 +90,11 @@ def _build(family: str) -> PreTrainedModel:
             return Qwen2ForCausalLM(Qwen2Config(**_GROUPED, tie_word_embeddings=True))
         case "qwen3":
             return Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16))
+        case "experts" | "all experts":
+            of_experts = {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 32}
+            chosen = 2 if family == "experts" else 4
+            config = Qwen3MoeConfig(**_GROUPED, **of_experts, num_experts_per_tok=chosen)
+            return Qwen3MoeForCausalLM(config)
         case "llama":
             return LlamaForCausalLM(LlamaConfig(**_GROUPED))
         case "gemma2":

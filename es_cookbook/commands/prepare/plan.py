@@ -201,16 +201,16 @@ class Plan:
         self.pass_tokens = engine.prefill_tokens
         self.usable = self._usable(1.0)
         # size · parameters, the base; size · (linear and perturbed), what samples beside it.
-        weights = weight_bytes(self.model, self.space, self.size)
-        self.weights, self.centre = weights.base + weights.own, weights.centre
+        base, own, self.centre = weight_bytes(self.model, self.space, self.size)
+        self.weights = base + own
         self.base_copy = self.slot_rank = 0
-        left = max(0, self.usable - weights.total)
+        left = max(0, self.usable - self.weights - self.centre)
         # None is kept of requests that have ended, on a GPU, unless it is asked for.
         ended = engine.prefix_cache_gib or 0
         self.memory = Memory(left, engine.kv_cache_gib, engine.memory_gib, ended)
         on_cpu = engine.device == "cpu"
         is_wide = on_cpu and self.dtype == "bfloat16"  # float32 around its products
-        self.genome = self._table_row(4 if is_wide else self.size) if self.rank else weights.own
+        self.genome = self._table_row(4 if is_wide else self.size) if self.rank else own
         self.at_once = min(self.share, max(1, self.memory.genome_bytes // self.genome))
         self.residents = self.genome * (self.at_once + bool(self.rank))  # the centre's row, too
         self._rows(engine.max_batch_size)

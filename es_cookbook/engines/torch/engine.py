@@ -19,6 +19,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import ModelEngineBuilder
 
@@ -82,19 +83,29 @@ class TorchEngineBuilder(ModelEngineBuilder):
 
     def around(self, loaded: "Loaded", path: "RowPath", cache_size: "CacheSize") -> "TorchEngine":
         """An engine of a model that is loaded, and the way in which its batches run."""
-        from es_cookbook.engines.torch.host import Limits, TorchEngine
+        from es_cookbook.engines.torch.host import TorchEngine
+        from es_cookbook.engines.torch.memory import Memory, free_bytes
+        from es_cookbook.engines.torch.resident_weights import ResidentWeights
 
-        limits = Limits(
+        on_cpu = loaded.device.type == "cpu"
+        num_lanes = self.num_lanes or (num_cores() if on_cpu else 1)
+        num_threads = num_lanes if on_cpu else num_cores()
+        weights = ResidentWeights(loaded.model, loaded.space, num_threads, path)
+        prefix_gib = self.prefix_cache_gib
+        if not on_cpu and prefix_gib is None:
+            prefix_gib = 0.0  # what is prefilled in parts may round otherwise there
+        free = free_bytes(loaded.device)
+        memory = Memory(free, self.kv_cache_gib, self.memory_gib, prefix_gib)
+        weights.memory_bytes = memory.genome_bytes
+        plan = memory.plan(
+            cache_size,
+            num_lanes=num_lanes,
+            max_rows=self.max_batch_size,
+            vocabulary_size=loaded.vocabulary_size,
             context_length=self.context_length(loaded.model),
             may_shorten=self.max_model_len is None,
-            max_rows=self.max_batch_size,
-            prefill_tokens=self.prefill_tokens,
-            num_lanes=self.num_lanes,
-            kv_cache_gib=self.kv_cache_gib,
-            memory_gib=self.memory_gib,
-            prefix_cache_gib=self.prefix_cache_gib,
         )
-        return TorchEngine(loaded, path, cache_size, limits)
+        return TorchEngine(loaded, weights, path, plan, self.prefill_tokens, memory.prefix_bytes)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
@@ -25,7 +26,6 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import is_quantised
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import (
     Engine,
@@ -36,20 +36,13 @@ from es_cookbook.engines.base import (
     check_logprobs,
     check_sample,
 )
-from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.flat import FlatForward, PrefixCache
 from es_cookbook.engines.torch.forward.own import OwnForward
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
 from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.lane import Answer, Lane, Texts
-from es_cookbook.engines.torch.memory import (
-    Memory,
-    WeightBytes,
-    check_weights_fit,
-    free_bytes,
-    weight_bytes,
-)
+from es_cookbook.engines.torch.lane import Answer, Lane, batch_decoder
+from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, weight_bytes
 from es_cookbook.engines.torch.resident_weights import ResidentWeights, packs_weights
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -64,27 +57,10 @@ class Loaded(NamedTuple):
     space: SearchSpace
     device: torch.device
 
-
-class Limits(NamedTuple):
-    """What the user lets an engine take; None for a share of what is free, or of the cores.
-
-    Attributes:
-        context_length: wanted; what memory holds if that is less and it `may_shorten` it.
-        max_rows: requests that decode together, over all lanes.
-        prefill_tokens: most prompt tokens of one forward pass.
-        num_lanes: threads that run batches.
-        kv_cache_gib: for keys and values, `memory_gib` for genomes, and `prefix_cache_gib` for keys
-            and values of answers given.
-    """
-
-    context_length: int
-    may_shorten: bool
-    max_rows: int
-    prefill_tokens: int
-    num_lanes: int | None
-    kv_cache_gib: float | None
-    memory_gib: float | None
-    prefix_cache_gib: float | None
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows of the model's embedding."""
+        return cast("torch.nn.Embedding", self.model.get_input_embeddings()).num_embeddings
 
 
 def load(model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str) -> Loaded:
@@ -103,7 +79,7 @@ def load(model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_n
 
 def _weight_bytes(
     model_name: str, search_space: SearchSpaceBuilder, dtype: str, device: torch.device
-) -> WeightBytes:
+) -> tuple[int, int, int]:
     quantised = is_quantised(model_name)
     architecture = (
         architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
@@ -128,54 +104,44 @@ def _device(name: str) -> torch.device:
 
 
 class TorchEngine(Engine):
-    """The embedded engine: runs requests on its lanes. It keeps the model's weights, the base.
+    """The embedded engine: runs requests on its lanes.
 
     Args:
         loaded: this engine's alone.
+        weights: its base, its centre and its genomes.
         path: how batches of the model run.
-        cache_size: what is kept of a request's tokens.
-        limits: what may be taken.
+        plan: what lanes may take of memory.
+        prefill_tokens: most prompt tokens of one forward pass.
+        prefix_bytes: for keys and values of answers given.
     """
 
     def __init__(
-        self, loaded: Loaded, path: RowPath, cache_size: CacheSize, limits: Limits
+        self,
+        loaded: Loaded,
+        weights: ResidentWeights,
+        path: RowPath,
+        plan: CachePlan,
+        prefill_tokens: int,
+        prefix_bytes: int,
     ) -> None:
         model, self.tokenizer, self.space, device = loaded
-        embedding = cast("torch.nn.Embedding", model.get_input_embeddings())
-        self._vocabulary_size = embedding.num_embeddings
+        self._weights, self._vocabulary_size = weights, loaded.vocabulary_size
         self._usage = Usage()
         self._requests = 0
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
         self._outbox: list[Work] = []
-        on_cpu = device.type == "cpu"
-        num_lanes = limits.num_lanes or (num_cores() if on_cpu else 1)
-        num_threads = num_lanes if on_cpu else num_cores()
-        self._weights = ResidentWeights(model, self.space, num_threads, path)
-        prefix_gib = limits.prefix_cache_gib
-        if not on_cpu and prefix_gib is None:
-            prefix_gib = 0.0  # what is prefilled in parts may round otherwise there
-        free = free_bytes(device)
-        memory = Memory(free, limits.kv_cache_gib, limits.memory_gib, prefix_gib)
-        self._prefixes = PrefixCache(memory.prefix_bytes)
-        self._weights.memory_bytes = memory.genome_bytes
-        plan = memory.plan(
-            cache_size,
-            num_lanes=num_lanes,
-            max_rows=limits.max_rows,
-            vocabulary_size=self._vocabulary_size,
-            context_length=limits.context_length,
-            may_shorten=limits.may_shorten,
-        )
+        self._prefixes = PrefixCache(prefix_bytes)
         base_dtype = str(model.dtype).removeprefix("torch.")
-        self.traits = EngineTraits(self._weights.capacity, plan.context_length, base_dtype)
+        self.traits = EngineTraits(weights.capacity, plan.context_length, base_dtype)
         self._queue = WorkQueue(plan.num_lanes)
-        texts = Texts(self.tokenizer, end_of_sequence_ids(model, self.tokenizer))
-        kept = self._prefixes if memory.prefix_bytes else None
+        eos = np.array(sorted(end_of_sequence_ids(model, self.tokenizer)), np.int64)
+        texts = batch_decoder(self.tokenizer), eos
 
         def forward() -> Forward:
             if path.flat:
-                return FlatForward(device, limits.prefill_tokens, kept, path.kept)
-            return OwnForward(path, device, limits.prefill_tokens)
+                kept = self._prefixes if prefix_bytes else None
+                return FlatForward(device, prefill_tokens, kept, path.kept)
+            return OwnForward(path, device, prefill_tokens)
 
         self._lanes = [
             Lane(self._queue, forward(), plan, texts, self._deliver, partial(self._served, i))

@@ -11,7 +11,7 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -41,21 +41,17 @@ Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
 
 
-class Texts:
-    """From tokens to texts, and where they end."""
+Decode: TypeAlias = Callable[[list[list[int]]], list[str]]
+"""From tokens to texts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]) -> None:
-        self.eos = np.array(sorted(eos_token_ids), dtype=np.int64)
-        self._tokenizer = tokenizer
 
-    def decode(self, tokens: list[list[int]]) -> list[str]:
-        """As the tokenizer's `batch_decode`, without its look at every number."""
-        tokenizer = self._tokenizer
-        if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
-            return tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        fast = tokenizer._decode  # pyright: ignore[reportPrivateUsage]
-        decode = cast("Callable[..., str]", fast)
-        return [decode(each, skip_special_tokens=True) for each in tokens]
+def batch_decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """The tokenizer's `batch_decode`, without its look at every number."""
+    if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
+        return lambda tokens: tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    fast = tokenizer._decode  # pyright: ignore[reportPrivateUsage]
+    decode = cast("Callable[..., str]", fast)
+    return lambda tokens: [decode(each, skip_special_tokens=True) for each in tokens]
 
 
 class Lane:
@@ -64,7 +60,7 @@ class Lane:
     Args:
         forward: runs the batches.
         plan: what it may take of memory.
-        texts: of finished requests.
+        texts: makes those of finished requests, and tokens that end one.
         deliver: called with finished requests and their results or errors.
         served: called with when it began to run requests and when none was left.
 
@@ -78,13 +74,14 @@ class Lane:
         queue: WorkQueue,
         forward: Forward,
         plan: CachePlan,
-        texts: Texts,
+        texts: tuple[Decode, np.ndarray],
         deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
         served: Callable[[float, float], None],
     ) -> None:
         self.num_tokens = 0
         self.forward = forward
-        self._queue, self._plan, self._texts = queue, plan, texts
+        self._queue, self._plan = queue, plan
+        self._decode_texts, self._eos = texts
         self._deliver = deliver
         self._served = served
         self._table = SlotTable(0, 0)
@@ -196,7 +193,7 @@ class Lane:
         tokens = tokens_B.cpu().numpy()
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
-        stopped = np.isin(tokens, self._texts.eos)
+        stopped = np.isin(tokens, self._eos)
         ended = stopped | (table.count[slots] >= table.limit[slots])
         for i in (table.has_stops[slots] & ~stopped).nonzero()[0].tolist():
             if self._hits_stop(int(slots[i])):
@@ -213,7 +210,7 @@ class Lane:
             return True
         if not observation.stop:
             return False
-        (text,) = self._texts.decode([tokens])
+        (text,) = self._decode_texts([tokens])
         return any(stop in text for stop in observation.stop)
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
@@ -221,7 +218,7 @@ class Lane:
         tokens = [table.tokens[slot, : table.count[slot]].tolist() for slot in slots]
         results: list[tuple[Work, Answer | BaseException]] = []
         for slot, tokens_T, text, stop in zip(
-            slots.tolist(), tokens, self._texts.decode(tokens), stopped.tolist(), strict=True
+            slots.tolist(), tokens, self._decode_texts(tokens), stopped.tolist(), strict=True
         ):
             work = table.works[slot]
             assert work is not None

@@ -33,53 +33,45 @@ _LEAST_CONTEXT = 512
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WeightBytes:
-    """What the weights of an engine take.
-
-    Attributes:
-        base: the model as loaded.
-        own: what samples has of its own beside the base: linear and perturbed weights, and packed
-            copies of linear ones.
-        centre: in float32.
-    """
-
-    base: int
-    own: int
-    centre: int
-
-    @property
-    def total(self) -> int:
-        return self.base + self.own + self.centre
-
-
 def weight_bytes(
     model: PreTrainedModel, space: SearchSpace, size: int, packed: bool = False
-) -> WeightBytes:
-    """For a model that may be without its weights, with numbers of `size` bytes."""
+) -> tuple[int, int, int]:
+    """What the weights of an engine take, with numbers of `size` bytes.
+
+    Args:
+        model: may be without its weights.
+        space: what genomes perturb of it.
+        size: of a number.
+        packed: whether linear weights have packed copies.
+
+    Returns:
+        Bytes of the model as loaded; of what samples beside it, linear and perturbed weights and
+        packed copies; and of the centre, in float32.
+    """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     copies = sum(p.numel() for p in linear) if packed else 0
     own = linear | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
     beside = copies + sum(p.numel() for p in own)
-    return WeightBytes(size * elements, size * beside, 4 * perturbed)
+    return size * elements, size * beside, 4 * perturbed
 
 
-def check_weights_fit(model_name: str, needed: WeightBytes, device: torch.device) -> None:
+def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: torch.device) -> None:
     """Refuse a model before it is loaded.
 
     Raises:
         ConfigError: It does not fit; says what needs how much.
     """
     free = free_bytes(device)
-    if needed.total > free:
+    if sum(needed) > free:
+        base, own, centre = map(show_bytes, needed)
         raise ConfigError(
             f"model_name: {model_name!r} does not fit into the {show_bytes(free)} of memory that "
-            f"are free on {device.type}: it needs {show_bytes(needed.base)}, what samples beside "
-            f"it {show_bytes(needed.own)}, and the centre, in float32, {show_bytes(needed.centre)};"
-            " use engine.dtype=bfloat16 if it is in float32, search_space=adapter, whose centre is "
-            "small, a smaller model or a machine with more memory"
+            f"are free on {device.type}: it needs {base}, what samples beside it {own}, and the "
+            f"centre, in float32, {centre}; use engine.dtype=bfloat16 if it is in float32, "
+            "search_space=adapter, whose centre is small, a smaller model or a machine with more "
+            "memory"
         )
 
 

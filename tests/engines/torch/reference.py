@@ -72,6 +72,13 @@ def request(
     return SampleRequest(target, observation, sampling, seed)
 
 
+def who(genomes_G: Sequence[Genome], target: Target) -> Genome | Literal["base"]:
+    """Whom a target names; the genome without terms is the centre."""
+    if target == "base":
+        return "base"
+    return genomes_G[target] if isinstance(target, int) else Genome()
+
+
 class Reference:
     """A transformers model and a centre of the test's own."""
 
@@ -111,6 +118,18 @@ class Reference:
             assert tuple(predicting.argmax(-1).tolist()) == action.tokens_T
             if action.logprobs_T is not None:
                 self._check_logprobs(predicting, action.tokens_T, action.logprobs_T)
+
+    def check_targets(
+        self,
+        genomes_G: Sequence[Genome],
+        requests: Sequence[SampleRequest],
+        actions: Sequence[Action],
+    ) -> None:
+        """Assert that every action is the greedy one of its target: genome, centre or base."""
+        for target in {request.target: None for request in requests}:
+            answers = zip(requests, actions, strict=True)
+            own = [(request, action) for request, action in answers if request.target == target]
+            self.check_greedy(who(genomes_G, target), own)
 
     def check_logprobs(
         self, prompt: Sequence[int], continuation: Sequence[int], logprobs: Sequence[float]

@@ -5,12 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward import experts
@@ -19,7 +14,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
-from tests.tiny_models import CONTEXT, EOS, FIRST_CHARACTER, PAD, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -64,16 +59,10 @@ async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
 
 @pytest.mark.parametrize(("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16")])
 async def test_experts_do_not_depend_on_the_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
 ) -> None:
     monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
-    of_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    tokens = {"pad_token_id": PAD, "eos_token_id": EOS}
-    config = Qwen3MoeConfig(**sizes, **heads, **of_experts, **tokens)
-    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "model")
-    await _check(tmp_path / "model", LowRank(rank=rank), dtype)
+    await _check(tiny_model("experts"), LowRank(rank=rank), dtype)
 
 
 async def _check(path: Path, space: SearchSpaceBuilder, dtype: str) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.forward import self_check
@@ -18,8 +17,8 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import Reference, request, running_engine, score_all
-from tests.tiny_models import CONTEXT, EOS, PAD, VOCABULARY, save_with_tokenizer
+from tests.engines.torch.reference import Reference, request, running_engine, score_all, who
+from tests.tiny_models import CONTEXT
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 STEPS = [Step((Term(1, 0.05),)), Step((Term(2, -0.05), Term(3, 1e-6)))]
@@ -52,8 +51,7 @@ async def check(path: Path, space: SearchSpaceBuilder) -> None:
             again = await engine.logprobs(LogprobsRequest(0, prompt, action.tokens_T))
             assert tuple(again) == action.logprobs_T
     for asked, logprobs_T in zip(requests, found, strict=True):
-        who = {"centre": Genome(), "base": "base", 0: GENOMES_G[0], 1: GENOMES_G[1]}[asked.target]
-        reference.become(who)
+        reference.become(who(GENOMES_G, asked.target))
         (logits,) = reference.logits([asked.prompt_T + CONTINUATION])
         expected = logits[len(asked.prompt_T) - 1 : -1].log_softmax(-1)
         expected = expected.gather(1, torch.tensor(CONTINUATION)[:, None]).flatten()
@@ -63,23 +61,17 @@ async def check(path: Path, space: SearchSpaceBuilder) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("family", "space"),
-    [("qwen2", LowRank()), ("gemma3", LowRank(rank=2)), ("gpt_neox", LowRank())],
+    [
+        ("qwen2", LowRank()),
+        ("gemma3", LowRank(rank=2)),
+        ("gpt_neox", LowRank()),
+        ("all experts", LowRank()),
+    ],
 )
 async def test_answers_are_those_of_float32_up_to_rounding(
     tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
 ) -> None:
     await check(tiny_model(family), space)
-
-
-@pytest.mark.anyio
-async def test_so_are_those_of_experts(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
-    of_experts = {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
-    config = Qwen3MoeConfig(**sizes, **heads, **of_experts, pad_token_id=PAD, eos_token_id=EOS)
-    torch.manual_seed(0)
-    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "model")
-    await check(tmp_path / "model", LowRank())
 
 
 @pytest.mark.anyio

@@ -51,9 +51,7 @@ async def test_more_requests_than_slots_of_very_different_lengths_are_all_served
         assert stats["tokens"] == sum(len(action.tokens_T) for action in actions)
         prompts = sum(len(request.observation.tokens_T) for request in requests)
         assert stats["prefilled_tokens"] + stats["cached_tokens"] == prompts
-    for g, genome in enumerate(GENOMES_G):
-        answers = [(r, a) for r, a in zip(requests, actions, strict=True) if r.target == g]
-        reference.check_greedy(genome, answers)
+    reference.check_targets(GENOMES_G, requests, actions)
 
 
 async def test_a_longer_request_later_gets_a_longer_cache(
@@ -68,8 +66,7 @@ async def test_a_longer_request_later_gets_a_longer_cache(
         actions = await sample_all(engine, long)
         actions = [await task for task in running] + actions
         actions += await sample_all(engine, short[:1])
-    requests = [*short, *long, *short[:1]]
-    reference.check_greedy(Genome(), list(zip(requests, actions, strict=True)))
+    reference.check_targets([], [*short, *long, *short[:1]], actions)
 
 
 async def test_models_that_wait_for_one_lane_are_all_served(
@@ -87,9 +84,7 @@ async def test_models_that_wait_for_one_lane_are_all_served(
         scoring = asyncio.ensure_future(engine.logprobs(scored))
         actions = await sample_all(engine, requests)
         scores = await scoring
-    for g, genome in enumerate(GENOMES_G[:3]):
-        answers = [(r, a) for r, a in zip(requests, actions, strict=True) if r.target == g]
-        reference.check_greedy(genome, answers)
+    reference.check_targets(GENOMES_G, requests, actions)
     reference.become(GENOMES_G[1])
     reference.check_logprobs(scored.prompt_T, scored.continuation_T, scores)
 

@@ -15,7 +15,6 @@ from es_cookbook.engines.torch import host
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.memory import CachePlan, Memory, free_bytes, weight_bytes
-from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
@@ -110,7 +109,8 @@ async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
     monkeypatch.setattr("es_cookbook.engines.torch.resident_weights.packing_pays", lambda _: False)
     with pytest.raises(ConfigError, match="does not fit"):
         await TorchEngineBuilder(device="cpu")(model_name=path, search_space=LowRank())
-    engine = await TorchEngineBuilder(device="cpu")(model_name=path, search_space=Adapter(rank=1))
+    builder = TorchEngineBuilder(device="cpu", kv_cache_gib=0.01)
+    engine = await builder(model_name=path, search_space=Adapter(rank=1))
     await engine.close()
 
 
@@ -124,7 +124,7 @@ async def test_one_block_of_rows_in_one_lane_answers_right(
     async with running_engine(tiny_model("qwen2"), LowRank(), kv_cache_gib=least) as engine:
         assert engine.traits.context_length == CONTEXT
         actions = await sample_all(engine, requests)
-    reference.check_greedy(Genome(), list(zip(requests, actions, strict=True)))
+    reference.check_targets([], requests, actions)
 
 
 def test_every_expert_that_is_perturbed_counts_once() -> None:
@@ -137,8 +137,7 @@ def test_every_expert_that_is_perturbed_counts_once() -> None:
     experts = sum(p.numel() for name, p in parameters.items() if ".experts." in name)
     linear = sum(p.numel() for name, p in parameters.items() if "_proj.weight" in name)
     linear += parameters["lm_head.weight"].numel()
-    found = weight_bytes(model, space, 2)
-    assert (found.own, found.centre) == (2 * (linear + experts), 4 * experts)
+    assert weight_bytes(model, space, 2)[1:] == (2 * (linear + experts), 4 * experts)
 
 
 def test_a_lane_has_whole_blocks_of_slots_and_one_at_least() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -17,9 +17,7 @@ from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import request, running_engine
 from tests.tiny_models import (
     CONTEXT,
-    EOS,
     FIRST_CHARACTER,
-    PAD,
     VOCABULARY,
     save_with_tokenizer,
 )
@@ -82,7 +80,12 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
 
 @pytest.mark.parametrize(
     ("family", "space"),
-    [("qwen2", LowRank(rank=2)), ("gemma3", LowRank()), ("gpt_neox", FullRank())],
+    [
+        ("qwen2", LowRank(rank=2)),
+        ("gemma3", LowRank()),
+        ("gpt_neox", FullRank()),
+        ("experts", LowRank()),
+    ],
 )
 async def test_turns_have_the_same_answers_whatever_is_kept(
     tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
@@ -96,16 +99,6 @@ async def test_so_they_have_where_many_heads_share_a_key(tmp_path: Path, heads: 
     grouped = {"num_attention_heads": heads, "num_key_value_heads": 1}
     config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, **sizes, **grouped)
     save_with_tokenizer(LlamaForCausalLM(config), tmp_path / "model")
-    await _check(tmp_path / "model", LowRank())
-
-
-async def test_so_they_have_where_experts_answer(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 32, "vocab_size": VOCABULARY}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
-    of_experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    tokens = {"pad_token_id": PAD, "eos_token_id": EOS}
-    config = Qwen3MoeConfig(**sizes, **heads, **of_experts, **tokens)
-    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "model")
     await _check(tmp_path / "model", LowRank())
 
 

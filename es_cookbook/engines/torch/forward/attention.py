@@ -15,7 +15,7 @@ beyond a row's own position is masked, whatever it is, and contributes exactly n
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -75,16 +75,6 @@ class AttentionLayer:
     def looks(self) -> Looks:
         """The same as kernels take it."""
         return self.scale, self.softcap or 0.0, self.window or 0
-
-
-class AttentionRows(Protocol):
-    """How the rows of a batch attend: prefill, decode and scoring batches each in their way."""
-
-    def attend(
-        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
-        ...
 
 
 class SlotCache:
@@ -197,7 +187,7 @@ class KernelCache(SlotCache):
         return whole.view(self.dtype).view(*shape)
 
 
-class KernelRows(AttentionRows):
+class KernelRows:
     """Tokens of any slots on the CPU, in the order of their positions.
 
     Args:
@@ -227,10 +217,10 @@ class KernelRows(AttentionRows):
         keys, values = cache.layer(index, k_T, v_T)
         return rows_of(keys), rows_of(values)
 
-    @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
+        """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
         cache = self._layer(layer.index, k_T, v_T)
         out_T = torch.empty(*q_T.shape[:2], v_T.shape[-1])
         states = (q_T.float().numpy(), k_T.float().numpy(), v_T.float().numpy())
@@ -285,25 +275,25 @@ def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.T
     return at > own if window is None else (at > own) | (at <= own - window)
 
 
-class DecodeRows(AttentionRows):
+class DecodeRows:
     """One row a slot, by torch: row i is slot i's newest token, at its own position."""
 
-    def __init__(self, cache: SlotCache, positions_S: torch.Tensor) -> None:
+    def __init__(self, cache: SlotCache, positions_B: torch.Tensor) -> None:
         self._cache = cache
-        self._positions_S = positions_S
-        self._slots_S = torch.arange(len(positions_S), device=positions_S.device)
-        self._length = round_up(int(positions_S.max()) + 1, LENGTH_STEP)
+        self._positions_B = positions_B
+        self._slots_B = torch.arange(len(positions_B), device=positions_B.device)
+        self._length = round_up(int(positions_B.max()) + 1, LENGTH_STEP)
         self._hidden: dict[int | None, torch.Tensor] = {}
 
-    @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
+        """As `KernelRows.attend`."""
         num, heads, width = q_T.shape
-        self._cache.write(layer.index, self._slots_S, self._positions_S, k_T, v_T)
+        self._cache.write(layer.index, self._slots_B, self._positions_B, k_T, v_T)
         keys, values = self._cache.of_slots(layer.index, slice(num), self._length)
         if layer.window not in self._hidden:
-            hidden = _hidden(self._positions_S, self._length, layer.window)
+            hidden = _hidden(self._positions_B, self._length, layer.window)
             self._hidden[layer.window] = hidden[:, None]
         q = q_T.reshape(num, k_T.shape[1], -1, 1, width)
         out = _attend(layer, q, keys, values, self._hidden[layer.window])
@@ -333,7 +323,7 @@ class _PromptGroup:
     length: int
 
 
-class PrefillRows(AttentionRows):
+class PrefillRows:
     """New parts of prompts, one after the other, by torch; a token sees its own up to itself.
 
     Args:
@@ -383,10 +373,10 @@ class PrefillRows(AttentionRows):
             )
             self._groups.append(group)
 
-    @override
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
+        """As `KernelRows.attend`."""
         (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
@@ -428,19 +418,8 @@ class PrefillRows(AttentionRows):
         return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-class NotingRows(KernelRows):
-    """Rows of one prompt that note how layers attend."""
-
-    def __init__(self, positions_T: torch.Tensor, dtype: torch.dtype) -> None:
-        super().__init__(torch.zeros_like(positions_T), positions_T, dtype=dtype)
-        self.layers: list[AttentionLayer] = []
-
-    @override
-    def attend(
-        self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
-    ) -> torch.Tensor:
-        self.layers.append(layer)
-        return super().attend(layer, q_T, k_T, v_T)
+AttentionRows: TypeAlias = KernelRows | DecodeRows | PrefillRows
+"""How the rows of a batch attend: prefill, decode and scoring batches each in their way."""
 
 
 def unknown_option(options: Mapping[str, object]) -> str | None:

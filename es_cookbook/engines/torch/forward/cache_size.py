@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -57,15 +57,12 @@ class _Probed(threading.local):
 _probed = _Probed()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Mask:
-    """In place of a mask: which positions (batch, head, query, key) see each other."""
-
-    sees: Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+_Mask: TypeAlias = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""In place of a mask: which positions (batch, head, query, key) see each other."""
 
 
-def _make_mask(*_: object, mask_function: object = None, **__: object) -> _Mask:
-    return _Mask(cast("Callable[..., torch.Tensor]", mask_function))
+def _make_mask(*_: object, mask_function: object = None, **__: object) -> object:
+    return mask_function
 
 
 def _probe(
@@ -121,7 +118,7 @@ def flat_cache_size(
     for window, mask in _probed.looks_back:
         if isinstance(mask, torch.Tensor):
             raise Unfit("it makes a mask of its own")
-        if isinstance(mask, _Mask) and not _is_causal(mask, window, context_length):
+        if callable(mask) and not _is_causal(cast(_Mask, mask), window, context_length):
             raise Unfit("its attention looks back otherwise than over a window")
     bytes_of_layer = dict(_probed.bytes_of_layer)
     _probed.__init__()
@@ -176,6 +173,6 @@ def _is_causal(mask: _Mask, window: int | None, context_length: int) -> bool:
     for at in {context_length - 1, context_length // 2, 0}:
         query, key = torch.tensor(at), torch.arange(context_length)
         seen = (key <= at) & (key > at - window if window else True)
-        if not torch.equal(mask.sees(0, 0, query, key).expand_as(seen), seen):
+        if not torch.equal(mask(0, 0, query, key).expand_as(seen), seen):
             return False
     return True

@@ -16,13 +16,13 @@ replaced by those of the next, and a copy is cheap beside the forward pass that 
 """
 
 import bisect
-import sys
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import (
@@ -35,22 +35,17 @@ from es_cookbook.engines.torch.forward.attention import (
     States,
     round_up,
 )
-from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
 from es_cookbook.engines.torch.forward.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Batch,
-    PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import SlotTable, token_logprobs
+from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs
 from es_cookbook.engines.torch.forward.work_queue import Work
 
 
-class FlatForward:
-    """Runs one lane's batches; see `slots.Forward`."""
-
-    joins = True
-    elastic = True
+class FlatForward(Forward):
+    """Flat rows of tokens, over a cache of slots."""
 
     def __init__(
         self,
@@ -60,37 +55,21 @@ class FlatForward:
         kept: torch.dtype = torch.float32,
     ) -> None:
         """`prefixes` holds what ended requests leave; `kept` is the dtype of caches on the CPU."""
-        self.device = device
-        self.prefill_tokens = prefill_tokens
+        super().__init__(device, prefill_tokens)
         self._prefixes = prefixes
         self._kept = kept
         self._cache = self._new_cache(0, 0)
-        self.num_prefilled = self.num_cached = 0
 
     def _new_cache(self, num_slots: int, slot_length: int) -> SlotCache:
         if self.device.type == "cpu":
             return KernelCache(num_slots, slot_length, self._kept)
         return SlotCache(num_slots, slot_length)
 
-    def turn_to(self, model: PopulationModel) -> None:
-        """Run this model from now on; no request is running."""
-        self._model = model
-        self._factors = GatheredFactors(model)
-
-    def rest(self) -> None:
-        del self._model, self._factors
-
+    @override
     def fit(self, num_slots: int, slot_length: int) -> None:
-        """Make room for so many requests of so many tokens each."""
         self._cache = self._new_cache(num_slots, slot_length)
 
-    def alike(self, work: Work) -> None:
-        """Any requests make a batch."""
-
-    def most(self, work: Work) -> int:
-        del work
-        return sys.maxsize
-
+    @override
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
@@ -121,6 +100,7 @@ class FlatForward:
         self.num_cached += length
         return length
 
+    @override
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
         """Keep what is in these slots, except of actions that are a rollout's last."""
         if self._prefixes is None:
@@ -151,13 +131,14 @@ class FlatForward:
         if batch:
             yield batch
 
+    @override
     def decode(self, table: SlotTable) -> torch.Tensor:
         """One more token for every slot: logits of `table.num_rows` rows."""
         n = table.num_rows
         positions = torch.from_numpy(table.position[:n]).to(self.device)
         tokens = torch.from_numpy(table.newest[:n]).to(self.device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
-        factors = self._factors.of_blocks(genomes, self.device)
+        factors = self.factors_of_blocks(genomes)
         if isinstance(self._cache, KernelCache):
             attention = KernelRows(torch.arange(n), positions, self._cache)
         else:
@@ -165,10 +146,11 @@ class FlatForward:
         batch = Batch(attention, factors)
         return self._forward(batch, tokens, positions, 0)
 
+    @override
     def keep(self, order: np.ndarray) -> None:
-        """Move these slots to the front, in this order."""
         self._cache.keep(torch.from_numpy(order).to(self.device))
 
+    @override
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations, in one pass; nothing is cached."""
         rows = _FlatRows(works, self.device)

@@ -16,7 +16,6 @@ import torch
 from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms, Slots
 from es_cookbook.engines.torch.forward.experts import ExpertGroup
 from es_cookbook.engines.torch.forward.population_layers import (
-    Factors,
     LinearGroup,
     LowRankTable,
     PopulationModel,
@@ -43,9 +42,7 @@ class GenomeTables:
     ) -> None:
         self._space = space
         self._centre = centre
-        weights, of_rank = space.shapes, space.low_rank
-        if space.adapter is not None:
-            weights, of_rank = space.adapter.targets, space.adapter.lora
+        of_rank = space.low_rank if space.adapter is None else space.adapter.lora
         assert of_rank is not None, "dense genomes need models of their own"
         self._rank = of_rank.rank
         self._num_threads = num_threads
@@ -53,7 +50,7 @@ class GenomeTables:
         self._num_groups = len(model.groups)
         members: dict[int, list[tuple[str, int]]] = {}
         for name, group, start in model.group_members():
-            if name in weights:
+            if name in space.weights:
                 members.setdefault(group.index, []).append((name, start))
         self._groups = [(model.groups[index], of_group) for index, of_group in members.items()]
 
@@ -128,27 +125,3 @@ def _row_shapes(
         return (experts, rank, outs), (experts, rank, ins)
     ranks = padded(rank * num_members)
     return (ranks, padded(sum(group.sizes))), (ranks, group.in_features)
-
-
-class GatheredFactors:
-    """Low-rank parts gathered for the blocks that decode.
-
-    They are kept while neither the blocks' genomes nor the tables change.
-    """
-
-    def __init__(self, model: PopulationModel) -> None:
-        self._model = model
-        self._tables = model.tables
-        self._genomes = np.empty(0, dtype=np.int64)
-        self._gathered: Factors | None = None
-
-    def of_blocks(self, genomes: np.ndarray, device: torch.device) -> Factors | None:
-        """What every group needs for these blocks; idle ones (-1) take an active one's."""
-        same = np.array_equal(genomes, self._genomes)
-        if not same or self._model.tables is not self._tables:
-            self._tables = self._model.tables
-            self._genomes = genomes.copy()
-            stand_in = genomes[genomes >= 0][0]
-            blocks = torch.from_numpy(np.where(genomes < 0, stand_in, genomes)).to(device)
-            self._gathered = self._model.gather(blocks)
-        return self._gathered

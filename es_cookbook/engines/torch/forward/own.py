@@ -21,10 +21,10 @@ from typing import TypeAlias, cast
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from typing_extensions import override
 
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.forward.attention import round_up
-from es_cookbook.engines.torch.forward.low_rank_tables import GatheredFactors
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
@@ -32,7 +32,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Path,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import SlotTable, token_logprobs
+from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs
 from es_cookbook.engines.torch.forward.work_queue import Work
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -44,37 +44,38 @@ class Unfit(Exception):
     """A model cannot be run on some path; says why."""
 
 
-class OwnForward:
-    """Runs one lane's batches; see `slots.Forward`."""
+class OwnForward(Forward):
+    """A model's own forward, over whatever it keeps of the past."""
 
     joins = False
 
     def __init__(self, path: Path, device: torch.device, prefill_tokens: int) -> None:
+        super().__init__(device, prefill_tokens)
         self.elastic = path.elastic
         self._path = path
-        self.device = device
-        self.prefill_tokens = prefill_tokens
         self._cache: object = None
         self._tokens_B_L = torch.empty(0, 0, dtype=torch.int64)
         self._mask_B_L = self._tokens_B_L
-        self.num_prefilled = self.num_cached = 0
 
+    @override
     def turn_to(self, model: PopulationModel) -> None:
-        """Run this model from now on; no request is running."""
-        self._model = model
+        super().turn_to(model)
         self._module = _shell(model)
-        self._factors = GatheredFactors(model)
         self._cache = None
 
+    @override
     def rest(self) -> None:
-        del self._model, self._module, self._factors
+        super().rest()
+        del self._module
         self._cache = None
 
+    @override
     def fit(self, num_slots: int, slot_length: int) -> None:
         """A cohort's cache grows with it: there is nothing to prepare."""
         del num_slots, slot_length
         self._cache = None
 
+    @override
     def alike(self, work: Work) -> Hashable:
         """The prompt's length and the genome, as far as the path wants one of each."""
         return (
@@ -82,12 +83,14 @@ class OwnForward:
             None if self._path.mixed else work.row,
         )
 
+    @override
     def most(self, work: Work) -> int:
         """Rows that cannot be joined run their prompts in one forward pass."""
         if self._path.elastic:
             return sys.maxsize
         return max(ROWS_PER_BLOCK, self._rows_at_once(len(work.sequence)))
 
+    @override
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
@@ -118,6 +121,7 @@ class OwnForward:
         if len(caches) > 1:
             self._cache = _of_rows(_join([rows.stop - rows.start for rows in pieces]), caches)
 
+    @override
     def decode(self, table: SlotTable) -> torch.Tensor:
         """One more token for every row of the cohort."""
         num_rows = len(self._tokens_B_L)
@@ -129,11 +133,11 @@ class OwnForward:
         self._mask_B_L = torch.cat([self._mask_B_L, torch.ones_like(newest)], dim=1)
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK]
         if self._path.cached:
-            factors = self._factors.of_blocks(self._blocks(genomes), self.device)
+            factors = self.factors_of_blocks(self._blocks(genomes))
             inputs = (self._tokens_B_L, self._mask_B_L)
             logits, self._cache = self._run(self._module, factors, *inputs, self._cache)
             return logits[:, -1]
-        # A piece of idle rows alone runs as its neighbours do, as in `GatheredFactors`.
+        # A piece of idle rows alone runs as its neighbours do, as in `factors_of_blocks`.
         genomes = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
         pieces = self._pieces(num_rows)
         return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces])
@@ -155,22 +159,20 @@ class OwnForward:
     def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
         """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
         blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
-        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self.device)
+        factors = self.factors_of_blocks(self._blocks(blocks))
         inputs = (self._tokens_B_L[rows], self._mask_B_L[rows])
         logits, cache = self._run(self._module, factors, *inputs)
         return logits[:, -1], cache
 
+    @override
     def keep(self, order: np.ndarray) -> None:
-        """Move these rows to the front, in this order; no others stay."""
+        """No others stay."""
         there = torch.from_numpy(order).to(self.device)
         num_rows = len(self._tokens_B_L)
         self._tokens_B_L, self._mask_B_L = self._tokens_B_L[there], self._mask_B_L[there]
         self._cache = _of_rows(_select(there, num_rows), [self._cache])
 
-    def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
-        """A row is of a cohort, and nothing is kept of it alone."""
-        del table, slots
-
+    @override
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of continuations; nothing is cached."""
         scores: dict[Work, torch.Tensor] = {}
@@ -193,7 +195,7 @@ class OwnForward:
         rows, height = _in_blocks(works)
         tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self.device)
         blocks = np.array([work.row for work in rows[::height]])
-        factors = GatheredFactors(self._model).of_blocks(self._blocks(blocks), self.device)
+        factors = self.factors_of_blocks(self._blocks(blocks))
         continuations = {
             b: len(work.request.continuation_T)
             for b, work in enumerate(rows)

@@ -47,7 +47,6 @@ from es_cookbook.engines.torch.forward.attention import (
     AttentionLayer,
     AttentionRows,
     KernelRows,
-    NotingRows,
     set_attention,
     unknown_option,
 )
@@ -151,7 +150,7 @@ class LowRankTable:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
             all of them and N = outputs, both `padded` with zeros. (genomes, experts, R, N) for
             experts, whose ranks and outputs are as they are.
-        b_G_N_R: B factors; in memory (genomes, R, K).
+        b_G_N_R: B factors, N = inputs; in memory (genomes, R, N).
         columns_R: first output, and one past the last, of the layer that each rank is of.
     """
 
@@ -240,11 +239,13 @@ class Batch:
         factors: low-rank parts of the batch's blocks, or None without perturbation.
         head_factors: the same for the rows of the output head, one row a block; None where rows are
             the blocks.
+        layer: of attention, that ran last.
     """
 
     attention: AttentionRows | None = None
     factors: Factors | None = None
     head_factors: GroupFactors | None = None
+    layer: AttentionLayer | None = None
     shared: "tuple[LinearGroup, torch.Tensor, torch.Tensor] | None" = None
 
 
@@ -334,10 +335,11 @@ class LinearGroup:
         y = F.linear(rows, weight, self.bias) if packed is None else packed(rows)
         return rows[:num_rows], y[:num_rows]
 
-    def kernel_factors(self, num_rows: int) -> RankFactors:
-        """What the genomes of so many rows of the batch add."""
+    def for_kernels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, RankFactors]:
+        """`product`, and what the genomes of its rows add to it."""
+        rows, y = self.product(x)
         factors = self._factors()
-        return NO_FACTORS if factors is None else factors.for_kernels(num_rows)
+        return rows, y, NO_FACTORS if factors is None else factors.for_kernels(len(y))
 
     def _factors(self) -> LowRankRows | None:
         batch = _batch()
@@ -404,7 +406,6 @@ def _attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
     """As transformers calls it: q, k and v are (1, heads, T, d) with rotary positions applied.
@@ -415,13 +416,13 @@ def _attention(
     del attention_mask
     if (name := unknown_option(options)) is not None:
         raise NotImplementedError(f"attention takes {name}")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    index = cast("int", module.layer_idx)  # set by transformers on every attention module
     layer = AttentionLayer(
-        cast("int", module.layer_idx),  # set by transformers on every attention module
-        scaling if scaling is not None else query.shape[-1] ** -0.5,
-        sliding_window,
-        softcap,
+        index, scale, sliding_window, cast("float | None", options.get("softcap"))
     )
-    attention = _batch().attention
+    batch = _batch()
+    batch.layer, attention = layer, batch.attention
     assert attention is not None, "attention of a batch that the model's own forward runs"
     out_T = attention.attend(layer, *(states[0].transpose(0, 1) for states in (query, key, value)))
     return out_T.unsqueeze(0), None
@@ -526,7 +527,7 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
         return None
     if not _feeds_kernels(group) or down.in_features < LANES:
         return None
-    replacement = GatedLayers(gate, up, down, group)
+    replacement = GatedLayers(gate, up, down, group.for_kernels)
     with _running(Batch()):
         same = alike(module, replacement, group.in_features, group.weight.dtype)
     return replacement if same else None
@@ -548,15 +549,17 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     is_norm = [isinstance(norm, Norm) and len(norm.weight) == size for norm in norms]
     if children or (any(norms) and not all(is_norm)):
         return None
-    found = NotingRows(torch.arange(5), q.group.weight.dtype)
-    heard = found.layers
+    here_T = torch.arange(5)
+    noted = Batch(KernelRows(torch.zeros_like(here_T), here_T, dtype=q.group.weight.dtype))
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
         attention = _batch().attention
-        assert isinstance(attention, KernelRows)
-        return attention.attend_rotated(heard[0], linear, heads)
+        assert isinstance(attention, KernelRows) and noted.layer is not None
+        return attention.attend_rotated(noted.layer, linear, heads)
 
-    replacement = RotaryAttention(module, q.group, (k.out_features // size, size), attend)
+    replacement = RotaryAttention(
+        module, q.group.for_kernels, (k.out_features // size, size), attend
+    )
     generator = torch.Generator().manual_seed(1)
     rotary = [torch.randn(1, 5, size, generator=generator) for _ in range(2)]
 
@@ -565,9 +568,9 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
             hidden_states=x, position_embeddings=tuple(rotary), attention_mask=None
         )[0]
 
-    with _running(Batch(found)):
+    with _running(noted):
         same = alike(runs(module), runs(replacement), q.in_features, q.group.weight.dtype)
-    return replacement if same and heard[0].softcap is None else None
+    return replacement if same and noted.layer and noted.layer.softcap is None else None
 
 
 def _feeds_kernels(group: LinearGroup) -> bool:

@@ -106,7 +106,7 @@ def right_path(
     with torch.inference_mode(), one_thread():
         for part in (_first_layers, _whole):
             try:
-                check = _Check(model, part, _hosting(space))
+                check = _Check(model, part, None if space.is_dense else space.weights)
             except Exception as error:  # of any kind: this cannot be taken apart, or not be run
                 why = _sentence(error)
                 continue
@@ -293,12 +293,6 @@ class _Check:
 
 def _most(differences: torch.Tensor) -> float:
     return float(differences.abs().max())
-
-
-def _hosting(space: SearchSpace) -> Collection[str] | None:
-    """Weights that host low-rank genomes; None if genomes are dense."""
-    dense = space.is_dense
-    return None if dense else space.weights
 
 
 def _whole(model: PreTrainedModel) -> PreTrainedModel:

@@ -13,8 +13,8 @@ genomes that share a seed (common random numbers) then make the same choice wher
 distributions agree.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.forward.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
+    Factors,
     PopulationModel,
 )
 from es_cookbook.engines.torch.forward.work_queue import Admission, Work
@@ -178,31 +179,51 @@ class SlotTable:
             array[len(order) :] = 0
 
 
-class Forward(Admission, Protocol):
+class Forward(Admission, ABC):
     """How one lane's batches run: on the `flat` path, or by the model's `own` forward.
 
-    Attributes:
+    Args:
         device: of the models.
         prefill_tokens: most of one forward pass.
+
+    Attributes:
         elastic: running requests may be moved together.
         num_prefilled: prompt tokens run so far, and `num_cached` those taken from what was kept.
     """
 
-    device: torch.device
-    prefill_tokens: int
-    elastic: bool
-    num_prefilled: int
-    num_cached: int
+    elastic = True
 
+    def __init__(self, device: torch.device, prefill_tokens: int) -> None:
+        self.device, self.prefill_tokens = device, prefill_tokens
+        self.num_prefilled = self.num_cached = 0
+
+    @abstractmethod
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens each."""
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
+        self._model = model
+        self._gathered: tuple[object, np.ndarray, Factors | None] = None, np.empty(0), None
 
     def rest(self) -> None:
         """Let go of the model."""
+        del self._model, self._gathered
 
+    def factors_of_blocks(self, genomes: np.ndarray) -> Factors | None:
+        """What every group needs for blocks of these genomes; idle ones (-1) take an active one's.
+
+        It is kept while neither the genomes nor the tables change.
+        """
+        tables, own, factors = self._gathered
+        if tables is not self._model.tables or not np.array_equal(genomes, own):
+            stand_in = genomes[genomes >= 0][0]
+            blocks = torch.from_numpy(np.where(genomes < 0, stand_in, genomes)).to(self.device)
+            factors = self._model.gather(blocks)
+            self._gathered = self._model.tables, genomes.copy(), factors
+        return factors
+
+    @abstractmethod
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
@@ -211,21 +232,21 @@ class Forward(Admission, Protocol):
         Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
         done; they may be sampled, and slots released, in between.
         """
-        ...
 
+    @abstractmethod
     def decode(self, table: SlotTable) -> torch.Tensor:
         """Run every slot's newest token: logits of at least the slots that are active."""
-        ...
 
+    @abstractmethod
     def keep(self, order: np.ndarray) -> None:
         """Move these slots to the front, in this order."""
 
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
         """Requests in these slots have all their tokens: a next turn may begin with them."""
 
+    @abstractmethod
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
         """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
-        ...
 
 
 _PURPOSE_KEY = derive_seed(0, "token uniforms")

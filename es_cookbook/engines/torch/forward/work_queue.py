@@ -1,10 +1,10 @@
 """Requests on their way through an engine, and the queue from which its lanes take them."""
 
 import dataclasses
+import sys
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Protocol
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
@@ -42,21 +42,22 @@ class Work:
         return len(self.sequence) + self.limit
 
 
-class Admission(Protocol):
-    """Which requests may enter a lane together.
+class Admission:
+    """Which requests may enter a lane together: here any.
 
     Attributes:
         joins: they may also enter while others run there.
     """
 
-    joins: bool
+    joins = True
 
     def alike(self, work: Work) -> Hashable:
         """What requests that enter together must have in common."""
 
     def most(self, work: Work) -> int:
         """How many requests like this may enter together, at least a block."""
-        ...
+        del work
+        return sys.maxsize
 
 
 class WorkQueue:

@@ -194,23 +194,24 @@ def _weigh(
     whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
     for position in range(seen[0], whole, 2):
         other = length + position
-        w_0, w_1 = spread(read(scores, position)), spread(read(scores, other))
-        u_0, u_1 = spread(read(scores, position + 1)), spread(read(scores, other + 1))
+        # The shares of two queries in a position, and in the one after it; their columns.
+        share_0, share_1 = spread(read(scores, position)), spread(read(scores, other))
+        next_0, next_1 = spread(read(scores, position + 1)), spread(read(scores, other + 1))
         at, after = start + position * columns, start + position * columns + columns
         v_0, v_1 = load(values, at), load(values, at + second)
-        x_0, x_1 = load(values, after), load(values, after + second)
+        after_0, after_1 = load(values, after), load(values, after + second)
         prefetch(values, at + ahead)
         prefetch(values, after + ahead)
-        even_00, even_01 = fma(w_0, v_0, even_00), fma(w_0, v_1, even_01)
-        even_10, even_11 = fma(w_1, v_0, even_10), fma(w_1, v_1, even_11)
-        odd_00, odd_01 = fma(u_0, x_0, odd_00), fma(u_0, x_1, odd_01)
-        odd_10, odd_11 = fma(u_1, x_0, odd_10), fma(u_1, x_1, odd_11)
+        even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
+        even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
+        odd_00, odd_01 = fma(next_0, after_0, odd_00), fma(next_0, after_1, odd_01)
+        odd_10, odd_11 = fma(next_1, after_0, odd_10), fma(next_1, after_1, odd_11)
     if whole < seen[1]:
-        w_0, w_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
+        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
         at = start + whole * columns
         v_0, v_1 = load(values, at), load(values, at + second)
-        even_00, even_01 = fma(w_0, v_0, even_00), fma(w_0, v_1, even_01)
-        even_10, even_11 = fma(w_1, v_0, even_10), fma(w_1, v_1, even_11)
+        even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
+        even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
     store(out, 0, add(even_00, odd_00))
     store(out, STEP, add(even_01, odd_01))
     store(out, 2 * STEP, add(even_10, odd_10))
@@ -374,16 +375,16 @@ def _rotate(x: Row, at: int, cos: Row, sin: Row, of_token: int, size: int) -> No
     half = size // 2
     whole = half // LANES * LANES
     for i in range(0, whole, LANES):
-        a, b = load(x, at + i), load(x, at + half + i)
-        minus = multiply(b, multiply(load(sin, of_token + i), spread(-ONE)))
-        other = multiply(a, load(sin, of_token + half + i))
-        # a cos - b sin, and b cos + a sin
-        store(x, at + i, fma(a, load(cos, of_token + i), minus))
-        store(x, at + half + i, fma(b, load(cos, of_token + half + i), other))
+        left, right = load(x, at + i), load(x, at + half + i)
+        minus = multiply(right, multiply(load(sin, of_token + i), spread(-ONE)))
+        plus = multiply(left, load(sin, of_token + half + i))
+        # left cos - right sin, and right cos + left sin
+        store(x, at + i, fma(left, load(cos, of_token + i), minus))
+        store(x, at + half + i, fma(right, load(cos, of_token + half + i), plus))
     for i in range(whole, half):
-        p, q = x[at + i], x[at + half + i]
-        x[at + i] = p * cos[of_token + i] - q * sin[of_token + i]
-        x[at + half + i] = q * cos[of_token + half + i] + p * sin[of_token + half + i]
+        x_left, x_right = x[at + i], x[at + half + i]
+        x[at + i] = x_left * cos[of_token + i] - x_right * sin[of_token + i]
+        x[at + half + i] = x_right * cos[of_token + half + i] + x_left * sin[of_token + half + i]
 
 
 _ROTARY = "Tuple((float32[:,::1], float32[:,::1]))"

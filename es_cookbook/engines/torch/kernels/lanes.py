@@ -96,10 +96,6 @@ def _operation(arguments: int, build: Callable[..., Any]) -> Any:
     return intrinsic([of_one, of_two, of_three][arguments - 1])
 
 
-def _of_two(build: Callable[[Any, Any, Any], Any]) -> Any:
-    return _operation(2, build)
-
-
 def _llvm(name: str, arguments: int) -> Any:
     """One of LLVM's own operations on vectors."""
 
@@ -264,13 +260,13 @@ write = cast("Callable[[Row, int, Number], None]", _writer(_SCALARS))
 prefetch = cast("Callable[[Row, int], None]", intrinsic(_prefetch))
 spread = cast("Callable[[Number], Lanes]", intrinsic(_spread))
 among = cast("Callable[[Lanes, int, int, Number], Lanes]", intrinsic(_among))
-sum_of = cast("Callable[[Lanes], Number]", _halved(lambda builder, a, b: builder.fadd(a, b)))
+sum_of = cast("Callable[[Lanes], Number]", _halved(ir.IRBuilder.fadd))
 largest_of = cast("Callable[[Lanes], Number]", _halved(_choice(">")))
-add: _Binary = _of_two(lambda builder, a, b: builder.fadd(a, b))
-multiply: _Binary = _of_two(lambda builder, a, b: builder.fmul(a, b))
-divide: _Binary = _of_two(lambda builder, a, b: builder.fdiv(a, b))
-larger: _Binary = _of_two(_choice(">"))
-smaller: _Binary = _of_two(_choice("<"))
+add: _Binary = _operation(2, ir.IRBuilder.fadd)
+multiply: _Binary = _operation(2, ir.IRBuilder.fmul)
+divide: _Binary = _operation(2, ir.IRBuilder.fdiv)
+larger: _Binary = _operation(2, _choice(">"))
+smaller: _Binary = _operation(2, _choice("<"))
 floor: _Unary = _llvm(f"llvm.floor.v{LANES}f32", 1)
 fma: Callable[[Lanes, Lanes, Lanes], Lanes] = _llvm(f"llvm.fma.v{LANES}f32", 3)
 """a · b + c, rounded once."""
@@ -280,12 +276,8 @@ ZERO, _HALF, ONE, TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float3
 _LOWEST, _HIGHEST = np.float32(-87), np.float32(88)
 _LOG2_E = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_C0, _C1, _C2 = (
-    np.float32(1.9875691500e-4),
-    np.float32(1.3981999507e-3),
-    np.float32(8.3334519073e-3),
-)
-_C3, _C4, _C5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(0.50000001201)
+_C0, _C1, _C2 = map(np.float32, (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3))
+_C3, _C4, _C5 = map(np.float32, (4.1665795894e-2, 1.6666665459e-1, 0.50000001201))
 
 
 @kernel()

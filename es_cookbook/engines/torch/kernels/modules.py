@@ -15,7 +15,7 @@ between two products read and write the model's dtype; keys and values are kept 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -33,29 +33,18 @@ _NO_COLUMNS, _NO_BLOCKS = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
 NO_FACTORS: RankFactors = (_NO_ROWS, _NO_ROWS, _NO_COLUMNS, _NO_BLOCKS, 1)
 
 
-class Projection(Protocol):
-    """Linear layers that read the same input."""
+Projection: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, RankFactors]]
+"""Linear layers of one input: it as rows, what the shared weights make of these, side by side, both
+in the dtype of the weights, and what the genomes of the rows add to that."""
 
-    def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What they read as rows, (rows, in), and what the shared weights make of it.
-
-        Both are in the dtype of the weights; the latter is (rows, sum of outputs).
-        """
-        ...
-
-    def kernel_factors(self, num_rows: int) -> RankFactors:
-        """What the genomes of so many rows add to that."""
-        ...
-
-
-class LinearOutputs(NamedTuple):
-    """What attention begins with, as kernels take it; see `attention.attend_rotated`."""
-
-    y_T_N: torch.Tensor
-    x_T_N: torch.Tensor
-    factors: RankFactors
-    rotary: tuple[torch.Tensor, torch.Tensor] | None
-    norms: tuple[Row, Row, float]
+LinearOutputs: TypeAlias = tuple[
+    torch.Tensor,
+    torch.Tensor,
+    RankFactors,
+    tuple[torch.Tensor, torch.Tensor] | None,
+    tuple[Row, Row, float],
+]
+"""What attention begins with, as kernels take it: see `attention.Linear`."""
 
 
 def rows_of(tensor: torch.Tensor) -> Row:
@@ -103,9 +92,8 @@ class GatedLayers(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """down(SiLU(gate(x)) · up(x))."""
-        rows, both = self._gate_and_up.product(x)
+        rows, both, factors = self._gate_and_up(x)
         out = both.new_empty(len(both), both.shape[-1] // 2)
-        factors = self._gate_and_up.kernel_factors(len(both))
         silu_and_multiply(rows_of(both), rows_of(rows), factors, rows_of(out))
         return self.down_proj(out.view(*x.shape[:-1], -1))
 
@@ -152,9 +140,8 @@ class RotaryAttention(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """As transformers calls it: (1, T, n), and cosines and sines (1, T, rotary d) if any."""
         del options
-        x_T_N, y_T_N = self._projection.product(hidden_states)
-        factors = self._projection.kernel_factors(len(y_T_N))
-        linear = LinearOutputs(y_T_N, x_T_N, factors, position_embeddings, self._norm_weights)
+        x_T_N, y_T_N, factors = self._projection(hidden_states)
+        linear = y_T_N, x_T_N, factors, position_embeddings, self._norm_weights
         out_T_N = self._attention(linear, self._heads)
         return self._o_proj(out_T_N.unsqueeze(0)), None
 

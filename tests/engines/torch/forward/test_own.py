@@ -25,6 +25,7 @@ from tests.engines.torch.reference import (
     sample_all,
     score_all,
     wait_until_sampling,
+    who,
 )
 from tests.tiny_models import character_tokenizer
 
@@ -71,16 +72,10 @@ async def _check(
         actions = await sample_all(engine, requests)
         scored = [LogprobsRequest(r.target, r.observation.tokens_T, (7, 9)) for r in requests]
         scores = await score_all(engine, scored)
-    for target in (0, 1, 2, "centre", "base"):
-        who = GENOMES_G[target] if isinstance(target, int) else "base"
-        who = Genome() if target == "centre" else who
-        answers = [(r, a) for r, a in zip(requests, actions, strict=True) if r.target == target]
-        if not answers:
-            continue
-        reference.check_greedy(who, answers)
-        for score, logprobs in zip(scored, scores, strict=True):
-            if score.target == target:
-                reference.check_logprobs(score.prompt_T, score.continuation_T, logprobs)
+    reference.check_targets(GENOMES_G, requests, actions)
+    for score, logprobs in zip(scored, scores, strict=True):
+        reference.become(who(GENOMES_G, score.target))
+        reference.check_logprobs(score.prompt_T, score.continuation_T, logprobs)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +151,7 @@ async def test_cancelled_requests_leave_a_cohort_and_scores_come_while_it_decode
             task.cancel()
         scores = await engine.logprobs(scored)
         actions = await asyncio.gather(*tasks[1::2])
-    for g, genome in enumerate(GENOMES_G):
-        answers = zip(requests[1::2], actions, strict=True)
-        reference.check_greedy(genome, [(r, a) for r, a in answers if r.target == g])
+    reference.check_targets(GENOMES_G, requests[1::2], actions)
     reference.become(GENOMES_G[1])
     reference.check_logprobs(scored.prompt_T, scored.continuation_T, scores)
 

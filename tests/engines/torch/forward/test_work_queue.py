@@ -1,6 +1,5 @@
 """The queue gives lanes what fits, keeps genomes' order and forgets what was cancelled."""
 
-import sys
 import threading
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,7 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK, PopulationModel
-from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
+from es_cookbook.engines.torch.forward.work_queue import Admission, Work, WorkQueue
 from es_cookbook.rl.types import Observation, SamplingParams
 
 
@@ -17,19 +16,7 @@ def _model() -> PopulationModel:
     return PopulationModel.__new__(PopulationModel)  # the queue only tells models apart
 
 
-class _Any:
-    """All requests may enter together, and while others run."""
-
-    joins = True
-
-    def alike(self, work: Work) -> Hashable:
-        return None
-
-    def most(self, work: Work) -> int:
-        return sys.maxsize
-
-
-class _Cohorts(_Any):
+class _Cohorts(Admission):
     """Those of prompts of one length may, and at most two blocks of them."""
 
     joins = False
@@ -43,7 +30,7 @@ class _Cohorts(_Any):
         return 2 * ROWS_PER_BLOCK
 
 
-_any = _Any()
+_any = Admission()
 
 
 def _sample(model: PopulationModel, row: int = 0, length: int = 10, prompt: int = 1) -> Work:
