@@ -2,8 +2,8 @@
 
 Weights are never sent. A genome is its terms, 16 bytes each. A request is a target (a resident
 genome, the centre or the base) and a question (a prompt, how to sample, a sampling seed), and most
-questions are asked of a whole population: so each question is sent once per batch, and the targets
-as rectangles, "questions 0 to 31, each to genomes 0 to 63", whose size does not depend on these
+questions are asked of a whole population: so each question is sent once per batch, and with the
+targets "the next 32 questions, each to genomes 0 to 63", whose size does not depend on these
 numbers.
 
 All integers are little-endian. Nothing here is written to disk: both ends run the same version.
@@ -28,7 +28,6 @@ Answer: TypeAlias = Action | list[float] | Exception
 _COUNT = np.dtype("<u4")
 _SEED = np.dtype("<i8")
 _NUMBER = np.dtype("<f8")
-_RECTANGLE = np.dtype("<i4")
 _BYTES_PER_TERM = _SEED.itemsize + _NUMBER.itemsize
 _CENTRE, _BASE = -1, -2
 
@@ -94,34 +93,34 @@ _Question: TypeAlias = tuple[Any, ...]
 """A request without its target: what stands after it in a `SampleRequest` or `LogprobsRequest`."""
 _Asked: TypeAlias = list[tuple[int, int]]
 """For one question, each target's number and the index of the request."""
-_Rectangle: TypeAlias = tuple[int, int, int, int]
-"""First question, how many, first target, how many: each of these is asked of each of those."""
-Batch: TypeAlias = tuple[bytes, bytes, bytes]
-"""Requests as bytes: the question of every `SampleRequest`, once; that of every `LogprobsRequest`,
-numbered after those; rectangles of questions x targets."""
+Batch: TypeAlias = tuple[bytes, bytes]
+"""Requests as bytes: every question once, and how many of them, in their order, each of some
+targets is asked."""
 
 
 def encode_requests(requests: Sequence[Request]) -> tuple[Batch, list[int]]:
     """Requests as bytes, and the order in which `decode_requests` returns them, as indices."""
-    samples, scores = _by_question(requests)
-    rectangles, order = _rectangles([sorted(asked) for _, asked in (*samples, *scores)])
-    packed = [pickle.dumps([question for question, _ in part], -1) for part in (samples, scores)]
-    return (packed[0], packed[1], np.array(rectangles, _RECTANGLE).tobytes()), order
+    by_question = [(question, sorted(asked)) for question, asked in _by_question(requests)]
+    targets = ([target for target, _ in asked] for _, asked in by_question)
+    who = [(_as_range(own), len(list(alike))) for own, alike in itertools.groupby(targets)]
+    questions = [question for question, _ in by_question]
+    order = [i for _, asked in by_question for _, i in asked]
+    return (pickle.dumps(questions, -1), pickle.dumps(who, -1)), order
 
 
 def decode_requests(batch: Batch) -> Iterator[Request]:
     """Undo `encode_requests`, in the order that it gave."""
-    samples, scores = map(pickle.loads, batch[:2])
-    questions = [(SampleRequest, q) for q in samples] + [(LogprobsRequest, q) for q in scores]
-    rectangles = np.frombuffer(batch[2], _RECTANGLE).reshape(-1, 4).tolist()
-    for first, num_questions, first_target, num_targets in rectangles:
-        targets: list[Target] = [_target(first_target + i) for i in range(num_targets)]
-        for kind, question in questions[first : first + num_questions]:
+    questions, who = map(pickle.loads, batch)
+    remaining = iter(questions)
+    for numbers, num_questions in who:
+        targets = list(map(_target, numbers))
+        for question in itertools.islice(remaining, num_questions):
+            kind = SampleRequest if isinstance(question[0], Observation) else LogprobsRequest
             yield from (kind(target, *question) for target in targets)
 
 
-def _by_question(requests: Sequence[Request]) -> list[list[tuple[_Question, _Asked]]]:
-    """Each question of the two kinds once, with its targets; equal prompts become one object."""
+def _by_question(requests: Sequence[Request]) -> Iterator[tuple[_Question, _Asked]]:
+    """Each question once, with its targets; equal prompts become one object."""
     # Hashing a prompt is slow, so once per request; settings are few, and mostly one object.
     samples: dict[Observation, dict[tuple[int, int], _Asked]] = {}
     settings: list[SamplingParams] = []
@@ -133,44 +132,17 @@ def _by_question(requests: Sequence[Request]) -> list[list[tuple[_Question, _Ask
             how = settings.index(request.params), request.seed
             asked = samples.setdefault(request.observation, {}).setdefault(how, [])
         else:
-            question = request.prompt_T, request.continuation_T
-            asked = scores.setdefault(question, [])
+            asked = scores.setdefault((request.prompt_T, request.continuation_T), [])
         asked.append((_number(request.target), i))
-    of_prompts = (
-        ((prompt, settings[s], seed), asked)
-        for prompt, by_how in samples.items()
-        for (s, seed), asked in by_how.items()
-    )
-    return [list(of_prompts), list(scores.items())]
+    for prompt, by_how in samples.items():
+        yield from (((prompt, settings[s], seed), asked) for (s, seed), asked in by_how.items())
+    yield from scores.items()
 
 
-def _rectangles(of_questions: Sequence[_Asked]) -> tuple[list[_Rectangle], list[int]]:
-    """Group neighbouring questions that are asked of the same targets; also the order by group."""
-    rectangles: list[_Rectangle] = []
-    order: list[int] = []
-    first = 0
-    runs_of_questions = [_runs([target for target, _ in asked]) for asked in of_questions]
-    for runs, alike in itertools.groupby(runs_of_questions):
-        num_questions = len(list(alike))
-        start = 0
-        for target, length in runs:
-            rectangles.append((first, num_questions, target, length))
-            for asked in of_questions[first : first + num_questions]:
-                order += [i for _, i in asked[start : start + length]]
-            start += length
-        first += num_questions
-    return rectangles, order
-
-
-def _runs(sorted_targets: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive numbers as (first, how many); a number that comes twice begins another run."""
-    runs: list[tuple[int, int]] = []
-    for target in sorted_targets:
-        if runs and target == sum(runs[-1]) and target != 0:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((target, 1))
-    return runs
+def _as_range(numbers: list[int]) -> Sequence[int]:
+    """Neighbours as a range, whose size does not depend on how many they are."""
+    neighbours = range(numbers[0], numbers[-1] + 1)
+    return neighbours if numbers == [*neighbours] else numbers
 
 
 def _number(target: Target) -> int:

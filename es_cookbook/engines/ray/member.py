@@ -177,7 +177,7 @@ class Mailbox:
         if was_idle:
             self._expect_answers()
         self._counters["sent_bytes"] += sum(map(len, batch))
-        self._counters["question_bytes"] += len(batch[0]) + len(batch[1])
+        self._counters["question_bytes"] += len(batch[0])
         self._actor.send("submit", first, *batch)
         if self._listener is None or self._listener.done():
             self._listener = asyncio.create_task(self._listen(self._actor))

@@ -28,7 +28,6 @@ from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
-    Factors,
     Path,
     PopulationModel,
 )
@@ -133,9 +132,8 @@ class OwnForward(Forward):
         self._mask_B_L = torch.cat([self._mask_B_L, torch.ones_like(newest)], dim=1)
         genomes = table.genome_of_block[: num_rows // ROWS_PER_BLOCK]
         if self._path.cached:
-            factors = self.factors_of_blocks(self._blocks(genomes))
-            inputs = (self._tokens_B_L, self._mask_B_L)
-            logits, self._cache = self._run(self._module, factors, *inputs, self._cache)
+            inputs = self._tokens_B_L, self._mask_B_L, self._cache
+            logits, self._cache = self._run(self._module, genomes, *inputs)
             return logits[:, -1]
         # A piece of idle rows alone runs as its neighbours do, as in `factors_of_blocks`.
         genomes = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
@@ -159,9 +157,8 @@ class OwnForward(Forward):
     def _run_piece(self, rows: slice, genomes: np.ndarray) -> tuple[torch.Tensor, object]:
         """Logits (rows, vocabulary) of the last tokens of whole sequences, and their cache."""
         blocks = genomes[rows.start // ROWS_PER_BLOCK : -(-rows.stop // ROWS_PER_BLOCK)]
-        factors = self.factors_of_blocks(self._blocks(blocks))
-        inputs = (self._tokens_B_L[rows], self._mask_B_L[rows])
-        logits, cache = self._run(self._module, factors, *inputs)
+        inputs = self._tokens_B_L[rows], self._mask_B_L[rows]
+        logits, cache = self._run(self._module, blocks, *inputs)
         return logits[:, -1], cache
 
     @override
@@ -195,7 +192,6 @@ class OwnForward(Forward):
         rows, height = _in_blocks(works)
         tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self.device)
         blocks = np.array([work.row for work in rows[::height]])
-        factors = self.factors_of_blocks(self._blocks(blocks))
         continuations = {
             b: len(work.request.continuation_T)
             for b, work in enumerate(rows)
@@ -204,30 +200,27 @@ class OwnForward(Forward):
         keep = max(continuations.values()) + 1
         # The cohort's modules may hold its state, and those of scores before would hold theirs.
         module = self._module if self._path.elastic else _shell(self._model)
-        logits, _ = self._run(module, factors, tokens_B_L, mask_B_L, keep=keep)
+        logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
         return {
             rows[b]: token_logprobs(logits[b, -n - 1 : -1].float(), tokens_B_L[b, -n:])
             for b, n in continuations.items()
         }
 
-    def _blocks(self, genome_of_block: np.ndarray) -> np.ndarray:
-        """One block for all rows, where they are of one genome."""
-        if self._path.mixed:
-            return genome_of_block
-        return genome_of_block[genome_of_block >= 0][:1]
-
     def _run(
         self,
         module: PreTrainedModel,
-        factors: Factors | None,
+        genome_of_block: np.ndarray,
         tokens_B_L: torch.Tensor,
         mask_B_L: torch.Tensor,
         cache: object = None,
         keep: int | None = None,
     ) -> tuple[torch.Tensor, object]:
         """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
+        if not self._path.mixed:  # one block for all rows
+            genome_of_block = genome_of_block[genome_of_block >= 0][:1]
+        batch = Batch(factors=self.factors_of_blocks(genome_of_block))
         inputs = _inputs(self._path, module, tokens_B_L, mask_B_L, cache, keep)
-        output = self._model.forward(Batch(factors=factors), module, **inputs)
+        output = self._model.forward(batch, module, **inputs)
         return cast(torch.Tensor, output.logits), _cache_in(output, inputs)
 
 

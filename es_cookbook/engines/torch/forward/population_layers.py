@@ -22,8 +22,7 @@ Bit for bit, a row of the flat path must not depend on its neighbours. On the CP
 torch gives a row of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on
 one thread; so smaller batches are padded, every lane runs on one thread, and batched matmuls never
 have a single member (which takes another code path). Rows of a member that are not a whole number
-of registers long may get other kernels depending on where they begin, so tables are `padded`. Tests
-split, shuffle and pad batches to hold this to account.
+of registers long may get other kernels depending on where they begin, so tables are `padded`.
 """
 
 import dataclasses
@@ -550,16 +549,17 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     if children or (any(norms) and not all(is_norm)):
         return None
     here_T = torch.arange(5)
-    noted = Batch(KernelRows(torch.zeros_like(here_T), here_T, dtype=q.group.weight.dtype))
+    rows = KernelRows(torch.zeros_like(here_T), here_T, dtype=q.group.weight.dtype)
+    own: list[AttentionLayer] = []  # known once the module has run, and kept without its batch
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
-        attention = _batch().attention
-        assert isinstance(attention, KernelRows) and noted.layer is not None
-        return attention.attend_rotated(noted.layer, linear, heads)
+        batch = _batch()
+        if not own:
+            own.append(cast(AttentionLayer, batch.layer))
+        return cast(KernelRows, batch.attention).attend_rotated(own[0], linear, heads)
 
-    replacement = RotaryAttention(
-        module, q.group.for_kernels, (k.out_features // size, size), attend
-    )
+    heads = k.out_features // size, size
+    replacement = RotaryAttention(module, q.group.for_kernels, heads, attend)
     generator = torch.Generator().manual_seed(1)
     rotary = [torch.randn(1, 5, size, generator=generator) for _ in range(2)]
 
@@ -568,9 +568,9 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
             hidden_states=x, position_embeddings=tuple(rotary), attention_mask=None
         )[0]
 
-    with _running(noted):
+    with _running(Batch(rows)):
         same = alike(runs(module), runs(replacement), q.in_features, q.group.weight.dtype)
-    return replacement if same and noted.layer and noted.layer.softcap is None else None
+    return replacement if same and own[0].softcap is None else None
 
 
 def _feeds_kernels(group: LinearGroup) -> bool:
