@@ -1,11 +1,11 @@
-"""Your own Env in fifty lines: guess a digit, with hints.
+"""Write your own Env in fifty lines: guess a digit, with hints.
 
     python recipes/custom_env.py
     python recipes/custom_env.py num_generations=20 optimizer.sigma=0.01
 
-The policy guesses a secret digit; after a wrong guess it reads "+" (higher) or "-" (lower) and
-guesses again, four times at most. The bundled Countdown model has never seen this game; in 40
-generations the share of digits that it finds doubles, from 0.22 to 0.44.
+The policy guesses a secret digit. After a wrong guess it reads "+" (higher) or "-" (lower) and
+guesses again, at most four times. The bundled Countdown model has never seen this game. In 40
+generations, the share of digits that it finds doubles from 0.22 to 0.44.
 """
 
 import dataclasses

@@ -1,10 +1,10 @@
-"""A task of your own in one function: the answer should come at once.
+"""Train on your own reward function: the answer should come at once.
 
     python recipes/custom_reward.py
     python recipes/custom_reward.py num_generations=20 optimizer.sigma=0.005
 
-The bundled Countdown model thinks first; it is paid for every character that it leaves out before
-`<answer>`. The same from the command line, with `score` in a file of its own:
+The bundled Countdown model thinks before it answers. The reward is higher the fewer characters come
+before `<answer>`. The same from the command line, with `score` in a file:
 
     es-cookbook train data=recipes/questions.jsonl prompt="{numbers}={target}
     " reward=recipes/custom_reward.py:score model_name=es_cookbook/recipes/countdown/model

@@ -1,12 +1,12 @@
-"""A sweep of full Configs: which sigma and learning rate suit Countdown?
+"""Sweep over full Configs: which sigma and learning rate suit Countdown?
 
     python recipes/sweep_countdown.py
     python recipes/sweep_countdown.py sigmas=0.003,0.01 seeds=0,1 workers=2 base.num_generations=30
 
-Copy it, and vary whatever a Config has: `config` makes one of a trial's options. Run it again to go
-on where it stopped: what is recorded is not done twice. The results are printed, and written to
-`<log_path>/results.md` and `.parquet`. A recipe's plain options are swept without a script, by
-`es-cookbook sweep` (docs/sweeps.md).
+Copy this script to vary any part of a Config: `config` builds one from a trial's options. Run it
+again to continue an interrupted sweep; recorded runs are not repeated. The results are printed and
+written to `<log_path>/results.md` and `.parquet`. To sweep plain options of a recipe, use
+`es-cookbook sweep` instead (docs/sweeps.md).
 """
 
 import functools
