@@ -34,7 +34,6 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import Row, report, row
 from es_cookbook import train
-from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.models import (
     load_architecture,
     load_causal_lm,
@@ -49,8 +48,8 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.store import HistoryStore, header_of
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 
@@ -92,10 +91,8 @@ def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     )
     log_path.mkdir()
     (log_path / "config.json").write_text(config_to_json(config))
-    base = base_identity(str(model))
     dtype = str(load_architecture(str(model)).config.dtype).removeprefix("torch.")
-    header = Header(str(model), base.weights, base.tokenizer, dtype)
-    history = HistoryStore(log_path / "history.jsonl", header)
+    history = HistoryStore(log_path / "history.jsonl", header_of(str(model), dtype))
     for record in made:
         history.append(record)
     history.close()

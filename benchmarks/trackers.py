@@ -34,9 +34,8 @@ from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.libraries import TensorboardTrackerBuilder, WandbTrackerBuilder
 from es_cookbook.runs.tracking.live import ScreenTracker
-from es_cookbook.runs.tracking.tensorboard_tracker import TensorboardTrackerBuilder
-from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
 SECONDS: dict[str, list[float]] = {}
 """Tracker -> seconds in each generation."""

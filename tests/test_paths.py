@@ -48,7 +48,7 @@ IMPORTED = {
     "es_cookbook.baselines.sft": "cli main",
     "es_cookbook.runs": "frames",
     "es_cookbook.runs.files": "replace_file",
-    "es_cookbook.runs.report.comparison": "summarise table",
+    "es_cookbook.runs.report.curves": "grouped lines_of table",
     "es_cookbook.runs.report.plots": "Line draw",
     "es_cookbook.runs.tracking.jsonl": "JsonlTrackerBuilder read_metrics",
 }

@@ -4,17 +4,17 @@ import functools
 from typing import Literal
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
-from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Linear, Schedule
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.config import DATASETS, RunConfig
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
+from es_cookbook.runs.hub.background_push import CheckpointPush
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
 MAY_DIFFER = (
@@ -68,13 +68,6 @@ class GradientConfig(RunConfig):
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
 
     @property
-    def search_space(self) -> SearchSpaceBuilder:
-        """The trained weights, as an engine names them."""
+    @override
+    def space(self) -> SearchSpaceBuilder:
         return FullRank() if self.trained == "all" else LowRank()
-
-
-parts(
-    GradientConfig,
-    "es_cookbook.baselines.grpo.config:Config",
-    "es_cookbook.baselines.policy_gradient:Config",
-)

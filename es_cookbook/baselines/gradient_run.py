@@ -30,15 +30,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from es_cookbook.baselines.checkpoints import (
-    MODEL,
-    STATE,
-    Checkpoint,
-    DirectoryState,
-    begin,
-    next_checkpoint,
-    state_json,
-)
+from es_cookbook.baselines.checkpoints import DirectoryState, begin
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.baselines.learner import Learner, adamw
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
@@ -67,10 +59,11 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+from es_cookbook.runs.checkpoints import MODEL, STATE, Checkpoint, next_checkpoint, state_json
 from es_cookbook.runs.directory import LOG, METRICS, keep_trained_on
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.measures import Progress
-from es_cookbook.runs.report.page.at_the_end import ReportWriter
+from es_cookbook.runs.report.page.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 
 
@@ -239,7 +232,7 @@ async def opened(
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
         checkpoint = state.checkpoint
         with libraries_quiet():
-            name, space = config.model_name, config.search_space
+            name, space = config.model_name, config.space
             engine = await config.engine(model_name=name, search_space=space)
             await stack.enter_async_context(closing(engine))
             learner = await _learner(config, checkpoint, engine, make_learner)

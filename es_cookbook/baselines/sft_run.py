@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from es_cookbook.baselines.checkpoints import cut_lines, last_directory, next_checkpoint
+from es_cookbook.baselines.checkpoints import cut_lines
 from es_cookbook.baselines.gradient_run import take_weights
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.supervised import Evaluation, SFTConfig, Split
@@ -34,6 +34,7 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.sequences import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
+from es_cookbook.runs.checkpoints import last_directory, next_checkpoint
 from es_cookbook.runs.directory import (
     CONFIG,
     METRICS,

@@ -4,7 +4,6 @@ Files of safetensors are hashed from where they are mapped into memory, without 
 cannot go on with another base says so before anything heavy is imported.
 """
 
-import dataclasses
 import hashlib
 import json
 import mmap
@@ -51,23 +50,11 @@ _DTYPES = {
 _Hash: TypeAlias = Callable[[], str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BaseIdentity:
-    """What a base model is, wherever it lies and however its files are split.
+def base_identity(model_name: str) -> tuple[str, str]:
+    """Hexadecimal digests of the weights and the tokenizer of a directory or Hub name.
 
-    Attributes:
-        weights: hex digest over every tensor's name, dtype, shape and bytes.
-        tokenizer: hex digest over the tokenizer's files.
-    """
-
-    weights: str
-    tokenizer: str
-
-
-def base_identity(model_name: str) -> BaseIdentity:
-    """What the checkpoint and the tokenizer of a directory or Hub name are.
-
-    Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit.
+    Two checkpoints are the same if their tensors are, by name, dtype, shape and every bit, wherever
+    they lie and however their files are split.
 
     Raises:
         ModelError: Weights or tokenizer are missing or cannot be read; says where.
@@ -79,7 +66,7 @@ def base_identity(model_name: str) -> BaseIdentity:
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         digests = [pool.submit(hashes[name]) for name in names]
         weights = _digest((n, digest.result()) for n, digest in zip(names, digests, strict=True))
-    return BaseIdentity(weights, _tokenizer_digest(model_name))
+    return weights, _tokenizer_digest(model_name)
 
 
 def tokenizer_files(model_name: str) -> list[Path]:

@@ -296,25 +296,23 @@ class QuantisedCheckpoint:
                 copy_file(path, directory)
 
 
-class QuantisedParameters(ReadTensors):
+def quantised_parameters(model_name: str) -> Mapping[str, torch.Tensor]:
     """What search spaces may move of a quantised checkpoint, read when it is asked for.
 
     Raises:
         ModelError: As `quantised_checkpoint`.
     """
+    checkpoint = quantised_checkpoint(model_name)
+    kinds: list[Kind] = [k for k in KINDS if k != "zeros" or not checkpoint.layout.symmetric]
+    places: dict[str, tuple[str, Kind]] = {
+        parameter_name(layer, kind): (layer, kind) for layer in checkpoint.layers for kind in kinds
+    }
 
-    def __init__(self, model_name: str) -> None:
-        checkpoint = quantised_checkpoint(model_name)
+    def read(name: str) -> torch.Tensor:
+        layer, kind = places[name]
+        return checkpoint.weight(layer).parameters()[kind]
 
-        def read(name: str) -> torch.Tensor:
-            layer, kind = layer_and_kind(name)
-            return checkpoint.weight(layer).parameters()[kind]
-
-        kinds: list[Kind] = [
-            kind for kind in KINDS if not (checkpoint.layout.symmetric and kind == "zeros")
-        ]
-        names = [parameter_name(layer, kind) for layer in checkpoint.layers for kind in kinds]
-        super().__init__(names, read)
+    return ReadTensors(places, read)
 
 
 def is_quantised(model_name: str) -> bool:

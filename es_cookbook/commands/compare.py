@@ -31,10 +31,12 @@ from es_cookbook.commands.recipe_configs import (
 )
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.report.comparison import is_share, summarise, table
-from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.report.curves import is_share, lines_of, table
+from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import refuse_unequal_rollouts, run_all
 
@@ -136,24 +138,22 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
     compared = runs(compare, fields)
     require_matplotlib()
     run_all([config for configs in compared.values() for config in configs])
-    summaries = {
-        name: summarise([Path(config.log_path) for config in configs], compare.metric)
+    found = {
+        name: [read_run(Path(config.log_path)) for config in configs]
         for name, configs in compared.items()
     }
-    text = table(summaries, compare.metric)
+    for problem in (problem for of in found.values() for run in of for problem in run.problems):
+        say(problem)
+    text = table(found, compare.metric)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
     in_percent = is_share(compare.metric)
-    lines = {
-        name: Line(summary.curve.rollouts_M, summary.curve.values_R_M * (100 if in_percent else 1))
-        for name, summary in summaries.items()
-    }
     what = "held-out exact answers" if compare.metric == METRIC else compare.metric
     count = len(compare.seeds)
     title = compare.recipe.replace("_", " ").capitalize()
     draw(
         written,
-        lines,
+        lines_of(found, compare.metric, "rollouts", 100 if in_percent else 1),
         title=f"{title}, mean and range of {count} seeds" if count > 1 else f"{title}, one seed",
         x_label="training rollouts",
         y_label=f"{what} (%)" if in_percent else what,

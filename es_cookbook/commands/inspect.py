@@ -31,7 +31,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
-from es_cookbook.train.recorded import RebuiltRun, RecordedRun
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
 
 if TYPE_CHECKING:
     from es_cookbook.bridges.inspect_models import Evaluated
@@ -111,12 +111,12 @@ def _subject(config: InspectConfig) -> Subject:
     if not config.log_path:
         name = str(config.model_name)
         return Subject(name, name, config.engine or TorchEngineBuilder(), LowRank())
-    run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
+    run = open_run(Path(config.log_path), config.model_name, config.trust)
     return Subject(
         config.log_path,
         run.model_name,
         config.engine or run.config.engine,
-        run.config.search_space,
+        run.config.space,
         run,
         [run.resolved(config.generation, config.genome)],
     )

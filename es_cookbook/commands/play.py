@@ -35,7 +35,7 @@ from es_cookbook.common.terminal import plural, printable, say
 from es_cookbook.engines.base import Target
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import LostRollout, Observation
-from es_cookbook.train.recorded import Played, RebuiltRun, RecordedRun, Split, rebuild
+from es_cookbook.train.recorded import Played, RebuiltRun, Split, open_run, rebuild
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 _USERS_MISTAKES = (ConfigError, DataError, RequestError)
@@ -328,7 +328,7 @@ def _whole(what: str, text: str) -> int:
 
 
 def main(config: PlayConfig) -> None:
-    run = RecordedRun(Path(config.log_path), config.model_name, config.trust)
+    run = open_run(Path(config.log_path), config.model_name, config.trust)
     generation = run.resolved(config.generation, config.genome)
     engine = config.engine or run.config.engine
     say(f"{config.log_path}: loading {run.model_name} on {engine.name}")

@@ -67,6 +67,10 @@ _MOVED = {
     "es_cookbook.evolution.spaces.quant_codes": "es_cookbook.evolution.spaces.quantised",
     "es_cookbook.evolution.spaces.quant_scales": "es_cookbook.evolution.spaces.quantised",
     "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
+    "es_cookbook.runs.hub.checkpoint_push": "es_cookbook.runs.hub.background_push",
+    "es_cookbook.runs.tracking.tensorboard_tracker": "es_cookbook.runs.tracking.libraries",
+    "es_cookbook.runs.tracking.trackio_tracker": "es_cookbook.runs.tracking.libraries",
+    "es_cookbook.runs.tracking.wandb_tracker": "es_cookbook.runs.tracking.libraries",
     "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",
     "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig": (
         "es_cookbook.baselines.policy_gradient:Config"

@@ -12,7 +12,11 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import parts
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
@@ -88,6 +92,28 @@ class RunConfig:
         """The metric that tells what a run brought; a recipe may have one of its own."""
         return CORRECT
 
+    @property
+    def space(self) -> SearchSpaceBuilder:
+        """The parameters that the run moves, as an engine names them."""
+        raise NotImplementedError
+
+    def new_optimizer(self, space: SearchSpace) -> Optimizer:
+        """What moves the centre of a population.
+
+        Raises:
+            ConfigError: The run has no population.
+        """
+        raise ConfigError("a run of gradients has no genomes, only its centre and its base")
+
+    def centre_of(self, generation: int) -> int:
+        """Around which centre the genomes of a generation stand: after so many generations."""
+        return generation
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
+        return 0
+
     def evaluates(self, generation: int) -> bool:
         """Whether the centre is evaluated before a generation, or after the last."""
         last = self.num_generations
@@ -125,6 +151,13 @@ class RunConfig:
             run_seed=self.seed if seed is None else seed,
             log_path=log_path,
         )
+
+
+parts(
+    RunConfig,
+    "es_cookbook.baselines.grpo.config:Config",
+    "es_cookbook.baselines.policy_gradient:Config",
+)
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
-from es_cookbook.runs.history.store import Beginning, read_beginning
+from es_cookbook.runs.history.store import Prefix, read_prefix
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.trusted.scripts import copy_scripts
 from es_cookbook.runs.trusted.seal import seal
@@ -52,11 +52,11 @@ def fork_run(
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
     refuse_lost_history(source)
-    beginning = read_beginning(source / HISTORY, generation)
-    taken = len(beginning.records)
-    header = beginning.header or Header(model_name, None, None, None)
+    prefix = read_prefix(source / HISTORY, generation)
+    taken = len(prefix.records)
+    header = prefix.header or Header(model_name, None, None, None)
     header = dataclasses.replace(header, fork=Fork(str(source), taken))
-    forked = Beginning(header, beginning.records, FORMAT_VERSION)
+    forked = Prefix(header, prefix.records, FORMAT_VERSION)
     with made_beside(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         seal(beside, config_json)
@@ -83,7 +83,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
     check_is_run(log_path)
     with locked(log_path):
         refuse_lost_history(log_path)
-        kept = read_beginning(log_path / HISTORY, generation)
+        kept = read_prefix(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
             kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))

@@ -262,7 +262,7 @@ def locked(log_path: Path) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def failures_told(log_path: Path) -> Generator[None]:
+def failures_logged(log_path: Path) -> Generator[None]:
     """Inside, an engine that fails leaves all that is known of it in `log.txt`."""
     try:
         yield
@@ -284,14 +284,19 @@ def add_to_log(log_path: Path, text: str) -> bool:
     return False
 
 
-def check_is_run(log_path: Path) -> None:
+def is_of_gradients(log_path: Path) -> bool:
+    """Whether a directory is of a run of gradients: it has checkpoints in place of a history."""
+    return os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists()
+
+
+def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
     """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
 
     Raises:
         RunDirectoryError: It is not.
     """
     config = log_path / CONFIG
-    if os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists():
+    if not or_of_gradients and is_of_gradients(log_path):
         raise RunDirectoryError(
             f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
             f"reads it; its weights are a model: {log_path}/{CHECKPOINTS}/GENERATION/model"

@@ -41,7 +41,7 @@ Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Standing:
+class RunState:
     """What a run finds in its directory, and what it will do there.
 
     Attributes:
@@ -59,13 +59,13 @@ class Standing:
     is_complete: bool = False
 
 
-def standing_of(
+def run_state(
     log_path: Path,
     config_json: str,
     num_generations: int,
     behavior: Behavior,
     may_differ: Collection[str] = (),
-) -> Standing:
+) -> RunState:
     """Look at the directory of a run that is about to begin or to go on; the caller has it locked.
 
     A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
@@ -80,13 +80,13 @@ def standing_of(
     """
     names = checked_names(log_path)
     if not names or _is_unused(log_path, names):
-        return Standing("begin")
+        return RunState("begin")
     elsewhere = (
         "begin another run with the first generations of this one: "
         f"{command('fork')} log_path={log_path} output=... FIELD=..."
     )
     if decided(log_path, config_json, behavior, may_differ, elsewhere) == "delete":
-        return Standing("delete")
+        return RunState("delete")
     refuse_lost_history(log_path)
     recorded = sum(1 for _ in read_history(log_path / HISTORY))
     if num_generations < recorded:
@@ -95,12 +95,12 @@ def standing_of(
             f"many generations, found {num_generations}; to do some of them again: "
             f"{command('rewind')} log_path={log_path} generation={num_generations}"
         )
-    return Standing(
+    return RunState(
         "resume",
         text_of(log_path / CONFIG),
         read_header(log_path / HISTORY),
         recorded,
-        recorded == num_generations and _measured(log_path, METRICS) > num_generations,
+        recorded == num_generations and num_measured(log_path, METRICS) > num_generations,
     )
 
 
@@ -135,9 +135,9 @@ def decided(
 
 
 def open_run_directory(
-    log_path: Path, config_json: str, num_generations: int, header: Header, standing: Standing
+    log_path: Path, config_json: str, num_generations: int, header: Header, state: RunState
 ) -> RunDirectory:
-    """Open or make the directory of a run that stands as `standing_of` found; it is `locked`.
+    """Open or make the directory of a run in the state that `run_state` found; it is `locked`.
 
     Of a run that goes on the Config stays as it was recorded, but for its length.
 
@@ -145,16 +145,16 @@ def open_run_directory(
         RunDirectoryError: Not writable.
         HistoryError: The history began with another base.
     """
-    if standing.decision == "delete":
+    if state.decision == "delete":
         delete_run(log_path)
-    if standing.config_json is None:
+    if state.config_json is None:
         if (log_path / HISTORY).exists():
             replace_file(log_path / HISTORY, [])
         replace_file(log_path / CONFIG, [config_json.encode()])
         is_own = True
     else:
-        is_own = is_own_word(log_path, standing.config_json, config_json)
-        config_json = _with_length(standing.config_json, num_generations)
+        is_own = is_own_word(log_path, state.config_json, config_json)
+        config_json = _with_length(state.config_json, num_generations)
     return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json, is_own)
 
 
@@ -171,7 +171,7 @@ def refuse_lost_history(log_path: Path) -> None:
     # Those of the first generation are written before the history's line.
     left_by_crash = 1 if history.exists() else 0
     for name in GENERATION_KEYS:
-        if (measured := _measured(log_path, name)) > left_by_crash:
+        if (measured := num_measured(log_path, name)) > left_by_crash:
             raise HistoryError(
                 f"{history} {'holds no generation' if history.exists() else 'is missing'}, but "
                 f"{name} is of {measured}; the history is the checkpoint, so restore it from a "
@@ -179,7 +179,7 @@ def refuse_lost_history(log_path: Path) -> None:
             )
 
 
-def _measured(log_path: Path, name: str) -> int:
+def num_measured(log_path: Path, name: str) -> int:
     """How many generations have lines in metrics or rollouts; the last evaluation counts as one."""
     path = log_path / name
     if not path.exists():

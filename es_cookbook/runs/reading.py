@@ -32,13 +32,13 @@ from es_cookbook.common.files import (
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.config_differences import flattened
 from es_cookbook.runs.directory import (
-    CHECKPOINTS,
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
     METRICS,
     ROLLOUTS,
     is_config_of_run,
+    is_of_gradients,
 )
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import read_header, read_history
@@ -74,7 +74,7 @@ class RunFiles:
     @property
     def is_gradient(self) -> bool:
         """Whether it was trained by gradients."""
-        return _is_gradient(self.path)
+        return is_of_gradients(self.path)
 
     @property
     def num_generations(self) -> int:
@@ -120,7 +120,7 @@ def read_run(log_path: Path) -> RunFiles:
     config = _config(log_path, problems)
     metrics = _metrics(log_path / METRICS, problems)
     header, records = _history(log_path / HISTORY, problems)
-    done = len(metrics) if _is_gradient(log_path) else len(records)
+    done = len(metrics) if is_of_gradients(log_path) else len(records)
     state = _state(log_path, done, metrics, _length(config))
     return RunFiles(log_path, config, metrics, header, records, state, tuple(problems))
 
@@ -180,10 +180,6 @@ def _state(log_path: Path, done: int, metrics: list[dict[str, float]], length: i
     if length and done >= length and last == length:
         return "complete"
     return "interrupted" if done or metrics else "not begun"
-
-
-def _is_gradient(log_path: Path) -> bool:
-    return (log_path / CHECKPOINTS).is_dir() and not (log_path / HISTORY).exists()
 
 
 def _length(config: Mapping[str, object]) -> int:

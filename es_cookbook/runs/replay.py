@@ -17,14 +17,14 @@ from typing import cast
 
 import torch
 
-from es_cookbook.checkpoints.identity import BaseIdentity, base_identity
+from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.models import (
     BaseParameters,
     architecture_for,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.quantised import QuantisedParameters
+from es_cookbook.checkpoints.quantised import quantised_parameters
 from es_cookbook.checkpoints.snapshots import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
 from es_cookbook.common.cores import num_cores
@@ -39,7 +39,7 @@ from es_cookbook.runs.history.store import (
     Place,
     check_fingerprint,
     check_same_base,
-    read_beginning,
+    read_prefix,
 )
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.snapshots import latest_snapshot
@@ -93,7 +93,7 @@ class Replay:
         Raises:
             HistoryError: The history is damaged, or does not go so far.
         """
-        new = read_beginning(self.history, generation, self.end)
+        new = read_prefix(self.history, generation, self.end)
         return dataclasses.replace(
             self,
             generation=generation,
@@ -102,18 +102,21 @@ class Replay:
             end=new.end,
         )
 
-    def check_base(self) -> BaseIdentity:
-        """Compare the base with the one that the run began with; reads all of it. Returns it.
+    def check_base(self) -> tuple[str, str]:
+        """Compare the base with the one that the run began with; reads all of it.
 
         The fingerprint tells it apart where the centre is the model's own weights and has moved; an
         adapter's factors say nothing of the model beside them.
+
+        Returns:
+            Digests of its weights and its tokenizer.
 
         Raises:
             HistoryError: It is another; names what differs.
         """
         found = base_identity(self.model_name)
         if self.header is not None:
-            now = Header(self.model_name, found.weights, found.tokenizer, self.header.dtype)
+            now = Header(self.model_name, *found, self.header.dtype)
             check_same_base(self.history, self.header, now)
         return found
 
@@ -183,8 +186,8 @@ def open_replay(
     search_space = cast(SearchSpaceBuilder, fields["search_space"])
     if generation is not None and generation < 0:
         raise HistoryError(f"generation must be 0 or more, found {generation}")
-    beginning = read_beginning(log_path / HISTORY, generation)
-    header, records = beginning.header, beginning.records
+    prefix = read_prefix(log_path / HISTORY, generation)
+    header, records = prefix.header, prefix.records
     model_name = model_name or cast(str, fields["model_name"])
     moves_quantised = search_space.moves_quantised
     architecture = architecture_for(search_space, model_name)
@@ -201,13 +204,13 @@ def open_replay(
         model_name=model_name,
         infos=infos,
         space=space,
-        base=space.base(QuantisedParameters(model_name) if moves_quantised else parameters),
+        base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
         dtype=parameters.dtype,
         generation=len(records),
         steps=[record.step for record in records],
         fingerprint=records[-1].fingerprint if records else None,
         snapshot=latest_snapshot(log_path, [record.fingerprint for record in records], header),
-        end=beginning.end,
+        end=prefix.end,
     )
 
 

@@ -5,6 +5,7 @@ So the same Config gives the same history, wherever and however often the run is
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypeVar
 
 import chz
 from typing_extensions import override
@@ -16,8 +17,8 @@ from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.references import is_script
 from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, check_temperatures
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, Optimizer, OptimizerBuilder
+from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.config import RunConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
@@ -145,14 +146,24 @@ class Config(RunConfig):
                 "optimizer.evaluate_centre"
             )
 
+    @property
+    @override
+    def space(self) -> SearchSpaceBuilder:
+        return self.search_space
+
+    @override
+    def new_optimizer(self, space: SearchSpace) -> Optimizer:
+        length = self.num_generations
+        return self.optimizer(run_seed=self.seed, num_generations=length, space=space)
+
+    @override
     def centre_of(self, generation: int) -> int:
-        """Around which centre the genomes of a generation stand: after so many generations."""
         may_lag = self.max_staleness and not self.evaluates(generation)
         return generation - 1 if may_lag else generation
 
     @property
+    @override
     def num_pairs(self) -> int:
-        """Pairs of genomes to which a batch is dealt out; 0: all attempt all of it."""
         return self.optimizer.population_size // 2 if self.batch_per_pair else 0
 
     @override
@@ -169,9 +180,7 @@ parts(
 
 
 def recorded_config(
-    log_path: Path,
-    trust: Collection[str] = (),
-    typed: Collection[str] = (),
+    log_path: Path, trust: Collection[str] = (), typed: Collection[str] = ()
 ) -> Config:
     """The Config of the run in a directory, as it was begun, but for a length that it was given.
 
@@ -188,6 +197,16 @@ def recorded_config(
         ConfigError: Its Config cannot be rebuilt here, or reaches what is not trusted.
     """
     check_is_run(log_path)
+    return config_of_kind(Config, log_path, trust, typed)
+
+
+_Kind = TypeVar("_Kind", bound=RunConfig)
+
+
+def config_of_kind(
+    kind: type[_Kind], log_path: Path, trust: Collection[str], typed: Collection[str]
+) -> _Kind:
+    """The same of a run of any kind."""
     path = log_path / CONFIG
     text = text_of(path)
     trust = with_sealed(log_path, text, trust)
@@ -202,4 +221,4 @@ def recorded_config(
             f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
             f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
-    return read_config(path, text, Config, trust, typed)
+    return read_config(path, text, kind, trust, typed)

@@ -26,7 +26,7 @@ from es_cookbook.population.config import RunConfig
 from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
-from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
+from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import Config
@@ -44,14 +44,14 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    async with prepared(config) as standing:
-        if standing.is_complete:
+    async with prepared(config) as state:
+        if state.is_complete:
             print(
                 f"{config.log_path} is already complete, with {config.num_generations} "
                 f"generations; for more: {_resuming(config)} num_generations=..."
             )
             return
-        async with opened(config, standing) as run:
+        async with opened(config, state) as run:
             await run.train()
 
 
@@ -124,8 +124,7 @@ def run_and_tell(
     kept = itertools.takewhile(
         lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
     )
-    elapsed = Elapsed(time.monotonic() - began, before=sum(1 for _ in kept))
-    took = elapsed.told(read_metrics(metrics))
+    took = elapsed(time.monotonic() - began, read_metrics(metrics), sum(1 for _ in kept))
     print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
 
 

@@ -30,6 +30,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Targe
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.population.config import RunConfig
 from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.rl.timeouts import Watch
@@ -45,7 +46,8 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.directory import HISTORY
+from es_cookbook.runs.checkpoints import latest_checkpoint
+from es_cookbook.runs.directory import HISTORY, check_is_run, is_of_gradients
 from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import (
     check_fingerprint,
@@ -55,41 +57,60 @@ from es_cookbook.runs.history.store import (
     read_history,
 )
 from es_cookbook.runs.opening import refuse_lost_history
-from es_cookbook.train.config import recorded_config
+from es_cookbook.train.config import Config, config_of_kind
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
 
 
-class RecordedRun:
-    """What a run directory says, read and never written.
+def open_run(
+    log_path: Path,
+    model_name: str | None = None,
+    trust: Collection[str] = (),
+    typed: Collection[str] = (),
+    *,
+    or_of_gradients: bool = False,
+) -> "RecordedRun":
+    """Read a run directory; nothing of it is tracked or pushed.
 
-    `model_name` is where the run's base model is here; where the run had it if None. `trust` are
-    packages, beside es_cookbook, of which its config.json may name classes and functions, and what
-    it may reach; `typed` are options that replace some of it. Nothing is tracked or pushed here.
-
-    Attributes:
-        header: what the run began with; None where that is not recorded.
-        records: a generation each, in order.
+    Args:
+        log_path: the directory.
+        model_name: where the run's base model is here; where the run had it if None.
+        trust: packages, beside es_cookbook, of which its config.json may name classes and
+            functions, and what it may reach.
+        typed: options that replace some of it.
+        or_of_gradients: whether it may be a run of gradients.
 
     Raises:
         RunDirectoryError: No run is there.
         ConfigError: Its config.json cannot be read.
         HistoryError: Its history is damaged.
     """
-
-    def __init__(
-        self,
-        log_path: Path,
-        model_name: str | None = None,
-        trust: Collection[str] = (),
-        typed: Collection[str] = (),
-    ) -> None:
-        self.history = log_path / HISTORY
-        self.config = recorded_config(log_path, trust, (*typed, "hub", "trackers"))
+    check_is_run(log_path, or_of_gradients)
+    unused = (*typed, "hub", "trackers", "trl")
+    if is_of_gradients(log_path):
+        config = config_of_kind(RunConfig, log_path, trust, unused)
+    else:
+        config = config_of_kind(Config, log_path, trust, unused)
         refuse_lost_history(log_path)
-        self.model_name = model_name or self.config.model_name
+    return RecordedRun(log_path, config, model_name or config.model_name)
+
+
+class RecordedRun:
+    """What a run directory says, read and never written.
+
+    Attributes:
+        header: what the run began with; None where that is not recorded, and of gradients.
+        records: a generation each, in order; none of a run of gradients.
+        checkpoint: the last one of a run of gradients.
+    """
+
+    def __init__(self, log_path: Path, config: RunConfig, model_name: str) -> None:
+        self.history = log_path / HISTORY
+        self.config = config
+        self.model_name = model_name
         self.header = read_header(self.history)
+        self.checkpoint = latest_checkpoint(log_path) if is_of_gradients(log_path) else None
         self.records: Sequence[Record] = ()
         self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
         self.refresh()
@@ -104,7 +125,7 @@ class RecordedRun:
         from es_cookbook.checkpoints.models import architecture_for, parameter_infos
         from es_cookbook.checkpoints.peft import read_adapter
 
-        search_space = self.config.search_space
+        search_space = self.config.space
         infos = parameter_infos(architecture_for(search_space, self.model_name))
         return search_space(infos, read_adapter)
 
@@ -120,12 +141,25 @@ class RecordedRun:
             return generation if centre is None else centre
         return self.config.centre_of(generation)
 
+    @property
+    def last_generation(self) -> int:
+        """After how many generations its centre is the last one that can be had."""
+        return self.checkpoint.generation if self.checkpoint else len(self.records)
+
     def check_generation(self, generation: int) -> None:
-        """Refuse a generation that has not been reached.
+        """Refuse a generation that has not been reached, or whose weights are gone.
 
         Raises:
             ConfigError: Says how far the run is.
         """
+        if self.checkpoint is not None:
+            if generation not in (0, self.last_generation):
+                raise ConfigError(
+                    f"generation {generation} of {self.history.parent} is not there: a run of "
+                    "gradients keeps its last checkpoint alone, so 0 (the base) and "
+                    f"{self.last_generation} can be evaluated"
+                )
+            return
         if not 0 <= generation <= len(self.records):
             raise ConfigError(
                 f"there is no generation {generation}: the run has recorded {len(self.records)} of "
@@ -144,7 +178,7 @@ class RecordedRun:
             self.genome(generation, who)
         elif generation is not None:
             self.check_generation(generation)
-        return len(self.records) if generation is None else generation
+        return self.last_generation if generation is None else generation
 
     def genomes(self, generation: int) -> Sequence[Genome]:
         """The population that attempted the problems of a generation, `genomes_G`.
@@ -187,9 +221,7 @@ class RecordedRun:
                 f"{one_line(fork.log_path)}, from which it was forked; the first whose genomes are "
                 f"here is generation={first} (in play: /generation {first})"
             )
-        optimizer = config.optimizer(
-            run_seed=config.seed, num_generations=config.num_generations, space=self._space
-        )
+        optimizer = config.new_optimizer(self._space)
         replay_optimizer(
             optimizer,
             self.records[:generation],
@@ -226,7 +258,9 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
         HistoryError: The model is not the run's base.
     """
     builder = engine or run.config.engine
-    name, search_space = run.model_name, run.config.search_space
+    name, search_space = run.model_name, run.config.space
+    if run.checkpoint is not None:
+        name = str(run.checkpoint.model)
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
         if run.header is not None:
@@ -270,7 +304,8 @@ class RebuiltRun:
 
     async def _restore(self, generation: int) -> None:
         run, records = self.run, self.run.records[:generation]
-        await restore(self.engine, run.history, run.header, records, run.model_name)
+        if run.checkpoint is None:
+            await restore(self.engine, run.history, run.header, records, run.model_name)
         self._at = generation
 
     async def answer(

@@ -32,15 +32,15 @@ from es_cookbook.runs.directory import (
     LOG,
     PROFILE,
     RunDirectory,
-    failures_told,
+    failures_logged,
     keep_trained_on,
     locked,
 )
 from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
-from es_cookbook.runs.opening import Standing, open_run_directory, standing_of
-from es_cookbook.runs.report.page.at_the_end import ReportWriter
+from es_cookbook.runs.opening import RunState, open_run_directory, run_state
+from es_cookbook.runs.report.page.writing import ReportWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from es_cookbook.runs.trusted.scripts import trust_option
@@ -54,7 +54,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
 @contextlib.asynccontextmanager
-async def prepared(config: Config) -> AsyncGenerator[Standing]:
+async def prepared(config: Config) -> AsyncGenerator[RunState]:
     """Inside, the run directory is this process's alone, and the run may begin or go on there.
 
     Raises:
@@ -65,20 +65,20 @@ async def prepared(config: Config) -> AsyncGenerator[Standing]:
         ESCookbookError: What the run needs outside of this process is not there.
     """
     log_path, config_json = Path(config.log_path), config_to_json(config)
-    with locked(log_path), failures_told(log_path):
-        standing = standing_of(
+    with locked(log_path), failures_logged(log_path):
+        state = run_state(
             log_path,
             config_json,
             config.num_generations,
             config.behavior_if_log_dir_exists,
             MAY_DIFFER,
         )
-        if standing.config_json is not None and not standing.is_complete:
-            _check_schedules(standing.config_json, standing, config)
-            await asyncio.to_thread(_check_base, standing, config)
-        if not standing.is_complete:
+        if state.config_json is not None and not state.is_complete:
+            _check_schedules(state.config_json, state, config)
+            await asyncio.to_thread(_check_base, state, config)
+        if not state.is_complete:
             await asyncio.to_thread(_check_outside, config)
-        yield standing
+        yield state
 
 
 def _check_outside(config: Config) -> None:
@@ -98,7 +98,7 @@ def forking(config: Config, generation: int) -> str:
     )
 
 
-def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> None:
+def _check_schedules(recorded_json: str, state: RunState, config: Config) -> None:
     """Refuse a longer run of which a schedule would have made other steps from the beginning."""
     try:
         recorded = config_from_json(recorded_json, trust_of(config_to_json(config)))
@@ -107,14 +107,14 @@ def _check_schedules(recorded_json: str, standing: Standing, config: Config) -> 
     then, now = getattr(recorded, "num_generations", None), config.num_generations
     if not isinstance(then, int):
         return
-    own = range(num_forked(standing.header), standing.generations)
+    own = range(num_forked(state.header), state.generations)
     for name, schedule in _schedules(config):
         if any(schedule(t, then) != schedule(t, now) for t in own):
             raise RunDirectoryError(
                 f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
                 f"depends on it: the recorded {plural(len(own), 'generation')} would have come out "
                 "otherwise. To go on from the last of them: "
-                f"{forking(config, standing.generations)}"
+                f"{forking(config, state.generations)}"
             )
 
 
@@ -127,18 +127,18 @@ def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
             yield from _schedules(value, f"{path}{name}.")
 
 
-def _check_base(standing: Standing, config: Config) -> None:
+def _check_base(state: RunState, config: Config) -> None:
     """Refuse another base before it is loaded; its dtype is the engine's to say."""
-    then = standing.header
-    if then is not None and then.dtype is not None and standing.generations:
+    then = state.header
+    if then is not None and then.dtype is not None and state.generations:
         say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
         now = header_of(config.model_name, then.dtype)
         check_same_base(Path(config.log_path) / HISTORY, then, now)
 
 
 @contextlib.asynccontextmanager
-async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
-    """Open a run, new or recorded, where `prepared` found it standing; closes all of it in the end.
+async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
+    """Open a run, new or recorded, in the state that `prepared` found; closes all of it in the end.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -161,16 +161,16 @@ async def opened(config: Config, standing: Standing) -> AsyncGenerator[Run]:
         optimizer = _optimizer(config, engine)
         _check_ahead(config, optimizer, datasets.train)
         sampler = config.sampler(engine, Path(config.log_path))
-        header = await _header(config.model_name, engine.traits.base_dtype, standing)
+        header = await _header(config.model_name, engine.traits.base_dtype, state)
         directory = open_run_directory(
-            log_path, config_to_json(config), config.num_generations, header, standing
+            log_path, config_to_json(config), config.num_generations, header, state
         )
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         start = directory.history.next_generation
         directory.begin()
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
-        keep_trained_on(log_path, datasets, start, num_forked(standing.header), pairs)
+        keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
         if not start and datasets.test_P:
             say(
                 f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
@@ -216,18 +216,16 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
     return engine, datasets
 
 
-async def _header(model_name: str, base_dtype: str, standing: Standing) -> Header:
+async def _header(model_name: str, base_dtype: str, state: RunState) -> Header:
     """What a run begins with on this engine; the base of a recorded one has been compared."""
-    then = standing.header
-    if standing.generations and then is not None and then.weights is not None:
+    then = state.header
+    if state.generations and then is not None and then.weights is not None:
         return dataclasses.replace(then, model_name=model_name, dtype=base_dtype)
     return await asyncio.to_thread(header_of, model_name, base_dtype)
 
 
 def _optimizer(config: Config, engine: Engine) -> Optimizer:
-    optimizer = config.optimizer(
-        run_seed=config.seed, num_generations=config.num_generations, space=engine.space
-    )
+    optimizer = config.new_optimizer(engine.space)
     room = engine.traits.max_terms
     if room is not None and optimizer.max_terms > room:
         raise ConfigError(

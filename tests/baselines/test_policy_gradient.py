@@ -37,7 +37,8 @@ from es_cookbook.rl.types import (
     Transition,
 )
 from es_cookbook.runs.directory import read_trained_on
-from es_cookbook.runs.report.comparison import summarise
+from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.report.curves import points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.grpo_runs import check_resumed_as_if_never_stopped, gradient_config, metrics_of
 from tests.said import typed
@@ -239,8 +240,7 @@ def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None
     measured = metrics_of(log_path)
     assert [("test/reward/mean" in row) for row in measured] == [True, False, True, False, True]
     assert measured[-1]["progress/rollouts"] == 4 * 2 * 16
-    curve = summarise([log_path], "test/env/all/correct").curve
-    assert curve.rollouts_M.tolist() == [0, 64, 128]
+    assert list(points(read_run(log_path), "test/env/all/correct", "rollouts")) == [0, 64, 128]
     for options, row in (([], measured[-1]), (["generation=0"], measured[0])):
         output = tmp_path / f"{len(options)}.json"
         said = command(

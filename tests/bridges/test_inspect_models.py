@@ -11,7 +11,7 @@ from es_cookbook.commands import inspect
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.types import Action, Observation, SamplingParams
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import open_run, rebuild
 from tests.chat_templates import CHATML, tokenizer_with
 
 # One worker for all: importing inspect-ai takes seconds.
@@ -127,7 +127,7 @@ async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
     log = read_eval_log(info)
     assert log.eval.model == f"es/{name}"
     assert log.eval.metadata["generation"] == 1
-    run = RecordedRun(RECORDED, model)
+    run = open_run(RECORDED, model)
     rebuilt = await rebuild(run)
     try:
         await rebuilt.go_to(1)

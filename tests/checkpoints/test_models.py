@@ -132,8 +132,7 @@ def test_other_weights_are_another_base(
     change(weights)
     save_file(weights, path / "model.safetensors")
     found, expected = base_identity(str(path)), base_identity(str(whole))
-    assert found.weights != expected.weights
-    assert found.tokenizer == expected.tokenizer
+    assert found[0] != expected[0] and found[1] == expected[1]
 
 
 @pytest.mark.parametrize("file_name", ["tokenizer.json", "tokenizer_config.json"])
@@ -146,17 +145,16 @@ def test_another_tokenizer_is_another_base(
     assert "<eos>" in text
     (path / file_name).write_text(text.replace("<eos>", "<end>"))
     found, expected = base_identity(str(path)), base_identity(str(whole))
-    assert found.weights == expected.weights
-    assert found.tokenizer != expected.tokenizer
+    assert found[0] == expected[0] and found[1] != expected[1]
 
 
 def test_a_chat_template_belongs_to_the_tokenizer(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = _copy(tiny_model("qwen2"), tmp_path / "other")
-    before = base_identity(str(path)).tokenizer
+    before = base_identity(str(path))[1]
     (path / "chat_template.jinja").write_text("{{ messages }}")
-    assert base_identity(str(path)).tokenizer != before
+    assert base_identity(str(path))[1] != before
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.quantised import (
-    QuantisedParameters,
     QuantLinear,
     pack,
     quantised_checkpoint,
     quantised_layers,
+    quantised_parameters,
     unpack,
 )
 from es_cookbook.common.errors import ModelError
@@ -60,7 +60,7 @@ def test_what_did_not_move_is_written_as_it_was(
     checkpoint = quantised_checkpoint(str(tmp_path / "bits"))
     still = {"scales": torch.ones, "zeros": torch.zeros}
     moved = {}
-    for name, value in QuantisedParameters(str(tmp_path / "bits")).items():
+    for name, value in quantised_parameters(str(tmp_path / "bits")).items():
         kind = name.rpartition(".")[2]
         parameter = still[kind](value.shape) if kind in still else value.float()
         moved[name] = parameter

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import chz
+import numpy as np
 import pytest
 
 from es_cookbook import recipes, train
@@ -13,7 +14,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
-from es_cookbook.runs.report.comparison import summarise
+from es_cookbook.runs.reading import read_run
 from tests.said import refused, typed
 
 TINY = (
@@ -160,8 +161,7 @@ def test_it_runs_prints_and_draws_and_does_nothing_twice(tmp_path: Path) -> None
     table = (tmp_path / "comparison.md").read_text()
     assert table in first
     paths = [path.parent for path in histories]
-    summary = summarise(paths, METRIC)
-    final = 100 * summary.curve.values_R_M[:, -1]
+    final = np.array([100 * read_run(path).metrics[-1][METRIC] for path in paths])
     assert f"| es | 2 | {final.mean():.1f} % ({final.min():.1f} … {final.max():.1f}) |" in table
     assert "| 16 |" in table, "2 generations x 4 genomes x 2 problems"
     assert "held-out exact answers (%)" in (tmp_path / "comparison.svg").read_text()

@@ -23,7 +23,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import open_run, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE
 from tests.said import after_start, typed
@@ -88,7 +88,7 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
     """What (generation, who) answers to a prompt, asked of an engine directly."""
 
     async def ask() -> list[str]:
-        rebuilt = await rebuild(RecordedRun(log_path, trust=["tests"]))
+        rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
         texts: list[str] = []
         for generation, who, prompt in asked:
             await rebuilt.go_to(generation)

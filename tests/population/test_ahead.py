@@ -33,7 +33,7 @@ from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import open_run, rebuild
 from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
@@ -198,7 +198,7 @@ async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood
             max_staleness=1,
         )
     )
-    recorded = RecordedRun(tmp_path / "run", trust=["tests"])
+    recorded = open_run(tmp_path / "run", trust=["tests"])
     assert [recorded.centre_of(g) for g in range(5)] == [0, 0, 1, 3, 3]
     rebuilt = await rebuild(recorded)
     rows = (tmp_path / "run/rollouts.jsonl").read_text().splitlines()

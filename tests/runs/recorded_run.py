@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
+from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.history.store import HistoryStore, header_of
 from tests.tiny_run import TinyConfig
 
 STEPS = (
@@ -72,7 +72,7 @@ def record_run(
         parameters |= {parameter_name(layer, kind): tensor for kind, tensor in parts}
     centre = Centre(parameters, space(parameter_infos(loaded), read_adapter))
     recorded = Recorded(path, [centre.fingerprint()], [clone(centre.weights)])
-    history = HistoryStore(path / "history.jsonl", header_of(model, str(loaded.dtype)))
+    history = HistoryStore(path / "history.jsonl", header_of(str(model), dtype_name(loaded.dtype)))
     for generation, step in enumerate(steps):
         recorded.fingerprints.append(centre.apply(step))
         recorded.weights.append(clone(centre.weights))
@@ -80,11 +80,6 @@ def record_run(
         history.append(record)
     history.close()
     return recorded
-
-
-def header_of(model: Path, dtype: str) -> Header:
-    base = base_identity(str(model))
-    return Header(str(model), base.weights, base.tokenizer, dtype.removeprefix("torch."))
 
 
 def clone(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -23,9 +23,9 @@ from es_cookbook.runs.branches import fork_run, rewind_run
 from es_cookbook.runs.directory import FILES_OF_RUNS
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import read_header, read_history
-from es_cookbook.runs.opening import open_run_directory, standing_of
+from es_cookbook.runs.opening import open_run_directory, run_state
 from es_cookbook.train import MAY_DIFFER
-from es_cookbook.train.recorded import RecordedRun
+from es_cookbook.train.recorded import open_run
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"
 RUNS = [RECORDED / name for name in ("low_rank", "full_rank", "genetic", "adapter")]
@@ -73,12 +73,12 @@ def resumed(path: Path, original: dict[str, bytes]) -> None:
     header = read_header(path / "history.jsonl") or UNKNOWN
     config_json = written_now(original["config.json"].decode())
     length = json.loads(config_json)["num_generations"]
-    standing = standing_of(path, config_json, length, "resume", MAY_DIFFER)
-    directory = open_run_directory(path, config_json, length, header, standing)
+    state = run_state(path, config_json, length, "resume", MAY_DIFFER)
+    directory = open_run_directory(path, config_json, length, header, state)
     directory.begin()
     directory.history.close()
-    assert standing.decision in ("resume", "begin")
-    assert directory.history.next_generation == standing.generations
+    assert state.decision in ("resume", "begin")
+    assert directory.history.next_generation == state.generations
 
 
 def forked(path: Path, original: dict[str, bytes]) -> None:
@@ -92,7 +92,7 @@ def rewound(path: Path, _: dict[str, bytes]) -> None:
 
 
 def read(path: Path, _: dict[str, bytes]) -> None:
-    run = RecordedRun(path, trust=["tests"])
+    run = open_run(path, trust=["tests"])
     assert run.config.num_generations > 0
     assert [record.generation for record in run.records] == list(range(len(run.records)))
 

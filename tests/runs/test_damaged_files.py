@@ -24,11 +24,12 @@ from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.runs.branches import fork_run, rewind_run
 from es_cookbook.runs.directory import lines_before
-from es_cookbook.runs.export.model_card import curve
+from es_cookbook.runs.export.export import curve
 from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
-from es_cookbook.runs.history.store import read_beginning, read_header, read_history
+from es_cookbook.runs.history.store import read_header, read_history, read_prefix
 from es_cookbook.runs.measures import Progress
-from es_cookbook.runs.report.comparison import summarise, table
+from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.report.curves import table
 from es_cookbook.runs.snapshots import latest_snapshot, write_snapshot
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import result_of
@@ -148,8 +149,8 @@ def read_all_of_history(path: Path) -> None:
     for record in read_history(path):
         progress.moved(record.step)
     progress.metrics()
-    beginning = read_beginning(path, None)
-    b"".join(beginning.encode())
+    prefix = read_prefix(path, None)
+    b"".join(prefix.encode())
 
 
 def read_all_of_metrics(path: Path) -> None:
@@ -158,7 +159,7 @@ def read_all_of_metrics(path: Path) -> None:
     Progress(path)
     list(lines_before(path, "progress/generation", 2))
     if rows:
-        table({"a": summarise([path.parent], "test/env/all/correct")}, "test/env/all/correct")
+        table({"a": [read_run(path.parent)]}, "test/env/all/correct")
     curve(path, 3)
 
 

@@ -16,14 +16,14 @@ from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.branches import fork_run, rewind_run
 from es_cookbook.runs.directory import (
     check_is_run,
-    failures_told,
+    failures_logged,
     keep_trained_on,
     locked,
     read_trained_on,
 )
 from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
-from es_cookbook.runs.opening import Behavior, open_run_directory, standing_of
+from es_cookbook.runs.opening import Behavior, open_run_directory, run_state
 from es_cookbook.runs.reading import read_run
 from tests.fakes import SmallDataset, problem
 from tests.runs.records import HEADER, make_record
@@ -53,9 +53,9 @@ def opened(
     path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
 ) -> Opened:
     length = json.loads(config_json)["num_generations"]
-    standing = standing_of(path, config_json, length, behavior, may_differ)
-    run = open_run_directory(path, config_json, length, HEADER, standing)
-    assert run.history.next_generation == standing.generations
+    state = run_state(path, config_json, length, behavior, may_differ)
+    run = open_run_directory(path, config_json, length, HEADER, state)
+    assert run.history.next_generation == state.generations
     return Opened(run.path, run.history, run.history.next_generation > 0, run.begin())
 
 
@@ -219,13 +219,13 @@ def test_what_is_known_of_an_engines_failure_is_in_the_log(
     for reason in ("out of memory", "out of luck"):
         failure = EngineError(reason)
         failure.add_note("pages of a library")
-        with pytest.raises(ExceptionGroup), failures_told(tmp_path):
+        with pytest.raises(ExceptionGroup), failures_logged(tmp_path):
             raise ExceptionGroup("tasks", [failure])
     log = (tmp_path / "log.txt").read_text()
     for part in ("EngineError: out of memory\npages of a library\n", "EngineError: out of luck\n"):
         assert part in log
     assert caplog.messages == [f"what is known of this failure is in {tmp_path / 'log.txt'}"] * 2
-    with pytest.raises(ValueError, match="not an engine's"), failures_told(tmp_path):
+    with pytest.raises(ValueError, match="not an engine's"), failures_logged(tmp_path):
         raise ValueError("not an engine's")
     assert (tmp_path / "log.txt").read_text() == log
     opened(tmp_path, CONFIG, "raise").history.close()  # Where it did not even start is fresh.

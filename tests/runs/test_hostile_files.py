@@ -150,8 +150,8 @@ ROOMS = ("runs", "checkpoints", "train", "commands")
 OWN = {
     "runs/lock.py": "the boot id of this machine",
     "runs/files.py": "writes a new file",
-    "runs/hub/background_push.py": "writes a copy in a directory of its own",
-    "runs/hub/checkpoint_push.py": "copies checkpoints of this process; the push refuses links",
+    "runs/hub/background_push.py": "writes copies of its own, of checkpoints too; the push refuses "
+    "links",
     "runs/report/page/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",

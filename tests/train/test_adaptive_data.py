@@ -24,7 +24,7 @@ from es_cookbook.rl.objectives import RewardSchedule
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import open_run, rebuild
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -108,7 +108,7 @@ async def test_a_run_that_stopped_goes_on_as_an_unbroken_one(
 
 
 async def test_every_rollout_comes_back(recorded: Path) -> None:
-    rebuilt = await rebuild(RecordedRun(recorded, trust=["tests"]))
+    rebuilt = await rebuild(open_run(recorded, trust=["tests"]))
     lines = [json.loads(line) for line in (recorded / "rollouts.jsonl").read_text().splitlines()]
     for row in reversed(lines):
         await rebuilt.go_to(row["generation"])

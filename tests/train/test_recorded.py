@@ -29,7 +29,7 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import RebuiltRun, RecordedRun, rebuild
+from es_cookbook.train.recorded import RebuiltRun, open_run, rebuild
 from tests.blocking import BlockingConfig, DatasetBuilder
 from tests.fakes import FakeEngineBuilder, SmallDataset, SmallDatasetBuilder
 from tests.quantised_models import quantise
@@ -62,7 +62,7 @@ async def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 async def rebuilt(log_path: Path) -> AsyncIterator[RebuiltRun]:
-    made = await rebuild(RecordedRun(log_path, trust=["tests"]))
+    made = await rebuild(open_run(log_path, trust=["tests"]))
     yield made
     await made.close()
 
@@ -92,7 +92,7 @@ async def test_an_env_that_blocks_is_lost_when_it_is_played_too(tmp_path: Path) 
         rollout_timeout=0.1,
     )
     await train.main(config)
-    rebuilt = await rebuild(RecordedRun(tmp_path, trust=["tests"]))
+    rebuilt = await rebuild(open_run(tmp_path, trust=["tests"]))
     await rebuilt.go_to(1)
     played = await rebuilt.play("centre", "train", 0, {})
     assert isinstance(played.rollout, LostRollout)
@@ -160,7 +160,7 @@ async def test_nothing_is_written(log_path: Path, rebuilt: RebuiltRun) -> None:
         return {str(f): (f.stat().st_mtime_ns, f.read_bytes()) for f in files}
 
     before = state()
-    other = await rebuild(RecordedRun(log_path, trust=["tests"]))
+    other = await rebuild(open_run(log_path, trust=["tests"]))
     await other.go_to(4)
     await other.play(3, "test", 0, {})
     await other.close()
@@ -169,7 +169,7 @@ async def test_nothing_is_written(log_path: Path, rebuilt: RebuiltRun) -> None:
 
 async def test_what_is_not_there_is_said_with_what_is(rebuilt: RebuiltRun, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"nowhere holds no config\.json, so it is not a"):
-        RecordedRun(tmp_path / "nowhere", trust=["tests"])
+        open_run(tmp_path / "nowhere", trust=["tests"])
     for generation in (-1, 7):
         with pytest.raises(ConfigError) as caught:
             await rebuilt.go_to(generation)
@@ -195,7 +195,7 @@ async def test_another_base_is_refused(log_path: Path, tmp_path: Path) -> None:
     shutil.copytree(log_path.parent / "model", tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
     with pytest.raises(HistoryError, match=f"model_name={tmp_path / 'other'}: its weights was"):
-        await rebuild(RecordedRun(log_path, str(tmp_path / "other"), trust=["tests"]))
+        await rebuild(open_run(log_path, str(tmp_path / "other"), trust=["tests"]))
 
 
 @pytest.mark.parametrize("generation", [0, 1, 6])
@@ -206,7 +206,7 @@ async def test_without_a_header_the_fingerprint_tells_another_base(
     model.model.layers[0].mlp.up_proj.weight.data[3, 5] += 1e-3
     shutil.copytree(log_path.parent / "model", tmp_path / "other")
     model.save_pretrained(tmp_path / "other")
-    run = RecordedRun(log_path, str(tmp_path / "other"), trust=["tests"])
+    run = open_run(log_path, str(tmp_path / "other"), trust=["tests"])
     run.header = None
     other = await rebuild(run)
     recorded = run.records[max(generation, 1) - 1].fingerprint
@@ -220,8 +220,8 @@ def test_genomes_come_back_where_the_base_has_moved(log_path: Path, tmp_path: Pa
     shutil.copytree(log_path, tmp_path / "run")
     config = tmp_path / "run/config.json"
     config.write_text(config.read_text().replace(str(log_path.parent / "model"), "nowhere"))
-    moved = RecordedRun(tmp_path / "run", str(tmp_path / "moved"), trust=["tests"])
-    assert moved.genomes(3) == RecordedRun(log_path, trust=["tests"]).genomes(3)
+    moved = open_run(tmp_path / "run", str(tmp_path / "moved"), trust=["tests"])
+    assert moved.genomes(3) == open_run(log_path, trust=["tests"]).genomes(3)
 
 
 async def test_genomes_over_quantised_parameters_come_back(tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ async def test_genomes_over_quantised_parameters_come_back(tmp_path: Path) -> No
             num_generations=2,
         )
     )
-    assert len(RecordedRun(tmp_path / "run", trust=["tests"]).genomes(1)) == 4
+    assert len(open_run(tmp_path / "run", trust=["tests"]).genomes(1)) == 4
 
 
 async def test_a_fork_has_the_genomes_of_its_own_generations(log_path: Path) -> None:
-    run = RecordedRun(log_path, trust=["tests"])
+    run = open_run(log_path, trust=["tests"])
     genomes_G = run.genomes(5)
-    fork = RecordedRun(log_path, trust=["tests"])
+    fork = open_run(log_path, trust=["tests"])
     assert fork.header is not None
     fork.header = dataclasses.replace(fork.header, fork=Fork("runs/parent", 3))
     assert fork.genomes(5) == genomes_G
@@ -257,9 +257,9 @@ async def test_a_damaged_history_is_refused_and_a_torn_line_left_out(
     history = tmp_path / "history.jsonl"
     whole = history.read_bytes()
     history.write_bytes(whole + whole[:40])
-    assert len(RecordedRun(tmp_path, trust=["tests"]).records) == 6
+    assert len(open_run(tmp_path, trust=["tests"]).records) == 6
     history.write_bytes(whole[:-90])
-    run = RecordedRun(tmp_path, trust=["tests"])
+    run = open_run(tmp_path, trust=["tests"])
     assert len(run.records) == 5, "the last one is being written"
     history.write_bytes(whole)
     run.refresh()
@@ -267,7 +267,7 @@ async def test_a_damaged_history_is_refused_and_a_torn_line_left_out(
     half = len(whole) // 2
     history.write_bytes(whole[:half] + b"?" + whole[half + 1 :])
     with pytest.raises(HistoryError, match="line"):
-        RecordedRun(tmp_path, trust=["tests"])
+        open_run(tmp_path, trust=["tests"])
 
 
 async def test_another_optimizer_is_noticed(
@@ -276,7 +276,7 @@ async def test_another_optimizer_is_noticed(
     tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
     monkeypatch.setattr(tell, lambda *_: Step())
     with pytest.raises(HistoryError, match=r"generation \d: the recorded fitness does not give"):
-        RecordedRun(log_path, trust=["tests"]).genomes(5)
+        open_run(log_path, trust=["tests"]).genomes(5)
 
 
 class Tournament(ProblemGroupBuilder):
@@ -310,7 +310,7 @@ async def test_rewards_that_compare_are_left_out_and_lost_rollouts_say_why(tmp_p
             num_generations=2,
         )
     )
-    recorded = RecordedRun(tmp_path / "run", trust=["tests"])
+    recorded = open_run(tmp_path / "run", trust=["tests"])
     recorded.config = chz.replace(recorded.config, dataset=TournamentBuilder())
     rebuilt = await rebuild(recorded)
     await rebuilt.go_to(1)

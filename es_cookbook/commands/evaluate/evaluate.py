@@ -29,8 +29,6 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradients
-from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject, measure
 from es_cookbook.commands.evaluate.report import (
@@ -48,14 +46,15 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
-from es_cookbook.engines.base import EngineBuilder, ModelEngineBuilder
+from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.config import RunConfig
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
-from es_cookbook.train.recorded import RecordedRun, Split
+from es_cookbook.train.recorded import RecordedRun, Split, open_run
 from es_cookbook.train.stopping.signals import result_until_signal
 
 _TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")
@@ -117,10 +116,7 @@ def asked(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subje
     _check_fields(fields, of_model=not config.log_path)
     if not config.log_path:
         task = _task(config, None, fields)
-        subject = Subject(task.model_name, task.model_name, task.engine, task.search_space)
-    elif gradients := recorded_gradients(Path(config.log_path), config.trust, fields):
-        task = _task(config, gradients, fields)
-        subject = _of_gradients(config.log_path, gradients, config.generation, fields)
+        subject = Subject(task.model_name, task.model_name, task.engine, task.space)
     else:
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
@@ -145,9 +141,12 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
         raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
+_open = functools.partial(open_run, or_of_gradients=True)
+
+
 def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
     try:
-        return RecordedRun(Path(config.log_path), config.model_name, config.trust, fields)
+        return _open(Path(config.log_path), config.model_name, config.trust, fields)
     except RunDirectoryError as error:
         if not (Path(config.log_path) / CONFIG).is_file():
             raise
@@ -157,10 +156,10 @@ def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
 
 def _task(
     config: OnProblems,
-    run: train.Config | GradientConfig | None,
+    run: RunConfig | None,
     fields: Mapping[str, str],
     model_name: str | None = None,
-) -> train.Config | GradientConfig:
+) -> RunConfig:
     """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
     if run is not None and not config.recipe:
         return changed(run, fields)
@@ -180,9 +179,7 @@ def _task(
     return built(config_class, given)
 
 
-def _setting(
-    config: OnProblems, task: train.Config | GradientConfig, fields: Mapping[str, str]
-) -> Setting:
+def _setting(config: OnProblems, task: RunConfig, fields: Mapping[str, str]) -> Setting:
     attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
     attempts = task.eval_attempts if attempts is None else attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
@@ -196,34 +193,19 @@ def _setting(
 def _of_run(
     name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
 ) -> Subject:
-    generation = len(run.records) if generation is None else generation
-    run.check_generation(generation)
-    engine, trained = _engine(run.config, fields), (Path(name), run.config.dataset)
-    space = run.config.search_space
-    return Subject(name, run.model_name, engine, space, run, (generation,), trained)
-
-
-def _of_gradients(
-    name: str, run: GradientConfig, generation: int | None, fields: Mapping[str, str]
-) -> Subject:
-    """A run of gradients: its last checkpoint, or its base as generation 0."""
-    engine, space, trained = _engine(run, fields), run.search_space, (Path(name), run.dataset)
-    if generation == 0:
-        return Subject(f"{name} before its first generation", run.model_name, engine, space)
-    checkpoint = latest_checkpoint(Path(name))
-    if checkpoint is None or generation not in (None, checkpoint.generation):
-        there = f" and {checkpoint.generation}" if checkpoint else ""
-        raise ConfigError(
-            f"generation {generation} of {name} is not there: a run of gradients keeps its "
-            f"last checkpoint alone, so 0 (the base){there} can be evaluated"
-        )
+    """A run at a generation; one of gradients is its last checkpoint, or its base, as a model."""
+    generation = run.resolved(generation, "centre")
+    config, checkpoint = run.config, run.checkpoint
+    given = {path: text for path, text in fields.items() if _first(path) == "engine"}
+    engine, trained = changed(config, given).engine, (Path(name), config.dataset)
+    if isinstance(config, train.Config):
+        return Subject(name, run.model_name, engine, config.space, run, (generation,), trained)
+    if generation == 0 or checkpoint is None:
+        title = f"{name} before its first generation"
+        return Subject(title, run.model_name, engine, config.space)
     if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
         engine = chz.replace(engine, dtype=checkpoint.dtype)
-    return Subject(name, str(checkpoint.model), engine, space, trained=trained)
-
-
-def _engine(run: train.Config | GradientConfig, fields: Mapping[str, str]) -> EngineBuilder:
-    return changed(run, {k: text for k, text in fields.items() if _first(k) == "engine"}).engine
+    return Subject(name, str(checkpoint.model), engine, config.space, trained=trained)
 
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
@@ -231,30 +213,30 @@ def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) 
     against = "@0" if config.against == "base" else config.against
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
-    if gradients := recorded_gradients(Path(name or config.log_path), config.trust, fields):
-        return [first, _of_gradients(name or config.log_path, gradients, generation, fields)]
-    if name in ("", config.log_path):
-        if first.run is None:
-            raise ConfigError(
-                f"against={config.against} is a generation of the run that is evaluated, and "
-                "there is none: give log_path=RUN, or another run or model to compare with"
-            )
+    is_own = name in ("", config.log_path)
+    if is_own and not config.log_path:
+        raise ConfigError(
+            f"against={config.against} is a generation of the run that is evaluated, and "
+            "there is none: give log_path=RUN, or another run or model to compare with"
+        )
+    if is_own and first.run is not None:
         other = _of_run(first.name, first.run, generation, fields)
         if other.generations == first.generations:
             raise ConfigError(
                 f"against={config.against} is what is evaluated itself; give another one"
             )
         return [dataclasses.replace(first, generations=(*first.generations, *other.generations))]
-    if generation is None and not _is_run(Path(name)):
+    if not is_own and generation is None and not _is_run(Path(name)):
         space = LowRank() if first.run is not None else first.search_space
         return [first, Subject(name, name, first.engine, space)]
-    run = RecordedRun(Path(name), trust=config.trust, typed=fields)
+    name = name or config.log_path
+    run = _open(Path(name), config.model_name if is_own else None, config.trust, fields)
     return [first, _of_run(name, run, generation, fields)]
 
 
 def _is_run(path: Path) -> bool:
     with contextlib.suppress(RunDirectoryError):
-        check_is_run(path)
+        check_is_run(path, or_of_gradients=True)
         return True
     return False
 

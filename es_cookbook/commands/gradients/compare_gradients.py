@@ -50,7 +50,6 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
-from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.baselines.grpo import main as run_grpo
 from es_cookbook.commands.gradients import program
@@ -68,14 +67,14 @@ from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
+from es_cookbook.runs.checkpoints import latest_checkpoint
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, METRICS, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import RunFiles, read_run
-from es_cookbook.runs.report.comparison import mean_and_range
-from es_cookbook.runs.report.curves import Spent, lines_of, points
+from es_cookbook.runs.report.curves import Spent, lines_of, mean_and_range, points
 from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import open_run, rebuild
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
 AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
@@ -413,13 +412,13 @@ async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine
     """An engine whose base is the run's, and whose centre has its last weights."""
     log_path = Path(config.log_path)
     if isinstance(config, train.Config) and not at_the_base:
-        run = RecordedRun(log_path, trust=trust_of(config_to_json(config)))
+        run = open_run(log_path, trust=trust_of(config_to_json(config)))
         rebuilt = await rebuild(run, config.engine)
         async with closing(rebuilt.engine) as engine:
             await rebuilt.go_to(len(run.records))
             yield engine
         return
-    model_name, search_space = config.model_name, config.search_space
+    model_name, search_space = config.model_name, config.space
     built = await config.engine(model_name=model_name, search_space=search_space)
     async with closing(built) as engine:
         if not at_the_base:

@@ -48,8 +48,7 @@ from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.runs.config_differences import flattened
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.reading import read_run
-from es_cookbook.runs.report.comparison import is_share
-from es_cookbook.runs.report.curves import Spent, grouped, lines_of
+from es_cookbook.runs.report.curves import Spent, grouped, is_share, lines_of
 from es_cookbook.runs.report.naming import task_of, task_of_dataset
 from es_cookbook.runs.report.plots import (
     COLUMN,
@@ -63,7 +62,7 @@ from es_cookbook.runs.report.plots import (
 )
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
 from es_cookbook.runs.tracking.live import label
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.train.stopping.signals import result_until_signal
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
@@ -315,7 +314,7 @@ def draw_landscape(config: Plot, output: Path, size: Size) -> list[Path]:
         KeyboardInterrupt: It was stopped; nothing is written.
     """
     around = config.around
-    run = RecordedRun(Path(config.log_path[0]), around.model_name, around.trust)
+    run = open_run(Path(config.log_path[0]), around.model_name, around.trust)
     generation = run.last_with_genomes if around.generation is None else around.generation
     numbers = around.genomes or _fittest(run, generation)
     chosen = _chosen(run, generation, numbers)

@@ -106,7 +106,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
         run.state,
         kind(run),
         generations(run),
-        f"{score.value:.3f} {score.name}" if score else "-",
+        "{:.3f} {}".format(*score) if score else "-",
         updated(run.path),
     )
 

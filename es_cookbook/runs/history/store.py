@@ -76,7 +76,7 @@ _START = Place()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Beginning:
+class Prefix:
     """The first generations of a history, in lines of one format version, and where they end."""
 
     header: Header | None
@@ -90,7 +90,7 @@ class Beginning:
         return (encode(entry, self.version) for entry in entries)
 
 
-def read_beginning(path: Path, generation: int | None, start: Place = _START) -> Beginning:
+def read_prefix(path: Path, generation: int | None, start: Place = _START) -> Prefix:
     """The first `generation` generations, all of them if None; damage behind them is no matter.
 
     From a later `start` on, just those that come after it, without the header.
@@ -116,7 +116,7 @@ def read_beginning(path: Path, generation: int | None, start: Place = _START) ->
             f"generation must be 0 to {end.generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Beginning(header, tuple(records), end.version or FORMAT_VERSION, end)
+    return Prefix(header, tuple(records), end.version or FORMAT_VERSION, end)
 
 
 def _read(path: Path, start: Place = _START) -> Iterator[tuple[int, Header | Record, int]]:
@@ -194,7 +194,7 @@ class HistoryStore:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        found = read_beginning(path, None)
+        found = read_prefix(path, None)
         if found.header is not None:
             check_same_base(path, found.header, header)
         self.path = path
@@ -202,7 +202,7 @@ class HistoryStore:
         self.next_generation = len(found.records)
         self.warning: str | None = None
         self._version = found.version
-        self._opened: Beginning | None = found
+        self._prefix: Prefix | None = found
         good_bytes = found.end.num_bytes
         self._file = LineFile(path)
         self._good_bytes = good_bytes
@@ -253,11 +253,11 @@ class HistoryStore:
         self.begin()
         self._file.append(encode(record, self._version))
         self.next_generation += 1
-        self._opened = None  # A run that goes on for long does not carry its past around.
+        self._prefix = None  # A run that goes on for long does not carry its past around.
 
     def records(self) -> Iterator[Record]:
         """What is recorded, in order; after the first `append` read from the disk again."""
-        return read_history(self.path) if self._opened is None else iter(self._opened.records)
+        return read_history(self.path) if self._prefix is None else iter(self._prefix.records)
 
     def steps(self) -> Iterator[Step]:
         """The steps alone: what an engine needs to restore the centre."""
@@ -274,8 +274,7 @@ def header_of(model_name: str, base_dtype: str) -> Header:
     Raises:
         ModelError: It cannot be read.
     """
-    base = base_identity(model_name)
-    return Header(model_name, base.weights, base.tokenizer, base_dtype)
+    return Header(model_name, *base_identity(model_name), base_dtype)
 
 
 def check_same_base(path: Path, then: Header, now: Header) -> None:

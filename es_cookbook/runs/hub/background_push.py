@@ -6,6 +6,12 @@ server that hangs, a library that fails or a slow network can then be waited for
 that fails is counted and its reason logged, once for each reason; the next push takes everything
 again. While one is under way others are put together into one, the latest.
 
+`huggingface_hub`'s own `CommitScheduler` and `run_as_future` push from threads of the run's own
+process: a server that hangs holds its end, and what is pushed is what the files have by then.
+
+Of a run of gradients each checkpoint goes to a branch of its own, and is measured: a checkpoint
+that the run replaces before its turn comes is left out, and the last is pushed.
+
 Left out: pushing exports from here. They take a replay each; the commands `export` and `hub` do
 that beside the run, on any machine.
 """
@@ -19,9 +25,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import chz
 from typing_extensions import override
@@ -30,6 +35,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.runs.directory import CHECKPOINTS, PUSHED
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
@@ -108,11 +114,42 @@ class HubPush(TrackerBuilder):
         return BackgroundPush(self, run.path)
 
 
-class Wanted(NamedTuple):
-    """What is to be pushed: so many bytes of each file."""
+def _command(push: "CheckpointPush") -> str | None:
+    return "options:evaluate" if push.evaluate else None
 
-    generations: int
-    sizes: Mapping[str, int]
+
+@chz.chz
+class CheckpointPush(HubPush):
+    """Builds the tracker that pushes the checkpoints of a run of gradients.
+
+    The weights go to `<revision>-step-<generation>`, nine digits. After a push, `es-cookbook
+    evaluate` attempts other problems with the very files that were pushed, and a function of the
+    user's may do anything else with them.
+    """
+
+    every: int = chz.field(
+        default=1, doc="generations between pushes, of those with a checkpoint; the last anyway"
+    )
+    revision: str = chz.field(
+        default="main", doc="beginning of the branches: <revision>-step-<generation, nine digits>"
+    )
+    evaluate: tuple[str, ...] = chz.field(
+        default=(),
+        doc="options of the evaluate command, recipe=countdown,attempts=4, by which what was "
+        "pushed is measured; it writes pushed/<branch>.json",
+        metadata=needs_trust(_command, "would be options of a command"),
+    )
+    then: Callable[[Path, str], object] | None = chz.field(
+        default=None, doc="called with the directory of what was pushed, and the branch"
+    )
+
+    @override
+    def revision_of(self, generations: int) -> str:
+        return f"{self.revision}-step-{generations:09d}"
+
+    @override
+    def __call__(self, run: RunInfo) -> "BackgroundPush":
+        return _CheckpointPushes(self, run.path)
 
 
 class BackgroundPush(Tracker):
@@ -122,7 +159,7 @@ class BackgroundPush(Tracker):
         self._config = config
         self._run_path = run_path
         self._changed = threading.Condition()
-        self._wanted: Wanted | None = None
+        self._wanted: tuple[int, Mapping[str, int]] | None = None
         self._recorded = 0
         self._process: subprocess.Popen[str] | None = None
         self._busy = False
@@ -177,7 +214,7 @@ class BackgroundPush(Tracker):
             with contextlib.suppress(FileNotFoundError):
                 sizes[name] = (self._run_path / name).stat().st_size
         with self._changed:
-            self._wanted = Wanted(generations, sizes)
+            self._wanted = generations, sizes
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -189,7 +226,7 @@ class BackgroundPush(Tracker):
                 wanted, self._wanted, self._busy = self._wanted, None, True
             assert wanted is not None
             try:
-                reason = self._push(wanted)
+                reason = self._push(*wanted)
             except OSError as error:  # No room for the copy, no process to be had.
                 reason = f"cannot push to {self._config.repo_id}: {error.strerror or error}"
             if self._closed:  # And killed by that: no failure of the Hub's.
@@ -202,11 +239,11 @@ class BackgroundPush(Tracker):
                 self._busy = False
                 self._changed.notify_all()
 
-    def _push(self, wanted: Wanted) -> str | None:
-        """Push a copy. Returns what went wrong, if anything did."""
+    def _push(self, generations: int, sizes: Mapping[str, int]) -> str | None:
+        """Push a copy of so many bytes of each file. Returns what went wrong, if anything did."""
         with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
-            self.fill(Path(directory), wanted)
-            revision = self._config.revision_of(wanted.generations)
+            self.fill(Path(directory), generations, sizes)
+            revision = self._config.revision_of(generations)
             options = {
                 "path": directory,
                 "repo_id": self._config.repo_id,
@@ -224,13 +261,14 @@ class BackgroundPush(Tracker):
         del generations
         return True
 
-    def fill(self, directory: Path, wanted: Wanted) -> None:
+    def fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
         """Copy what is to be pushed to a directory.
 
         Raises:
             OSError: It cannot be copied.
         """
-        for name, size in wanted.sizes.items():
+        del generations
+        for name, size in sizes.items():
             _copy_beginning(self._run_path / name, directory / name, size)
 
     def pushed(self, directory: Path, revision: str) -> None:
@@ -276,3 +314,61 @@ def _copy_beginning(source: Path, target: Path, size: int) -> None:
     with opened(source, ANY_SIZE, source.parent) as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer)
         writer.truncate(size)
+
+
+class _CheckpointPushes(BackgroundPush):
+    def __init__(self, config: CheckpointPush, run_path: Path) -> None:
+        self._checkpoints = run_path / CHECKPOINTS
+        self._results = run_path / PUSHED
+        super().__init__(config, run_path)
+        self._config = config
+
+    @override
+    def recorded(self, generations: int) -> None:
+        if self._model(generations).is_dir():
+            super().recorded(generations)
+
+    @override
+    def is_due_at_end(self, generations: int) -> bool:
+        return generations % self._config.every != 0
+
+    @override
+    def fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
+        try:
+            shutil.copytree(
+                self._model(generations),
+                directory,
+                copy_function=_link_or_copy,
+                dirs_exist_ok=True,
+                symlinks=True,  # Which the push then refuses.
+            )
+        except (FileNotFoundError, shutil.Error) as error:
+            raise OSError("its checkpoint was replaced before it could be copied") from error
+
+    @override
+    def pushed(self, directory: Path, revision: str) -> None:
+        if self._config.evaluate:
+            self._results.mkdir(exist_ok=True)
+            output = self._results / f"{revision.replace('/', '-')}.json"
+            own = (f"model_name={directory}", f"output={output}")
+            command = ("-m", "es_cookbook", "evaluate", *own, *self._config.evaluate)
+            if reason := self.run_beside(command):
+                self.log_once(f"{revision} was pushed, but not measured: {reason}")
+        if self._config.then is not None:
+            try:
+                self._config.then(directory, revision)
+            except Exception as error:  # The user's own; the run goes on.
+                self.log_once(f"hub.then: {type(error).__name__}: {error}")
+
+    def _model(self, generations: int) -> Path:
+        return self._checkpoints / str(generations) / "model"
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Files of a checkpoint are never changed, so a second name will do where there can be one."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)

@@ -3,7 +3,6 @@
 Also which fields of its Config say what was trained.
 """
 
-import dataclasses
 import json
 import math
 import re
@@ -24,14 +23,6 @@ _MEASURES: dict[str, str] = dict(
     zip(MEASURES, ("correct", "reward", "training reward"), strict=True)
 )
 """Metrics by which runs are told apart, the first that was measured -> what it is called."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Score:
-    """A value of a run's main measure, and what that is called."""
-
-    value: float
-    name: str
 
 
 def is_of_training(path: str) -> bool:
@@ -101,10 +92,10 @@ def main_measure(rows: Sequence[Mapping[str, float]]) -> str | None:
     return next((key for key in _MEASURES if key in measured), None)
 
 
-def best_score(run: RunFiles) -> Score | None:
-    """The highest value of its main measure."""
+def best_score(run: RunFiles) -> tuple[float, str] | None:
+    """The highest value of its main measure, and what that is called."""
     key = main_measure(run.metrics)
     if key is None:
         return None
     values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
-    return Score(max(values), _MEASURES[key])
+    return max(values), _MEASURES[key]

@@ -99,9 +99,9 @@ parts(
     "es_cookbook.runs.tracking.standard:StandardTrackersBuilder",
     "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder",
     "es_cookbook.runs.tracking.live:LiveTrackerBuilder",
-    "es_cookbook.runs.tracking.tensorboard_tracker:TensorboardTrackerBuilder",
-    "es_cookbook.runs.tracking.trackio_tracker:TrackioTrackerBuilder",
-    "es_cookbook.runs.tracking.wandb_tracker:WandbTrackerBuilder",
+    "es_cookbook.runs.tracking.libraries:TensorboardTrackerBuilder",
+    "es_cookbook.runs.tracking.libraries:TrackioTrackerBuilder",
+    "es_cookbook.runs.tracking.libraries:WandbTrackerBuilder",
 )
 
 

@@ -9,9 +9,9 @@ The live view, `show` and the report all have their sentences from here. They fo
 `metrics.jsonl` alone, so a recorded run says what it said while it went on.
 """
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from es_cookbook.runs.tracking.base import GENERATION
 
@@ -27,15 +27,9 @@ _NO_SIGNAL = (_ZERO, _EQUAL, _TIED, _CHANCE)
 """Kinds of generations of which nothing can be learned."""
 _SEE = "see docs/hyper_parameters.md"
 
-_Row = Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-    """What is known after a generation; findings of one kind say the same of several."""
-
-    kind: str
-    sentence: str
+_Row: TypeAlias = Mapping[str, float]
+_Finding: TypeAlias = tuple[str, str]
+"""A kind, and a sentence; findings of one kind say the same of several generations."""
 
 
 class Findings:
@@ -46,7 +40,7 @@ class Findings:
     """
 
     def __init__(self, rows: Iterable[_Row] = ()) -> None:
-        self.latest: Sequence[Finding] = ()
+        self.latest: Sequence[_Finding] = ()
         self._first: _Row = {}
         self._reliabilities = deque[float](maxlen=_GENERATIONS_OF_LUCK)
         self._told: dict[str, int] = {}
@@ -54,27 +48,27 @@ class Findings:
         for row in rows:
             self.take(row)
 
-    def take(self, row: _Row) -> list[Finding]:
+    def take(self, row: _Row) -> list[_Finding]:
         """Take the next row; returns what in it was not told lately."""
         self._taken += 1
         if "genomes/reliability" in row:
             self._reliabilities.append(row["genomes/reliability"])
         found = (self._no_signal(row), _cut(row), self._unchanged(row))
         self.latest = [each for each in found if each is not None]
-        told = [each for each in self.latest if self._is_due(each.kind)]
-        self._told |= {each.kind: self._taken for each in told}
+        told = [each for each in self.latest if self._is_due(each[0])]
+        self._told |= {kind: self._taken for kind, _ in told}
         return told
 
     def _is_due(self, kind: str) -> bool:
         return kind not in self._told or self._taken - self._told[kind] >= _AGAIN
 
-    def _no_signal(self, row: _Row) -> Finding | None:
+    def _no_signal(self, row: _Row) -> _Finding | None:
         sigma = (
             f"optimizer.sigma (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
         )
         change = f"raise {sigma or 'optimizer.sigma'}, or ask more problems per generation; {_SEE}"
         if row.get("reward/max_genome") == 0 == row.get("reward/min_genome"):
-            return Finding(
+            return (
                 _ZERO,
                 "every reward is 0, so nothing is learned: see in rollouts.jsonl whether the "
                 "reward takes right answers as right; if it does, take easier problems, partial "
@@ -83,17 +77,17 @@ class Findings:
         spread = row.get("objective/std_genomes", row.get("reward/std_genomes", 1.0))
         if spread <= 1e-12:
             value = f" ({row['reward/mean']:.3g})" if "reward/mean" in row else ""
-            return Finding(
+            return (
                 _EQUAL,
                 f"all genomes earn the same{value}, so nothing is learned: {change}",
             )
         if row.get("genomes/tied_fraction") == 1 or _is_empty(row):
-            return Finding(
+            return (
                 _TIED,
                 f"the step is empty or luck, since no genome differs from its twin: {change}",
             )
         if "genomes/reliability" in row and self._is_luck():
-            return Finding(
+            return (
                 _CHANCE,
                 f"the genomes' differences were luck in the last {_GENERATIONS_OF_LUCK} "
                 f"generations (genomes/reliability below {_LUCK}), and so are the steps: {change}",
@@ -104,7 +98,7 @@ class Findings:
         last = self._reliabilities
         return len(last) == _GENERATIONS_OF_LUCK and max(last) < _LUCK
 
-    def _unchanged(self, row: _Row) -> Finding | None:
+    def _unchanged(self, row: _Row) -> _Finding | None:
         held_out = {key: value for key, value in row.items() if key.startswith("test/")}
         if not self._first:
             self._first = held_out
@@ -112,9 +106,9 @@ class Findings:
         if "time/total" in row or not held_out or held_out != self._first:
             return None
         change = "the steps changed no answer: raise optimizer.learning_rate or optimizer.sigma"
-        if any(each.kind in _NO_SIGNAL for each in self.latest):  # Of the last generation.
+        if any(kind in _NO_SIGNAL for kind, _ in self.latest):  # Of the last generation.
             change = "nothing was learned"
-        return Finding(
+        return (
             "unchanged",
             "the held-out result is the same as before the first generation in every digit: "
             f"{change}; {_SEE}",
@@ -127,11 +121,11 @@ def _is_empty(row: _Row) -> bool:
     return row.get("step/rms_over_sigma") == 0 and not is_genetic
 
 
-def _cut(row: _Row) -> Finding | None:
+def _cut(row: _Row) -> _Finding | None:
     cut = row.get("rollouts/truncated", 0.0)
     if not cut > _MANY:
         return None
-    return Finding(
+    return (
         "cut",
         f"{cut:.0%} of the answers were cut off at sampling.max_tokens: raise it, or ask for "
         "shorter answers",
@@ -142,14 +136,14 @@ def all_findings(rows: Sequence[_Row]) -> Iterator[str]:
     """One sentence for each kind of finding, with the generations in which it was found."""
     found = Findings()
     when: dict[str, list[int]] = {}
-    last: dict[str, Finding] = {}
+    last: dict[str, str] = {}
     for number, row in enumerate(rows):
         found.take(row)
-        for each in found.latest:
-            when.setdefault(each.kind, []).append(int(row.get(GENERATION, number)) + 1)
-            last[each.kind] = each
-    for kind, finding in last.items():
-        yield f"{_which(when[kind], len(rows))}: {finding.sentence}"
+        for kind, sentence in found.latest:
+            when.setdefault(kind, []).append(int(row.get(GENERATION, number)) + 1)
+            last[kind] = sentence
+    for kind, sentence in last.items():
+        yield f"{_which(when[kind], len(rows))}: {sentence}"
 
 
 def _which(generations: Sequence[int], of: int) -> str:

@@ -125,7 +125,7 @@ class PlainTracker(Tracker):
         if not last:
             parts.append(f"{duration(self._pace.seconds_left)} left")
         lines = ["  ".join(parts)]
-        lines += [f"{which}: {found.sentence}" for found in self._findings.take(metrics)]
+        lines += [f"{which}: {sentence}" for _, sentence in self._findings.take(metrics)]
         if not self._on:
             return
         try:
@@ -267,7 +267,7 @@ class ScreenTracker(Tracker):
             facts.append(f"{latest['rollouts/truncated']:.0%} of answers cut")
         if latest.get("rollouts/failed", 0) > 0:
             facts.append(f"{plural(round(latest['rollouts/failed']), 'rollout')} lost")
-        said = [Text(printable(found.sentence), "yellow") for found in self._findings.latest]
+        said = [Text(printable(sentence), "yellow") for _, sentence in self._findings.latest]
         return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
 
 

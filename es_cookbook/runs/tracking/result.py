@@ -57,31 +57,26 @@ def result_of(log_path: Path) -> Result:
     return Result(log_path, first, last)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Elapsed:
-    """Wall time of the process that ran, or went on with, a run.
+def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], before: int = 0) -> str:
+    """The wall time of a process that ran a run, and how much of that its generations did.
 
-    Attributes:
+    Args:
         seconds: all of them: start, loading, evaluations and generations.
-        before: lines of `metrics.jsonl` that another process had written.
+        rows: of `metrics.jsonl`.
+        before: how many of them another process had written.
     """
-
-    seconds: float
-    before: int = 0
-
-    def told(self, rows: Sequence[Mapping[str, float]]) -> str:
-        """How long it took, and how much of that the generations of this process did."""
-        own = [row for row in rows[self.before :] if "time/total" in row]
-        if not own:
-            return f"{_time(self.seconds)} (no generation was left to run)"
-        last = sum("time/total" in row for row in rows)
-        if len(own) == last:
-            which = plural(last, "generation")
-        else:
-            first = last - len(own) + 1
-            which = f"generation {last}" if first == last else f"generations {first} to {last}"
-        generations = math.fsum(row["time/total"] for row in own)
-        return f"{_time(self.seconds)} ({which}: {_time(generations)})"
+    own = [row for row in rows[before:] if "time/total" in row]
+    took = duration_in_words(seconds)
+    if not own:
+        return f"{took} (no generation was left to run)"
+    last = sum("time/total" in row for row in rows)
+    if len(own) == last:
+        which = plural(last, "generation")
+    else:
+        first = last - len(own) + 1
+        which = f"generation {last}" if first == last else f"generations {first} to {last}"
+    generations = math.fsum(row["time/total"] for row in own)
+    return f"{took} ({which}: {duration_in_words(generations)})"
 
 
 def _gain(key: str, first: float, last: float) -> str:
@@ -91,5 +86,12 @@ def _gain(key: str, first: float, last: float) -> str:
     return f"{key} {first:.3f} -> {last:.3f} ({gain})"
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+def duration_in_words(seconds: float) -> str:
+    """How long something took.
+
+    >>> duration_in_words(12), duration_in_words(90), duration_in_words(7200)
+    ('12 s', '1.5 min', '2.0 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -5,10 +5,12 @@ from typing_extensions import override
 
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.libraries import (
+    TensorboardTrackerBuilder,
+    TrackioTrackerBuilder,
+    WandbTrackerBuilder,
+)
 from es_cookbook.runs.tracking.live import LiveTrackerBuilder
-from es_cookbook.runs.tracking.tensorboard_tracker import TensorboardTrackerBuilder
-from es_cookbook.runs.tracking.trackio_tracker import TrackioTrackerBuilder
-from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
 
 @chz.chz

@@ -7,7 +7,7 @@
 What is compared makes the same number of rollouts, however each run divides them.
 What is complete is not run again, and an interrupted run goes on where it stopped: the same call is
 repeated until all is done. What came out is then read from the run directories
-(`es_cookbook.runs.report.comparison`), never from memory.
+(`es_cookbook.runs.report.curves`), never from memory.
 """
 
 from collections.abc import Mapping, Sequence

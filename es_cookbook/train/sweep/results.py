@@ -18,7 +18,7 @@ from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.terminal import markdown
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.report.comparison import is_share
+from es_cookbook.runs.report.curves import is_share
 from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics

@@ -7,7 +7,6 @@ import chz
 import pytest
 from typing_extensions import override
 
-from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import main
 from es_cookbook.common.schedules import Table
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
@@ -15,6 +14,7 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.selection import Replay
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
+from es_cookbook.runs.checkpoints import latest_checkpoint
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.grpo_runs import CopierBuilder, Listening, grpo_config, metrics_of
 from tests.tiny_run import untimed

@@ -8,9 +8,9 @@ from typing import ClassVar
 import chz
 import pytest
 
-from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import main
-from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
+from es_cookbook.runs.checkpoints import latest_checkpoint
+from es_cookbook.runs.hub.background_push import CheckpointPush
 from tests.grpo_runs import grpo_config, metrics_of
 from tests.hub_server import HubServer
 

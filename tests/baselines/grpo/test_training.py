@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
-from es_cookbook.baselines.checkpoints import latest_checkpoint
 from es_cookbook.baselines.grpo import main
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLostError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
@@ -30,6 +29,7 @@ from es_cookbook.rl.types import (
     StepResult,
     Tokenizer,
 )
+from es_cookbook.runs.checkpoints import latest_checkpoint
 from es_cookbook.runs.directory import check_is_run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import Pieces, SmallDataset

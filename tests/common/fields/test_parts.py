@@ -17,8 +17,7 @@ from es_cookbook.rl.judging.judges import PairJudge
 from es_cookbook.rl.objectives import Objective
 from es_cookbook.rl.rewards.base import Reward
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.hub.checkpoint_push import CheckpointPush
+from es_cookbook.runs.hub.background_push import CheckpointPush, HubPush
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from tests.every_reference import found_in_source
 

@@ -25,8 +25,8 @@ EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
 JUDGED = TASK | {"$class": "es_cookbook.rl.judging.task:JudgedTask", "reward": EXACT}
 HUB = {"$class": "es_cookbook.runs.hub.background_push:HubPush", "repo_id": "evil/run"}
 TRACKERS = {"$class": "es_cookbook.runs.tracking.standard:StandardTrackersBuilder"}
-WANDB = {"$class": "es_cookbook.runs.tracking.wandb_tracker:WandbTrackerBuilder"}
-TRACKIO = {"$class": "es_cookbook.runs.tracking.trackio_tracker:TrackioTrackerBuilder"}
+WANDB = {"$class": "es_cookbook.runs.tracking.libraries:WandbTrackerBuilder"}
+TRACKIO = {"$class": "es_cookbook.runs.tracking.libraries:TrackioTrackerBuilder"}
 RAY = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
 VLLM = {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}
 GAME = {"$class": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder", "game": "TowerOfHanoi"}
@@ -138,7 +138,7 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
 )
 def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
     """`hub.evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
-    push = HUB | {"$class": "es_cookbook.runs.hub.checkpoint_push:CheckpointPush"}
+    push = HUB | {"$class": "es_cookbook.runs.hub.background_push:CheckpointPush"}
     options = ["recipe=countdown", "engine=t.helper2:X"]
     plain = {
         "$class": written,

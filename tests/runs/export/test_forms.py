@@ -1,6 +1,7 @@
 """Exports of runs over transposed weights and experts, loaded by plain transformers and by PEFT."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.runs.export.export import write_export
+from es_cookbook.runs.export.forms import fit
 from es_cookbook.runs.replay import open_replay
 from tests.causal_lms import build
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
@@ -145,3 +147,61 @@ def test_an_expert_that_is_left_out_has_no_adapter(tmp_path: Path) -> None:
             *(tmp_path / "no", model),
             Adapter(start=str(tmp_path / "adapter"), exclude=(left_out,)),
         )
+
+
+def noise_sum(rows: int, columns: int, terms: int) -> torch.Tensor:
+    """What steps add to a weight: a sum of rank-1 noise."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(rows, terms, generator=generator) * 1e-3
+    return a @ torch.randn(terms, columns, generator=generator)
+
+
+def left(matrix: torch.Tensor, rank: int) -> float:
+    """The share of a matrix that its nearest one of a rank leaves out."""
+    a, b = fit(matrix, rank)
+    assert (a.shape, b.shape) == ((rank, matrix.shape[1]), (matrix.shape[0], rank))
+    return float((matrix - b @ a).double().norm() / matrix.double().norm())
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "terms", "rank"),
+    [
+        *(
+            (40, 70, 30, 1),
+            (40, 70, 30, 12),
+            (70, 40, 30, 5),
+            (600, 900, 30, 1),
+            (600, 900, 30, 12),
+        ),
+        # Singular values that fall slowly.
+        *((1100, 800, 1500, 4), (1100, 800, 1500, 64)),
+    ],
+)
+def test_a_fit_is_as_near_as_can_be(rows: int, columns: int, terms: int, rank: int) -> None:
+    matrix = noise_sum(rows, columns, terms)
+    squares = torch.linalg.svdvals(matrix.double()).square()
+    best = math.sqrt(squares[rank:].sum() / squares.sum())
+    assert best * 0.9999 <= left(matrix, rank) <= best * 1.002
+
+
+@pytest.mark.parametrize("size", [50, 700])
+def test_a_fit_of_the_matrix_s_own_rank_leaves_nothing_but_rounding(size: int) -> None:
+    matrix = noise_sum(size, size, 6)
+    assert left(matrix, 5) > 0.1
+    assert left(matrix, 6) < 1e-5
+    a, b = fit(torch.zeros(size, size), 4)
+    assert not (b @ a).any()
+
+
+def test_a_rank_above_the_sides_is_filled_with_zeros() -> None:
+    matrix = noise_sum(3, 20, 9)
+    assert left(matrix, 8) < 1e-5
+    assert not fit(matrix, 8)[0][3:].any()
+
+
+def test_the_same_matrix_gives_the_same_factors() -> None:
+    matrix = noise_sum(700, 600, 30)
+    before = torch.get_rng_state()
+    first, second = fit(matrix, 8), fit(matrix, 8)
+    assert all(map(torch.equal, first, second))
+    assert torch.equal(torch.get_rng_state(), before)

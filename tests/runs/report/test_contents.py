@@ -18,11 +18,11 @@ from tests.runs.test_damaged_directories import RUNS, content, damage
 
 
 def charts(*log_paths: Path) -> dict[str, Any]:
-    return json.loads(gzip.decompress(contents(log_paths).charts))
+    return json.loads(gzip.decompress(contents(log_paths)["charts"]))
 
 
 def rollouts(*log_paths: Path, megabytes: float = 5) -> dict[str, Any]:
-    return json.loads(gzip.decompress(contents(log_paths, megabytes=megabytes).rollouts))
+    return json.loads(gzip.decompress(contents(log_paths, megabytes=megabytes)["rollouts"]))
 
 
 def actions(packed: dict[str, Any]) -> list[Any]:
@@ -38,7 +38,7 @@ def test_a_run_is_told_in_a_sentence(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     (group,) = charts(run)["groups"]
     assert group["sentence"] == (
-        "countdown by es: 4 generations, 512 rollouts, 10,240 sampled tokens, 16 s. "
+        "Countdown by ES: 4 generations, 512 rollouts, 10,240 sampled tokens, 16 s. "
         "Held-out correct: 25.0 % → 75.0 % (+50.0 points)."
     )
 
@@ -89,7 +89,7 @@ def test_runs_that_differ_in_their_seed_are_one_group(tmp_path: Path) -> None:
     found = charts(*seeds, wider)
     assert [group["runs"] for group in found["groups"]] == [[0, 1, 2], [3]]
     assert found["groups"][0]["differs"]["optimizer.sigma"] == "0.01"
-    assert found["groups"][1]["label"].startswith("es, sigma=0.02")
+    assert found["groups"][1]["label"].startswith("ES, sigma=0.02")
     assert "3 runs" in found["groups"][0]["sentence"]
     assert "75.0 to 75.0 over runs" in found["groups"][0]["sentence"]
 
@@ -101,7 +101,7 @@ def test_where_a_run_is_kept_and_shown_makes_no_group(tmp_path: Path) -> None:
 
 def test_gradients_are_shown_beside_evolution_strategies(tmp_path: Path) -> None:
     found = charts(make_run(tmp_path / "es"), make_run(tmp_path / "gradient", config=GRADIENTS))
-    assert [group["label"] for group in found["groups"]] == ["es", "policy_gradient"]
+    assert [group["label"] for group in found["groups"]] == ["ES", "gradients"]
     assert found["runs"][1]["gradients"] is True
     assert found["runs"][1]["fitness"] is None
     assert found["runs"][1]["columns"]["env/all/correct"][:2] == [0.3, 0.4]
@@ -154,14 +154,12 @@ def test_texts_are_cut_until_the_page_is_small_and_no_rollout_is_left_out() -> N
     texts = [bytes(letters.choices(range(33, 127), k=2000)).decode() for _ in range(400)]
     for i, text in enumerate(texts):
         table.add(0, rollout(i, 0, text))
-    whole, small = table.compressed(10_000_000), table.compressed(100_000)
-    assert whole.cut_to is None
-    assert len(small.data) <= 100_000
-    assert small.cut_to is not None
-    found = actions(json.loads(gzip.decompress(small.data)))
-    assert [start + "…" for start, _, _ in found] == [
-        text[: 2 * small.cut_to // 3] + "…" for text in texts
-    ]
+    assert table.compressed(10_000_000)[1] is None
+    small, cut_to = table.compressed(100_000)
+    assert 50_000 < len(small) <= 100_000
+    assert cut_to is not None
+    found = actions(json.loads(gzip.decompress(small)))
+    assert [start for start, _, _ in found] == [text[: 2 * cut_to // 3] for text in texts]
     assert {len(start) + missing + len(end) for start, missing, end in found} == {2000}
 
 

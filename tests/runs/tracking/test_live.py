@@ -1,9 +1,11 @@
+import contextlib
 import io
 import math
 import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -40,114 +42,87 @@ def info(path: Path, start_generation: int = 0) -> RunInfo:
     return RunInfo(path, "{}", run_seed=0, num_generations=10, start_generation=start_generation)
 
 
-def test_plain_lines_tell_a_generation_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = Clock()
-    tracker = PlainTracker(info(tmp_path), clock)
-    for generation in range(2):
-        clock.now += 30
-        tracker.log(generation, METRICS)
-        tracker.recorded(generation)
-    tracker.log(10, {"test/env/all/correct": 0.655})
-    tracker.recorded(10)
+def plain(path: Path, *rows: Mapping[str, float], seconds: float = 0.0) -> list[str]:
+    """The lines of a run with these metrics, a generation each unless they say which."""
+    clock, out = Clock(), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        tracker = PlainTracker(info(path), clock)
+        for number, row in enumerate(rows):
+            clock.now += seconds
+            generation = round(row.get("progress/generation", number))
+            tracker.log(generation, row)
+            tracker.recorded(generation + 1)
+        tracker.close()
+    return out.getvalue().splitlines()
+
+
+def drawn(path: Path, *rows: Mapping[str, float], action: str | None = None) -> str:
+    """What a terminal of 100 columns is sent for these generations, and one rollout."""
+    sent = io.StringIO()
+    console = Console(file=sent, force_terminal=True, width=100, height=40, highlight=False)
+    tracker = ScreenTracker(info(path), 6, console, Clock())
+    if action is not None:
+        transition = Transition(Observation((1,)), Action((2,), action, "stop"), 1.0, {}, {})
+        tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory((transition,))]])], str)
+    for generation, row in enumerate(rows):
+        tracker.log(generation, row)
+    tracker.recorded(len(rows))
     tracker.close()
-    assert capsys.readouterr().out.splitlines() == [
+    tracker.close()
+    return sent.getvalue()
+
+
+def test_plain_lines_tell_a_generation_each(tmp_path: Path) -> None:
+    last = {"progress/generation": 10, "test/env/all/correct": 0.655}
+    assert plain(tmp_path, METRICS, METRICS, last, seconds=30) == [
         "generation 1/10  reward 0.400  correct 0.250  12.3k tokens/s  4:30 left",
         "generation 2/10  reward 0.400  correct 0.250  12.3k tokens/s  4:00 left",
         "finished  held-out correct 0.655",
     ]
 
 
-def test_what_goes_wrong_is_told_once_and_stays_on_the_screen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_goes_wrong_is_told_once_and_stays_on_the_screen(tmp_path: Path) -> None:
     cut = {"reward/mean": 0.4, "rollouts/mean_tokens": 30.0, "rollouts/truncated": 0.5}
-    tracker = PlainTracker(info(tmp_path), Clock())
-    for generation in range(2):
-        tracker.log(generation, cut)
-        tracker.recorded(generation + 1)
-    first, finding, second = capsys.readouterr().out.splitlines()
+    first, finding, second = plain(tmp_path, cut, cut)
     assert first.startswith("generation 1/10  ") and second.startswith("generation 2/10  ")
     assert finding == (
         "generation 1/10: 50% of the answers were cut off at sampling.max_tokens: raise it, or ask "
         "for shorter answers"
     )
-    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
-    live = ScreenTracker(info(tmp_path), 0, screen)
-    live.log(0, cut)
-    live.log(1, cut)
-    live.recorded(2)
-    live.close()
-    assert isinstance(screen.file, io.StringIO)
-    drawn = screen.file.getvalue()
-    assert "30 tokens an answer  ·  50% of answers cut" in drawn
-    assert "50% of the answers were cut off at sampling.max_tokens" in drawn
+    sent = drawn(tmp_path, cut, cut)
+    assert "30 tokens an answer  ·  50% of answers cut" in sent
+    assert "50% of the answers were cut off at sampling.max_tokens" in sent
 
 
-def test_held_out_values_say_how_sure_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_values_say_how_sure_they_are(tmp_path: Path) -> None:
     within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
     measured = {**METRICS, "test/env/all/correct": 0.33, "test/problems": 40, **within}
-    tracker = PlainTracker(info(tmp_path), Clock())
-    tracker.log(0, measured)
-    tracker.recorded(1)
-    assert capsys.readouterr().out.startswith(
+    (line,) = plain(tmp_path, measured)
+    assert line.startswith(
         "generation 1/10  reward 0.400  correct 0.250  held-out correct 0.330 (0.200 to 0.500)  "
         "40 held-out problems  "
     )
-    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
-    live = ScreenTracker(info(tmp_path), 0, screen)
-    live.log(0, measured)
-    live.log(1, METRICS)
-    live.recorded(2)
-    live.close()
-    assert isinstance(screen.file, io.StringIO)
-    drawn = screen.file.getvalue()
-    assert "95 %" in drawn and drawn.count("0.200 to 0.500") == drawn.count("95 %")
+    sent = drawn(tmp_path, measured, METRICS)
+    assert "95 %" in sent and sent.count("0.200 to 0.500") == sent.count("95 %")
 
 
-MEASURED_TOO = {
-    "reward/mean": 0.4,
-    "objective/mean": 0.7,
-    "env/all/kl": 0.02,
-    "test/pass@1": 0.25,
-    "test/pass@4": 0.5,
-}
-
-
-def test_what_else_was_asked_for_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker = PlainTracker(info(tmp_path), Clock())
-    tracker.log(0, MEASURED_TOO)
-    tracker.recorded(1)
-    assert capsys.readouterr().out == (
+def test_what_else_was_asked_for_is_shown(tmp_path: Path) -> None:
+    measured = {"reward/mean": 0.4, "objective/mean": 0.7, "env/all/kl": 0.02}
+    measured |= {"test/pass@1": 0.25, "test/pass@4": 0.5}
+    assert plain(tmp_path, measured) == [
         "generation 1/10  reward 0.400  objective 0.700  kl 0.020  held-out pass@1 0.250  "
-        "held-out pass@4 0.500  0:00 left\n"
-    )
-    screen = Console(file=io.StringIO(), width=100, force_terminal=True)
-    live = ScreenTracker(info(tmp_path), 0, screen)
-    live.log(0, MEASURED_TOO)
-    live.recorded(1)
-    live.close()
-    assert isinstance(screen.file, io.StringIO)
-    drawn = screen.file.getvalue()
-    assert all(name in drawn for name in ("objective", "kl", "held-out pass@1", "held-out pass@4"))
+        "held-out pass@4 0.500  0:00 left"
+    ]
+    names = ("objective", "kl", "held-out pass@1", "held-out pass@4")
+    assert all(name in drawn(tmp_path, measured) for name in names)
 
 
-def test_counts_of_what_never_happened_take_no_room(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tracker = PlainTracker(info(tmp_path), Clock())
+def test_counts_of_what_never_happened_take_no_room(tmp_path: Path) -> None:
     zero = {"env/all/tool_calls": 0.0, "test/env/all/malformed_calls": 0.0, "env/all/correct": 0.0}
-    tracker.log(0, {"progress/generation": 0, "reward/mean": 0.5, **zero})
-    tracker.recorded(1)
-    assert "calls" not in (line := capsys.readouterr().out) and "correct 0.000" in line
-    tracker.log(1, {"progress/generation": 1, "reward/mean": 0.5, "env/all/tool_calls": 0.25})
-    tracker.recorded(2)
-    assert "tool_calls 0.250" in capsys.readouterr().out
+    once = {"reward/mean": 0.5, "env/all/tool_calls": 0.25}
+    first, second, *_ = plain(tmp_path, {"reward/mean": 0.5, **zero}, once)
+    assert "calls" not in first and "correct 0.000" in first
+    assert "tool_calls 0.250" in second
 
 
 def test_standard_output_that_is_no_terminal_gets_plain_lines(
@@ -185,22 +160,8 @@ def test_a_generation_is_not_shown_before_it_counts(
     assert capsys.readouterr().out == ""
 
 
-def screen(path: Path, action: str) -> str:
-    """What a terminal of 100 columns is sent for one generation."""
-    sent = io.StringIO()
-    console = Console(file=sent, force_terminal=True, width=100, height=40, highlight=False)
-    tracker = ScreenTracker(info(path), 6, console, Clock())
-    transition = Transition(Observation((1,)), Action((2,), action, "stop"), 1.0, {}, {})
-    tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory((transition,))]])], str)
-    tracker.log(0, METRICS)
-    tracker.recorded(0)
-    tracker.close()
-    tracker.close()
-    return sent.getvalue()
-
-
 def test_the_screen_shows_progress_numbers_and_an_answer(tmp_path: Path) -> None:
-    sent = screen(tmp_path, "<answer>44 + 35 + 19</answer>")
+    sent = drawn(tmp_path, METRICS, action="<answer>44 + 35 + 19</answer>")
     for part in ("1/10", "reward", "0.400", "12.3k tokens/s", "<answer>44 + 35 + 19</answer>"):
         assert part in sent
     assert "time/sample" not in sent
@@ -210,7 +171,7 @@ def test_the_screen_of_a_resumed_run_begins_with_what_was_measured_before(tmp_pa
     (tmp_path / "metrics.jsonl").write_text(
         '{"progress/generation": 0, "test/env/all/correct": 0.123}\n'
     )
-    assert "0.123" in screen(tmp_path, "")
+    assert "0.123" in drawn(tmp_path, METRICS)
 
 
 class Measured(float):
@@ -243,7 +204,7 @@ def test_a_model_cannot_paint_on_the_terminal(tmp_path: Path) -> None:
     hostile = (
         "[red]bold[/red] [link=file:///etc]x[/link] \x1b[2J\x1b]0;title\x07 \u202egnp.exe \r\x9b1A"
     )
-    sent = screen(tmp_path, hostile)
+    sent = drawn(tmp_path, METRICS, action=hostile)
     assert "[red]bold[/red] [link=file:///etc]x[/link]" in sent, "markup stays text"
     for sequence in ("\x1b[2J", "\x1b]0;", "\x07", "\u202e", "\x9b"):
         assert sequence not in sent

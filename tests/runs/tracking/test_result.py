@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.runs.tracking.result import Elapsed, Result, result_of
+from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 
 
 def write(path: Path, *rows: dict[str, float]) -> Path:
@@ -54,4 +54,4 @@ def test_a_run_that_has_measured_nothing_says_so(tmp_path: Path) -> None:
 )
 def test_the_time_of_a_run_that_went_on_is_of_its_last_process(before: int, told: str) -> None:
     rows = [{"time/total": 1.0}, {"time/total": 2.0}, {"time/total": 4.0}, {"test/pass@4": 0.5}]
-    assert Elapsed(12.0, before).told(rows) == told
+    assert elapsed(12.0, rows, before) == told

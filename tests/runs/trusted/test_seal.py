@@ -25,7 +25,7 @@ from es_cookbook.rl.rewards.judge import Judge
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.opening import Standing, open_run_directory
+from es_cookbook.runs.opening import RunState, open_run_directory
 from es_cookbook.runs.trusted.seal import with_sealed
 from es_cookbook.train.config import recorded_config
 from tests.chat_server import chat_server
@@ -58,9 +58,9 @@ def begun(log_path: Path, config: train.Config, recorded: str | None = None) -> 
     shutil.copy(RECORDED / "history.jsonl", log_path)
     header = read_header(log_path / "history.jsonl")
     assert header is not None
-    standing = Standing("resume" if recorded else "begin", recorded, header, 4)
+    state = RunState("resume" if recorded else "begin", recorded, header, 4)
     length = config.num_generations
-    directory = open_run_directory(log_path, config_to_json(config), length, header, standing)
+    directory = open_run_directory(log_path, config_to_json(config), length, header, state)
     directory.begin()
     directory.history.close()
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):

@@ -12,7 +12,7 @@ from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import ROLLOUTS
 from es_cookbook.runs.reading import RunFiles, State, read_run
-from es_cookbook.runs.report.page.charted import charted, page_data
+from es_cookbook.runs.report.page.charted import page_data
 from es_cookbook.runs.report.page.rollouts import RolloutTable, compressed_json
 
 MOST_ROLLOUTS = 150_000
@@ -23,20 +23,14 @@ _SHELL = 150_000
 """Bytes of a page that are not data."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Contents:
-    """Both parts as gzipped JSON; the charts are drawn while the rollouts are still unpacked."""
-
-    charts: bytes
-    rollouts: bytes
-
-
 def contents(
     log_paths: Sequence[Path],
     states: Mapping[Path, State] | None = None,
     megabytes: float = MEGABYTES,
-) -> Contents:
+) -> dict[str, bytes]:
     """Read runs; what cannot be read of one is said on the page.
+
+    `charts` and `rollouts` as gzipped JSON; the former are drawn while the latter are unpacked.
 
     Args:
         log_paths: run directories.
@@ -60,19 +54,19 @@ def contents(
     table, notes = RolloutTable(), list[str]()
     for number, run in enumerate(runs):
         _add_rollouts(table, number, run, MOST_ROLLOUTS // len(runs), notes)
-    drawn = page_data([charted(run) for run in runs])
+    drawn = page_data(runs)
     drawn |= {"unread": unread, "notes": notes, "rollouts": len(table)}
     charts = compressed_json(drawn)
     room = 3 * (1_000_000 * megabytes - _SHELL) / 4 - len(charts)  # Base64 is a third more.
-    packed = table.compressed(max(int(room), 200_000))
-    if packed.cut_to is not None:
+    packed, cut_to = table.compressed(max(int(room), 200_000))
+    if cut_to is not None:
         notes.append(
-            f"Texts of more than {packed.cut_to:,} characters are without their middle, and say "
+            f"Texts of more than {cut_to:,} characters are without their middle, and say "
             "what is missing, so that the page stays small. The run directory has all of them, and "
             "a larger page more: es-cookbook report megabytes=…"
         )
         charts = compressed_json(drawn)
-    return Contents(charts, packed.data)
+    return {"charts": charts, "rollouts": packed}
 
 
 def _add_rollouts(

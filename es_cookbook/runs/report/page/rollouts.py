@@ -16,9 +16,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 LONGEST = 20_000
 """Characters of a text that are kept at most; a run's own files have no longer ones."""
 _MOST_CHARS = 40_000_000
@@ -27,14 +24,6 @@ _LEVEL = 6
 _WHICH = ("generation", "problem", "genome", "attempt")
 _ROLLOUT = ("run", *_WHICH, "reward", "tags", "lost", "turns")
 _TURN = ("kind", "seen", "action", "stop", "turn_reward", "metrics")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Packed:
-    """Gzipped JSON, and the characters to which its longest texts were cut; None if none was."""
-
-    data: bytes
-    cut_to: int | None
 
 
 class RolloutTable:
@@ -98,28 +87,24 @@ class RolloutTable:
             self._parts.append(value)
         return number
 
-    def compressed(self, most_bytes: int) -> Packed:
-        """Everything, with texts cut as far as is needed; larger only where numbers alone are."""
+    def compressed(self, most_bytes: int) -> tuple[bytes, int | None]:
+        """Everything as gzipped JSON, larger than `most_bytes` only where numbers alone are.
+
+        The longest texts are cut as far as that takes: returns to how many characters, too, or
+        None if none was.
+        """
         columns = dict(self._columns)
         for name in ("seen", "action"):
             columns[name] = _back_references(cast("list[int]", columns[name]))
-        head = {
-            "columns": columns,
-            "parts": self._parts,
-            "logs": self._logs,
-        }
-        lengths = np.concatenate([texts.lengths for texts in self._texts.values()])
+        head = {"columns": columns, "parts": self._parts, "logs": self._logs}
         limit = min(texts.longest for texts in self._texts.values())
         data = self._packed(head, limit)
-        if len(data) > most_bytes:
-            bare = len(self._packed(head, 0))
-            while len(data) > most_bytes and limit > 0:
-                share = max(most_bytes - bare, 0) / max(len(data) - bare, 1)
-                chars = int(0.97 * share * np.minimum(lengths, limit).sum())
-                limit = min(_limit(lengths, chars), limit - 1)
-                data = self._packed(head, limit)
+        while len(data) > most_bytes and limit:
+            longest = max(texts.length for texts in self._texts.values())
+            limit = int(min(limit, longest) * min(0.75, most_bytes / len(data)))
+            data = self._packed(head, limit)
         is_cut = limit < LONGEST or any(texts.is_cut for texts in self._texts.values())
-        return Packed(data, limit if is_cut else None)
+        return data, limit if is_cut else None
 
     def _packed(self, head: Mapping[str, object], limit: int) -> bytes:
         texts = {name: table.plain(limit) for name, table in self._texts.items()}
@@ -156,8 +141,9 @@ class _Texts:
         self._num_chars = sum(map(len, self._texts))
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.array([len(text) for text in self._texts], np.int64)
+    def length(self) -> int:
+        """Characters of the longest."""
+        return max(map(len, self._texts), default=0)
 
     @property
     def is_cut(self) -> bool:
@@ -199,18 +185,6 @@ def compressed_json(value: object) -> bytes:
     """JSON in UTF-8, gzipped; half of a surrogate pair, which UTF-8 has not, is an escape."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode("utf-8", "backslashreplace"), _LEVEL, mtime=0)
-
-
-def _limit(lengths: NDArray[np.int64], most_chars: int) -> int:
-    """The largest limit with which texts of these lengths have at most so many characters."""
-    low, high = 0, LONGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        if int(np.minimum(lengths, middle).sum()) <= most_chars:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _back_references(numbers: Sequence[int]) -> list[object]:

@@ -22,7 +22,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, ROLLOUTS
 from es_cookbook.runs.lock import writer_of
-from es_cookbook.runs.report.page.contents import MEGABYTES, Contents, contents
+from es_cookbook.runs.report.page.contents import MEGABYTES, contents
 from es_cookbook.runs.report.page.writing import page
 
 HOST = "127.0.0.1"
@@ -79,7 +79,7 @@ class _Latest:
         self._version = 0
         self._not_before = 0.0
 
-    def get(self) -> tuple[int, Contents]:
+    def get(self) -> tuple[int, dict[str, bytes]]:
         """A number that changes with the contents, and those."""
         with self._lock:
             seen = self._look()
@@ -125,10 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(200, _HTML, b"".join(page(found, follow)))
             case "version":
                 self._send(200, "text/plain", str(version).encode())
-            case "charts":
-                self._send(200, _BYTES, found.charts)
-            case "rollouts":
-                self._send(200, _BYTES, found.rollouts)
+            case "charts" | "rollouts":
+                self._send(200, _BYTES, found[name])
             case _:
                 self._send(404, "text/plain", b"There is nothing here.\n")
 

@@ -8,15 +8,20 @@ program shows them as text.
 
 import base64
 import hashlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from typing_extensions import override
+
 from es_cookbook.common.terminal import show_bytes
+from es_cookbook.runs.directory import REPORT
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import State
-from es_cookbook.runs.report.page.contents import MEGABYTES, Contents, contents
+from es_cookbook.runs.report.page.contents import MEGABYTES, contents
+from es_cookbook.runs.tracking.base import Tracker
 
 _SCRIPTS = (
     "uplot/uPlot.iife.min.js",
@@ -24,6 +29,8 @@ _SCRIPTS = (
     *("browser.js", "drawn.js", "words.js", "page.js"),
 )
 _STYLES = ("uplot/uPlot.min.css", "page.css")
+
+_logger = logging.getLogger(__name__)
 
 
 def write_report(
@@ -48,7 +55,29 @@ def write_report(
     return f"{output}: {show_bytes(sum(map(len, chunks)))}"
 
 
-def page(data: Contents, follow: str = "") -> Iterator[bytes]:
+class ReportWriter(Tracker):
+    """Leaves `report.html` in the directory of a complete run, from the files it has written."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Nothing: they are read from the file."""
+
+    @override
+    def finish(self) -> None:
+        """Write the page; a failure is a warning, since the run itself is complete and recorded."""
+        path = self._log_path
+        try:
+            write_report([path], path / REPORT, {path: "complete"})
+        except Exception as error:  # Whatever it is, it must not cost anybody a run.
+            _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
     """The page in parts.
 
     With `follow` it asks its own server for what is new: the address to ask at, a space, and which
@@ -70,8 +99,8 @@ def page(data: Contents, follow: str = "") -> Iterator[bytes]:
         "policy": policy.encode(),
         "style": style.encode(),
         "follow": follow.encode(),
-        "charts": base64.b64encode(data.charts),
-        "rollouts": base64.b64encode(data.rollouts),
+        "charts": base64.b64encode(data["charts"]),
+        "rollouts": base64.b64encode(data["rollouts"]),
         "script": script.encode(),
     }
     for i, piece in enumerate(_asset("page.html").split("{{")):

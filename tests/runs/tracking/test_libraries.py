@@ -1,3 +1,5 @@
+"""What other libraries have of a run, read as they read it, and that none of them ends it."""
+
 import contextlib
 import json
 import logging
@@ -19,8 +21,12 @@ import pytest
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.libraries import (
+    TensorboardTrackerBuilder,
+    TrackioTrackerBuilder,
+    WandbTrackerBuilder,
+)
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder
 
 pytestmark = pytest.mark.slow
 
@@ -197,10 +203,20 @@ def test_a_project_without_a_login_is_told_at_the_start(
     assert len(told) == is_told
 
 
-def test_wandb_that_is_not_installed_is_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"trackers\.wandb needs wandb, which is not installed"):
-        StandardTrackersBuilder(wandb=WandbTrackerBuilder()).check()
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+def test_a_library_that_is_not_installed_is_told_at_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    builders = {
+        "wandb": StandardTrackersBuilder(wandb=WandbTrackerBuilder()),
+        "tensorboard": StandardTrackersBuilder(tensorboard=TensorboardTrackerBuilder()),
+        "trackio": StandardTrackersBuilder(trackio=TrackioTrackerBuilder(project="mine")),
+    }
+    with pytest.raises(
+        ConfigError, match=rf"trackers\.{name} needs {name}, which is not installed"
+    ):
+        builders[name].check()
     StandardTrackersBuilder().check()
 
 
@@ -252,7 +268,7 @@ def test_a_server_out_of_reach_is_told_once_and_the_run_is_kept_offline(
         program = (
             "import pathlib\n"
             "from es_cookbook.runs.tracking.base import RunInfo\n"
-            "from es_cookbook.runs.tracking.wandb_tracker import WandbTrackerBuilder\n"
+            "from es_cookbook.runs.tracking.libraries import WandbTrackerBuilder\n"
             f"info = RunInfo(pathlib.Path({str(tmp_path)!r}), '{{}}', 0, 3)\n"
             "tracker = WandbTrackerBuilder(wandb_project='mine')(info)\n"
             "[tracker.log(t, {'reward/mean': 0.5}) for t in range(3)]\n"
@@ -274,3 +290,98 @@ def test_a_server_out_of_reach_is_told_once_and_the_run_is_kept_offline(
     assert time.monotonic() - began < 90
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     assert len(wait_for_rows(file, 3)) == 3
+
+
+CONFIG = '{"optimizer": {"$class": "some.module:ES", "sigma": 0.5}}'
+
+
+def group() -> TrajectoryGroup:
+    action = Action((1,), "# <b>bold</b>\n\x1b[31mred", "stop")
+    transition = Transition(Observation((2, 3)), action, 1.0, {}, {})
+    return TrajectoryGroup([[Trajectory((transition,))]], tags=("a tag",))
+
+
+def test_scalars_and_texts_come_back_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    builder = TensorboardTrackerBuilder(rollouts_every=2)
+    # The first process was ended before generation 1 counted; the second does it again.
+    for start, values in ((0, (0.25, 0.5)), (1, (0.75, float("nan"), 1.0))):
+        tracker = builder(RunInfo(tmp_path, CONFIG, 0, 4, start_generation=start))
+        for generation, value in enumerate(values, start):
+            tracker.log_rollouts(generation, [group()], lambda tokens_T: "<i>prompt</i>")
+            tracker.log(generation, {"reward/mean": value, "progress/tokens": 7})
+        tracker.close()
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0, "scalars": 0})
+    events.Reload()
+    read = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert read == [(0, 0.25), (1, 0.75), (3, 1.0)]
+    (config, *_) = events.Tensors("config")
+    (text,) = config.tensor_proto.string_val
+    assert b'    "class": "ES",' in text
+    rollouts = events.Tensors("rollouts")
+    assert [event.step for event in rollouts] == [0, 2]
+    (text,) = rollouts[0].tensor_proto.string_val
+    lines = text.decode().splitlines()
+    assert all(line.startswith("    ") for line in lines), "of Markdown, code"
+    assert "    answer: # &lt;b&gt;bold&lt;/b&gt;" in lines
+    assert r"    \x1b[31mred" in lines
+    assert "    prompt: &lt;i&gt;prompt&lt;/i&gt;" in lines
+
+
+def test_a_failure_of_tensorboard_is_a_warning_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        tracker = TensorboardTrackerBuilder()(RunInfo(tmp_path, "{}", 0, 3))
+        tracker.log_rollouts(0, [group()], str)
+        tracker.log(0, {"reward/mean": 1.0})
+        tracker.close()
+    assert [text for text in caplog.messages if "TensorBoard is off" in text] == caplog.messages
+    assert len(caplog.messages) == 1
+
+
+PROGRAM = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.libraries import TrackioTrackerBuilder
+
+config = '{"optimizer": {"$class": "some.module:ES", "sigma": 0.5}}'
+for start, values in ((0, (0.25, 0.5)), (2, (0.75, float("nan")))):
+    info = RunInfo(pathlib.Path(sys.argv[1]), config, 0, 4, start_generation=start)
+    tracker = TrackioTrackerBuilder(project="mine")(info)
+    for generation, value in enumerate(values, start):
+        tracker.log(generation, {"reward/mean": value, "progress/tokens": 7})
+    tracker.close()
+    tracker.close()
+
+from trackio import Api, SQLiteStorage
+
+(run,) = Api().runs("mine")
+logs = SQLiteStorage.get_logs("mine", run.name)
+print(json.dumps([[row["step"], row.get("reward/mean"), row["progress/tokens"]] for row in logs]))
+print(json.dumps(SQLiteStorage.get_run_config("mine", run.name)["optimizer"]))
+"""
+
+
+def test_a_resumed_run_is_one_run_in_trackio(tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    run = tmp_path / "my run"
+    run.mkdir()
+    # In a process of its own: Trackio reads where to write when it is imported.
+    own = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(run)],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    logs, optimizer = map(json.loads, done.stdout.splitlines())
+    assert logs == [[0, 0.25, 7], [1, 0.5, 7], [2, 0.75, 7], [3, None, 7]]
+    assert optimizer == {"class": "ES", "sigma": 0.5}
