@@ -34,8 +34,10 @@ from es_cookbook.rl.types import (
     Datasets,
     EnvGroupBuilder,
     Observation,
+    Policy,
     RLDataset,
     RLDatasetBuilder,
+    SamplingParams,
 )
 
 if TYPE_CHECKING:
@@ -208,6 +210,30 @@ class NoEngineBuilder(EngineBuilder):
 
     async def __call__(self, **_: object) -> Engine:
         raise AssertionError("a model was loaded")
+
+
+class FakePolicy(Policy):
+    """One that other policies of tests answer in place of; its own centre and base."""
+
+    async def sample(
+        self, observation: Observation, params: SamplingParams | None = None
+    ) -> Action:
+        raise AssertionError("nothing is to be sampled")
+
+    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
+        return [0.0] * len(continuation_T)
+
+    @property
+    def context_length(self) -> int:
+        return 4096
+
+    @property
+    def centre(self) -> Policy:
+        return self
+
+    @property
+    def base(self) -> Policy:
+        return self
 
 
 class Pieces(ProblemEnv):

@@ -74,7 +74,7 @@ PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
 ABOUT_OTHERS = {
     "es_cookbook.bridges.inspect_models",
     *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
-    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("agent", "env", "library", "tools")),
+    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("env", "library", "tools")),
 }
 """Made of another library's classes, and imported when that is used."""
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
 

@@ -48,8 +48,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.objectives import SOLVED, solved_in
-from es_cookbook.rl.rollouts import rollout_metrics
-from es_cookbook.rl.sequences import Example, readings_of, sequences_of
+from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
 from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 

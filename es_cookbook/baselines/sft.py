@@ -30,7 +30,7 @@ from es_cookbook.baselines.supervised import SFTConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.data.problem_dataset import EpochOrder
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
 from es_cookbook.runs.checkpoints import last_directory, next_checkpoint
 from es_cookbook.runs.directory import (

@@ -25,7 +25,7 @@ from es_cookbook.baselines.supervised import joined
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -22,7 +22,7 @@ from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
 
 ROLES = ("system", "user", "assistant")

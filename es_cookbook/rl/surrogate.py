@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
     Env,

@@ -9,7 +9,7 @@ import torch
 
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 
 
 def test_entropies_are_those_of_the_whole_distribution(tiny_model: Callable[[str], Path]) -> None:

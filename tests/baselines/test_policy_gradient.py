@@ -22,7 +22,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
     Env,

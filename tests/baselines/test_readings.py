@@ -9,7 +9,7 @@ import torch
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.policy_gradient import PPO, Expert, Group, Method, to_examples
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.rl.sequences import Example, readings_of
+from es_cookbook.rl.rollouts import Example, readings_of
 from es_cookbook.rl.types import (
     Action,
     Observation,

@@ -23,7 +23,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import chat_tokenizer
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import SamplingParams
 from tests.causal_lms import build
 from tests.tiny_models import EOS, character_tokenizer

@@ -7,7 +7,7 @@ import torch
 
 from es_cookbook.baselines import small_model
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example
 
 
 def test_only_answers_are_learned_from() -> None:

@@ -20,6 +20,7 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams, Trajectory
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.fakes import FakePolicy
 
 pytest.importorskip("textarena", reason="textarena is not installed")
 pytestmark = pytest.mark.anyio
@@ -28,7 +29,7 @@ TOKENIZER = build_tokenizer(string.ascii_letters + string.digits + string.punctu
 HANOI = ["A C", "A B", "C B", "A C", "B A", "B C", "A C"]
 
 
-class Player(Policy):
+class Player(FakePolicy):
     """Answers what a function says to what it is shown; the base model is another."""
 
     def __init__(self, answer: Callable[[str], str], base: "Player | None" = None) -> None:
@@ -42,17 +43,6 @@ class Player(Policy):
         await anyio.sleep(0)
         self.shown.append(TOKENIZER.decode(observation.tokens_T))
         return Action((5,), self.answer(self.shown[-1]), "stop")
-
-    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        raise NotImplementedError
-
-    @property
-    def context_length(self) -> int:
-        return 4096
-
-    @property
-    def centre(self) -> Policy:
-        return self
 
     @property
     def base(self) -> Policy:

@@ -1,7 +1,6 @@
 """What one rollout promises, what it refuses from an Env, and what many rollouts add up to."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,13 +24,13 @@ from es_cookbook.rl.types import (
     LostRollout,
     Metrics,
     Observation,
-    Policy,
     SamplingParams,
     StepResult,
     Trajectory,
     TrajectoryGroup,
     Transition,
 )
+from tests.fakes import FakePolicy
 
 pytestmark = pytest.mark.anyio
 
@@ -39,28 +38,13 @@ PROMPT = Observation((1,))
 LOST = LostRollout("ValueError: no", "")
 
 
-class Echo(Policy):
+class Echo(FakePolicy):
     """Answers with the number of prompt tokens."""
 
     async def sample(
         self, observation: Observation, params: SamplingParams | None = None
     ) -> Action:
         return Action((1, 2), str(len(observation.tokens_T)), "stop")
-
-    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        return [0.0] * len(continuation_T)
-
-    @property
-    def context_length(self) -> int:
-        return 64
-
-    @property
-    def centre(self) -> Policy:
-        return self
-
-    @property
-    def base(self) -> Policy:
-        return self
 
 
 class Countdown(Env):

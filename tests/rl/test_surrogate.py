@@ -18,8 +18,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.rollouts import mean_rewards
-from es_cookbook.rl.sequences import Example
+from es_cookbook.rl.rollouts import Example, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate, group_weights
 from es_cookbook.rl.types import (
     Action,

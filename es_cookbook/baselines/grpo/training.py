@@ -55,8 +55,7 @@ from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.baselines.learner import trained_weights
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
-from es_cookbook.rl.rollouts import mean_of
-from es_cookbook.rl.sequences import Example, sequences_of
+from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.directory import LOSSES
 from es_cookbook.runs.files import replace_file

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -41,33 +41,23 @@ class Row:
 
     def integer(self, *names: str) -> int:
         """The integer under the first of `names` that is there: sets differ in names."""
-        name, value = self._first(names)
-        if not _is_integer(value):
-            raise self.error(f"field {name!r} must be a whole number, found {_show(value)}")
-        return cast(int, value)
+        return cast(int, self._fitting(names, _is_integer, "a whole number"))
 
     def integers(self, *names: str) -> tuple[int, ...]:
         """The list of integers under the first of `names` that is there; not empty."""
-        name, value = self._first(names)
-        items = cast(list[int], value) if isinstance(value, list) else []
-        if not items or not all(map(_is_integer, items)):
-            found = _show(value)
-            raise self.error(f"field {name!r} must be a list of whole numbers, found {found}")
-        return tuple(items)
+        return tuple(
+            cast(list[int], self._fitting(names, _are_integers, "a list of whole numbers"))
+        )
 
     def text(self, *names: str) -> str:
         """The text under the first of `names` that is there; not empty."""
-        name, value = self._first(names)
-        if not isinstance(value, str) or not value:
-            raise self.error(f"field {name!r} must be text, and some, found {_show(value)}")
-        return value
+        return cast(str, self._fitting(names, _is_some_text, "text, and some"))
 
     def optional_text(self, name: str) -> str | None:
         """The text under `name`, or None where the row has none."""
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, str):
-            raise self.error(f"field {name!r} must be text, found {_show(value)}")
-        return value
+        if self.fields.get(name) is None:
+            return None
+        return cast(str, self._fitting((name,), lambda value: isinstance(value, str), "text"))
 
     def value(self, name: str) -> object:
         """What stands under `name`, which must be there."""
@@ -76,6 +66,12 @@ class Row:
     def error(self, what: str) -> DataError:
         """An error about this row, to raise."""
         return DataError(f"{self.where}: {what}")
+
+    def _fitting(self, names: tuple[str, ...], fits: Callable[[object], bool], what: str) -> object:
+        name, value = self._first(names)
+        if not fits(value):
+            raise self.error(f"field {name!r} must be {what}, found {_show(value)}")
+        return value
 
     def _first(self, names: tuple[str, ...]) -> tuple[str, object]:
         try:
@@ -344,6 +340,15 @@ def _cached_set(source: str, option: str, unavailable: HubError) -> "Cache":
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _is_some_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _are_integers(value: object) -> bool:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return bool(items) and all(map(_is_integer, items))
 
 
 def _is_integer(value: object) -> bool:

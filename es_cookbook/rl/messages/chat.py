@@ -52,10 +52,7 @@ class ChatOptions:
 
     @chz.validate
     def _valid(self) -> None:
-        check_range(self, "max_turns", at_least=1)
-        for name in ("max_tokens", "max_context"):
-            if getattr(self, name) is not None:
-                check_range(self, name, at_least=1)
+        check_range(self, "max_turns", "max_tokens", "max_context", at_least=1)
         if not all(self.stop):
             raise ConfigError("stop must be strings with at least a character")
 

@@ -3,7 +3,6 @@
 import pickle
 import random
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,6 +40,7 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
+from tests.fakes import FakePolicy
 from tests.recipe_problems import short_run
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +49,7 @@ PROMPTS = Prompts(TOKENIZER, "compact")
 OPENING = "....OXX.O"
 
 
-class Player(Policy):
+class Player(FakePolicy):
     """Knows the position from the prompt, and a way to answer it."""
 
     def __init__(self, way: str) -> None:
@@ -70,17 +70,6 @@ class Player(Policy):
             "taken": lambda p: next(cell for cell in range(1, 10) if cell not in legal_moves(p)),
         }[self.way](position)
         return Action((move,), str(move), "stop")
-
-    async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
-        raise NotImplementedError
-
-    @property
-    def context_length(self) -> int:
-        return 4096
-
-    @property
-    def centre(self) -> Policy:
-        return Player("careless")
 
     @property
     def base(self) -> Policy:

@@ -12,8 +12,9 @@ from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, RequestError
 from es_cookbook.common.servers.chat import AskAgainError
 from es_cookbook.rl.judging.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
-from es_cookbook.rl.types import Action, Observation, Policy, SamplingParams, Tokenizer
+from es_cookbook.rl.types import Policy, Tokenizer
 from tests.chat_server import chat_server
+from tests.fakes import FakePolicy
 
 pytestmark = pytest.mark.anyio
 ROW = {"question": "6 * 7?"}
@@ -26,18 +27,12 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-class Says(Policy):
+class Says(FakePolicy):
     """A base whose verdicts have these probabilities."""
 
     def __init__(self, *probabilities: float) -> None:
         self.probabilities = dict(zip("AB", probabilities, strict=True))
         self.asked: list[str] = []
-
-    @override
-    async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
-    ) -> Action:
-        raise AssertionError("a judgement samples nothing")
 
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
@@ -49,18 +44,8 @@ class Says(Policy):
 
     @property
     @override
-    def context_length(self) -> int:
-        return 2000
-
-    @property
-    @override
     def centre(self) -> Policy:
         raise AssertionError("the centre does not judge")
-
-    @property
-    @override
-    def base(self) -> Policy:
-        return self
 
 
 async def judged(judge: PairJudge, policy: Policy, first: str = "42", second: str = "41") -> float:
