@@ -33,11 +33,14 @@ from es_cookbook.rl.types import (
     Action,
     Datasets,
     EnvGroupBuilder,
+    Metrics,
     Observation,
     Policy,
     RLDataset,
     RLDatasetBuilder,
     SamplingParams,
+    Trajectory,
+    Transition,
 )
 
 if TYPE_CHECKING:
@@ -234,6 +237,17 @@ class FakePolicy(Policy):
     @property
     def base(self) -> Policy:
         return self
+
+
+def trajectory(reward: float, *metrics_T: Metrics, tokens: int = 2) -> Trajectory:
+    """A rollout of a step for each of these metrics, or one, whose first has the reward."""
+    action = Action(tuple(range(1, tokens + 1)), "", "stop")
+    return Trajectory(
+        tuple(
+            Transition(Observation((1,)), action, 0.0 if t else reward, metrics, {})
+            for t, metrics in enumerate(metrics_T or ({},))
+        )
+    )
 
 
 class Pieces(ProblemEnv):

@@ -29,15 +29,11 @@ from es_cookbook.rl.objectives import (
 )
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.rl.types import (
-    Action,
     GroupReward,
     LostRollout,
-    Metrics,
-    Observation,
-    Trajectory,
     TrajectoryGroup,
-    Transition,
 )
+from tests.fakes import trajectory
 
 NAN = math.nan
 LOST = LostRollout("ValueError: no", "")
@@ -166,14 +162,9 @@ def test_without_a_limit_lengths_compare_within_their_problem() -> None:
     assert found[1] == pytest.approx(found[0])
 
 
-def rollout(reward: float, *metrics_T: Metrics) -> Trajectory:
-    action = Action((1, 2, 3), "", "stop")
-    steps = [Transition(Observation((1,)), action, reward, m, {}) for m in metrics_T]
-    return Trajectory(tuple(steps))
-
-
 def groups() -> Sequence[TrajectoryGroup]:
-    won, lost = rollout(0.5, {"correct": 1.0}), rollout(0.25, {}, {"correct": 0.0})
+    won = trajectory(0.5, {"correct": 1.0}, tokens=3)
+    lost = trajectory(0.5, {}, {"correct": 0.0}, tokens=3)
     return [
         TrajectoryGroup([[won, LOST], [lost, won]]),
         TrajectoryGroup(

@@ -22,7 +22,6 @@ from es_cookbook.rl.types import (
     Env,
     GroupReward,
     LostRollout,
-    Metrics,
     Observation,
     SamplingParams,
     StepResult,
@@ -30,7 +29,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tests.fakes import FakePolicy
+from tests.fakes import FakePolicy, trajectory
 
 pytestmark = pytest.mark.anyio
 
@@ -144,22 +143,6 @@ async def test_an_env_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(rollouts, "MAX_STEPS", 5)
     with pytest.raises(EnvError, match="Scripted was not done after 5 steps"):
         await run_rollout(Scripted(StepResult(0.0, False, Observation((1,)))), Echo())
-
-
-def trajectory(reward: float, *metrics_T: Metrics) -> Trajectory:
-    metrics_T = metrics_T or ({},)
-    return Trajectory(
-        tuple(
-            Transition(
-                Observation((1,)),
-                Action((1, 2), "", "stop"),
-                reward if t == 0 else 0.0,
-                metrics,
-                {},
-            )
-            for t, metrics in enumerate(metrics_T)
-        )
-    )
 
 
 def test_rewards_are_means_over_attempts_that_were_not_lost() -> None:

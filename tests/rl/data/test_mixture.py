@@ -28,11 +28,9 @@ from es_cookbook.rl.types import (
     ProblemResult,
     RLDatasetBuilder,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
-    Transition,
 )
-from tests.fakes import FakeEngine, SmallDatasetBuilder
+from tests.fakes import FakeEngine, SmallDatasetBuilder, trajectory
 
 pytestmark = pytest.mark.anyio
 
@@ -82,11 +80,7 @@ def _kinds(batch_P: Sequence[EnvGroupBuilder]) -> Counter[str]:
 
 def _groups(solved_P: Sequence[float]) -> list[TrajectoryGroup]:
     """One genome's one attempt at each problem."""
-    action = Action((1,), "yes", "stop")
-    return [
-        TrajectoryGroup([[Trajectory((Transition(Observation((1,)), action, solved, {}, {}),))]])
-        for solved in solved_P
-    ]
+    return [TrajectoryGroup([[trajectory(solved)]]) for solved in solved_P]
 
 
 def _go(dataset: MixtureDataset, generations: int, solved: Any) -> list[list[str]]:

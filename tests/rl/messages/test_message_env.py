@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Sequence
 
-import anyio
 import pytest
 from typing_extensions import override
 
@@ -12,7 +11,6 @@ from es_cookbook.rl.data.problem_dataset import check_problem
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
-from es_cookbook.rl.messages.tools import Tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
@@ -144,23 +142,6 @@ async def test_calls_that_cannot_be_read_or_fail_are_told_to_the_model_and_count
     assert metrics["malformed_calls"] == 2.0
     assert metrics["tool_calls"] == 1.0
     assert metrics["tool_errors"] == 1.0
-
-
-async def test_cancelling_a_rollout_reaches_its_tool() -> None:
-    cancelled = anyio.Event()
-
-    async def wait() -> str:
-        """Wait."""
-        try:
-            await anyio.sleep(60)
-        finally:
-            cancelled.set()
-        return ""
-
-    env = Sum(Chat(TOKENIZER, tools=[Tool(wait, timeout=60)]))
-    with anyio.move_on_after(0.1):
-        await rollout(env, '<tool_call>{"name": "wait"}</tool_call>')
-    assert cancelled.is_set()
 
 
 class Wrong(Guess):

@@ -1,8 +1,5 @@
 """Rewards are added by weight, reported by name, and named by rows."""
 
-from collections.abc import Mapping
-from typing import cast
-
 import chz
 import pytest
 
@@ -14,18 +11,11 @@ from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Exact, Number
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
-from es_cookbook.rl.rollouts import env_metrics, run_rollout
-from es_cookbook.rl.types import (
-    Action,
-    Env,
-    Observation,
-    Policy,
-    StepResult,
-    TrajectoryGroup,
-)
+from es_cookbook.rl.rollouts import env_metrics
+from es_cookbook.rl.types import TrajectoryGroup
+from tests.fakes import trajectory
 
 pytestmark = pytest.mark.anyio
-NO_POLICY = cast(Policy, None)
 TEXT = "<think>2+2</think><answer>4.0</answer>"
 
 
@@ -135,32 +125,15 @@ def test_every_shared_reward_can_be_added() -> None:
     assert set(WeightedSum(rewards=tuple(sorted(names))).rewards) == names
 
 
-class RewardedEnv(Env):
-    """An Env that says something without a policy, and is graded by a reward function."""
-
-    def __init__(self, says: str, row: Mapping[str, object]) -> None:
-        self.says, self.row = says, row
-
-    async def initial_observation(self) -> Observation:
-        return Observation((1,))
-
-    async def act(self, observation: Observation) -> Action:
-        return Action((2,), self.says, "stop")
-
-    async def step(self, action: Action) -> StepResult:
-        reward = WeightedSum(rewards=("number", "format"), weights=(1.0, 0.1))
-        grade = await graded(reward, action.text, self.row, "row 1")
-        return StepResult(grade.reward, done=True, metrics=grade.metrics)
-
-
 async def test_names_are_metrics_of_a_run_and_what_gdpo_adds() -> None:
     whole, bare = "<think>4</think><answer>4</answer>", "4"
     said_P_G = [[whole, bare], ["5", bare]]
     rows_P: list[dict[str, object]] = [{"answer": 4}, {"answer": 4, "reward": "number"}]
+    reward = WeightedSum(rewards=("number", "format"), weights=(1.0, 0.1))
     groups_P: list[TrajectoryGroup] = []
     for row, said_G in zip(rows_P, said_P_G, strict=True):
-        rollouts = [await run_rollout(RewardedEnv(said, row), NO_POLICY) for said in said_G]
-        groups_P.append(TrajectoryGroup([[rollout] for rollout in rollouts]))
+        grades_G = [await graded(reward, said, row, "row 1") for said in said_G]
+        groups_P.append(TrajectoryGroup([[trajectory(g.reward, g.metrics)] for g in grades_G]))
     metrics = env_metrics(groups_P)
     assert metrics == {"env/all/format": 0.5, "env/all/number": 0.75}
     assert groups_P[0].rewards_G_K == [[1.1], [1.0]]
