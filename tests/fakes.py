@@ -250,6 +250,13 @@ def trajectory(reward: float, *metrics_T: Metrics, tokens: int = 2) -> Trajector
     )
 
 
+class Word(ProblemEnv):
+    """Pays for "yes"."""
+
+    def grade(self, text: str) -> Grade:
+        return Grade(float(text == "yes"))
+
+
 class Pieces(ProblemEnv):
     """Pays for every odd character of the answer."""
 

@@ -17,6 +17,7 @@ from es_cookbook.rl.problem_env import (
     render_prompt,
 )
 from es_cookbook.rl.types import Action, Observation
+from tests.fakes import Word
 
 pytestmark = pytest.mark.anyio
 
@@ -97,13 +98,8 @@ def test_characters_that_the_tokenizer_does_not_know_are_told_once(
 HEAD = b"es_cookbook digests of training problems 1\n"
 
 
-class Silent(ProblemEnv):
-    def grade(self, text: str) -> Grade:
-        return Grade(0.0)
-
-
 def problem(content: str, *prompt_T: int) -> ProblemGroupBuilder:
-    env = functools.partial(Silent, Observation(prompt_T))
+    env = functools.partial(Word, Observation(prompt_T))
     contents = (digest_of(content),) if content else ()
     return ProblemGroupBuilder(env, "a name", contents=contents)
 

@@ -18,7 +18,7 @@ from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, MixtureDataset, Part
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import (
     Action,
@@ -30,16 +30,9 @@ from es_cookbook.rl.types import (
     Tokenizer,
     TrajectoryGroup,
 )
-from tests.fakes import FakeEngine, SmallDatasetBuilder, trajectory
+from tests.fakes import FakeEngine, SmallDatasetBuilder, Word, trajectory
 
 pytestmark = pytest.mark.anyio
-
-
-class Word(ProblemEnv):
-    """Pays for "yes"."""
-
-    def grade(self, text: str) -> Grade:
-        return Grade(float(text == "yes"))
 
 
 def _problem(first: int, i: int, tags: tuple[str, ...] = ()) -> ProblemGroupBuilder:

@@ -7,17 +7,11 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Observation
+from tests.fakes import Word
 
 pytestmark = pytest.mark.anyio
-
-
-class Word(ProblemEnv):
-    """Pays for "yes"."""
-
-    def grade(self, text: str) -> Grade:
-        return Grade(float(text == "yes"))
 
 
 def _builder(i: int, gold: str | None = "yes") -> ProblemGroupBuilder:
