@@ -133,26 +133,26 @@ KINDS = {
     ),
     "interrupted": Kind(copied("interrupted")),
     "finished": Kind(copied("finished")),
-    "finished, with a schedule over the run's length": Kind(
+    "finished, with a schedule that depends on its length": Kind(
         copied("scheduled"), said={"": "fork log_path={path} generation=3 output={path}-longer"}
     ),
     "forked": Kind(copied("forked")),
-    "rewound, and what it was before (`rewound/1`)": Kind(copied("rewound/rewound/1")),
-    "of a script": Kind(
+    "rewound, and its previous state (`rewound/1`)": Kind(copied("rewound/rewound/1")),
+    "from a script": Kind(
         copied("scripted"), said={"": "if you trust that script, add trust={path}/scripts/"}
     ),
-    "of a script, with `trust=`": Kind(
+    "from a script, with `trust=`": Kind(
         copied("scripted"), {"": "trust=tests,{path}/scripts/life_script.py"}
     ),
-    "of another engine, with `engine=` of this one": Kind(
+    "from another engine, with `engine=`": Kind(
         changed(TRAINED_ELSEWHERE, of="interrupted"),
         dict.fromkeys(("resume", "resume, longer", "play", "evaluate"), "engine=torch"),
     ),
-    "its base moved": Kind(
+    "base model moved": Kind(
         changed(moved, of="interrupted"), said={"": "there is no directory '{path.parent}/model'"}
     ),
-    "its base moved, with `model_name=`": Kind(changed(moved, of="interrupted"), MOVED),
-    "its base changed": Kind(
+    "base model moved, with `model_name=`": Kind(changed(moved, of="interrupted"), MOVED),
+    "base model changed": Kind(
         changed(other_weights, of="interrupted"), said={"": "began with model_name="}
     ),
     "in progress": Kind(
@@ -172,7 +172,7 @@ KINDS = {
         changed(replaced("history.jsonl", r'"generation":2,', '"generation":7,'), of="longer"),
         said=DAMAGED,
     ),
-    "`history.jsonl` of another run of the same base": Kind(
+    "`history.jsonl` from another run with the same base": Kind(
         history_of("other"), said={"": "the recorded fitness does not give the recorded step"}
     ),
     "`metrics.jsonl` or `rollouts.jsonl` missing": Kind(
@@ -189,7 +189,7 @@ KINDS = {
     "`config.json` damaged": Kind(
         changed(replaced("config.json", r'"dataset": \{', '"dataset": [{')), said=UNREADABLE
     ),
-    "no run, but a model": Kind(model_directory, said={"": "a config.json that is no run's"}),
+    "a model, not a run": Kind(model_directory, said={"": "a config.json that is no run's"}),
 }
 """Rows of the table."""
 
@@ -289,7 +289,7 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
         kind.make(trained, path)
         places = {"path": path, "model": home / "elsewhere"}
         at_home = replaced("config.json", re.escape(f'{trained}/model"'), f'{home}/model"')
-        if (path / "config.json").exists() and name != "no run, but a model":
+        if (path / "config.json").exists() and name != "a model, not a run":
             at_home(path)
         added = kind.options.get(command, kind.options.get("", "")).format(**places)
         own = [added] if added and command != "rewind" else []
@@ -317,12 +317,12 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
         match said_of[command]:
             case "complete":
                 assert "is already complete" in done.stdout, where
-            case "goes on" | "begins":
+            case "continues" | "starts":
                 length = 4 if command == "resume, longer" else 3
                 assert len(list(read_history(path / "history.jsonl"))) == length, where
                 kept = json.loads((path / "config.json").read_text())
                 begun = json.loads(before["config.json"]) | {"num_generations": length}
-                assert said_of[command] == "begins" or kept == begun
+                assert said_of[command] == "starts" or kept == begun
             case "works" if command == "fork":
                 assert len(list(read_history(output / "history.jsonl"))) == 1, where
             case "works" if command == "rewind":
