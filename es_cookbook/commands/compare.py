@@ -1,18 +1,18 @@
-"""Optimizers beside each other on a recipe: the same rollouts, several seeds, a table and a plot.
+"""Compare optimizers on a recipe: the same rollouts, several seeds, a table and a plot.
 
     python -m es_cookbook compare optimizers=es,momentum
     ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
     ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
     ... optimizers=es,decayed:es decayed.optimizer.weight_decay=0.03
 
-Each optimizer begins as `optimizer=<name>` does in the recipe's `train_cli`. An option of
-`train_cli` holds for every run; with an optimizer's name before it, for that optimizer's runs
-alone. With a label of its own, `label:optimizer`, the same optimizer is compared with itself.
-Whatever is changed, all must make the same number of rollouts.
+Each optimizer starts as `optimizer=<name>` does in the recipe's `train_cli`. An option of
+`train_cli` applies to every run; prefixed with an optimizer's name, only to that optimizer's runs.
+`label:optimizer` compares an optimizer with itself under other options. Whatever is changed, all
+must make the same number of rollouts.
 
-Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. Given again, the command goes on where
-it was interrupted, and what is complete is not run again; so another optimizer is added by naming
-it. What comes out is printed, and written to `comparison.md`, `.png` and `.svg` there.
+Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. The same command continues where it was
+interrupted and skips complete runs, so an optimizer is added by naming it. The results are printed,
+and written to `comparison.md`, `.png` and `.svg` there.
 """
 
 import functools
@@ -57,16 +57,14 @@ class Compare:
     """Compare optimizers on a recipe, at equal rollouts."""
 
     optimizers: tuple[str, ...] = chz.field(
-        doc="names, with commas between them; label:name for the same one with other options"
+        doc="names, separated by commas; label:name for the same one with other options"
     )
     seeds: tuple[int, ...] = chz.field(
-        default=(0, 1, 2), doc="of each optimizer's runs; the table has their mean and range"
+        default=(0, 1, 2), doc="seeds of each optimizer's runs; the table has their mean and range"
     )
-    recipe: str = chz.field(default="countdown", doc="what they train on")
-    metric: str = chz.field(default=METRIC, doc="a held-out metric of the runs")
-    log_path: str = chz.field(
-        default="", doc="directory of all runs; runs/compare-<recipe> if empty"
-    )
+    recipe: str = chz.field(default="countdown", doc="recipe to train on")
+    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
+    log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/compare-<recipe>")
 
     @chz.validate
     def _lists(self) -> None:

@@ -1,11 +1,11 @@
-"""Write the centre of a run as files that other programs load.
+"""Write a run's centre as files that other programs load.
 
     python -m es_cookbook export runs/mine output=exported
     python -m es_cookbook export runs/mine generation=20 output=exported
     python -m es_cookbook export runs/mine rank=8 output=adapter
     python -m es_cookbook export runs/mine rank=exact output=adapter
 
-The run directory is only read, and the run may be going on.
+The run directory is only read, and the run may be in progress.
 """
 
 from pathlib import Path
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 class ExportConfig(RecordedAt):
     """Write a run's centre as a Hugging Face model directory or a PEFT adapter."""
 
-    output: str = chz.field(doc="directory to make; it must not be there yet")
+    output: str = chz.field(doc="directory to create; must not exist")
     merge: bool = chz.field(
-        default=False, doc="of an adapter run: write the whole model, with the adapter merged"
+        default=False, doc="adapter runs: write the whole model, with the adapter merged"
     )
     rank: int | Literal["exact"] | None = chz.field(
         default=None,
-        doc="of a low-rank or full-rank run: write an adapter of this rank, an approximation; "
-        "exact: of the rank that holds all of what the run changed",
+        doc="low-rank and full-rank runs: write an adapter of this rank, an approximation; exact: "
+        "of the rank that holds the whole change",
     )
 
     @chz.validate

@@ -1,11 +1,11 @@
-"""Begin a new run with the first generations of another, and some fields changed.
+"""Start a new run from the first generations of another, with some fields changed.
 
     python -m es_cookbook fork runs/a generation=30 output=runs/b optimizer.sigma=0.005
     python -m es_cookbook resume runs/b
 
-The new run takes the recorded steps as given: they made the centre that it starts from, whatever
-its own optimizer would have done. From generation t on its optimizer decides; one with a state of
-its own (momentum, say) begins there as at the start of a run. The other run is only read.
+The new run takes the recorded steps as given: they made the centre from which it starts, whatever
+its own optimizer would have done. Its optimizer takes over at generation t; one with state
+(momentum, say) starts there as at the start of a run. The other run is only read.
 """
 
 from pathlib import Path
@@ -28,12 +28,10 @@ _ALLOWED = sorted(set(chz.chz_fields(train.Config)) - {*_REFUSED, "log_path"})
 
 @chz.chz
 class Fork(Recorded):
-    """Begin a new run with the first generations of another, and some of its fields changed."""
+    """Start a new run from the first generations of another, with some fields changed."""
 
-    output: str = chz.field(doc="run directory of the new run")
-    generation: int | None = chz.field(
-        default=None, doc="how many generations to take, 0 on; None takes all"
-    )
+    output: str = chz.field(doc="directory of the new run")
+    generation: int | None = chz.field(default=None, doc="number of generations to take; None: all")
 
 
 def main(fork: Fork, fields: dict[str, str]) -> None:

@@ -21,16 +21,16 @@ from es_cookbook.runs.hub.client import MAIN, check_repo_id, push
 
 @chz.chz
 class HubCommand:
-    """Push an export, or what makes a run, to the Hugging Face Hub; the token is HF_TOKEN's."""
+    """Push an export or a run to the Hugging Face Hub, with the token in HF_TOKEN."""
 
-    path: str = chz.field(doc="directory: an export, or a run directory", metadata=UNNAMED)
-    repo_id: str = chz.field(doc="repository: owner/name; made if there is none")
-    revision: str = chz.field(default=MAIN, doc="branch; made if there is none")
+    path: str = chz.field(doc="directory of an export or a run", metadata=UNNAMED)
+    repo_id: str = chz.field(doc="repository, owner/name; created if it does not exist")
+    revision: str = chz.field(default=MAIN, doc="branch; created if it does not exist")
     private: bool = chz.field(
-        default=True, doc="make the repository private; a public one is then refused"
+        default=True, doc="create a private repository, and refuse to push to a public one"
     )
     timeout: float | None = chz.field(
-        default=None, doc="seconds after which to give up; None: as long as it takes"
+        default=None, doc="seconds after which to give up; None: never"
     )
 
     @chz.validate

@@ -48,20 +48,19 @@ class InspectConfig(RunOrModel, Answering):
     task_args: str = chz.field(
         default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
     )
-    limit: int | None = chz.field(default=None, doc="most samples of the task; None: all")
-    epochs: int | None = chz.field(
-        default=None, doc="answers to each sample; None: as the task says"
-    )
-    log_dir: str = chz.field(default="logs", doc="where inspect's log goes")
+    limit: int | None = chz.field(default=None, doc="maximum number of samples; None: all")
+    epochs: int | None = chz.field(default=None, doc="answers per sample; None: as the task says")
+    log_dir: str = chz.field(default="logs", doc="directory of inspect's logs")
     temperature: float = chz.field(
-        default=0.0, doc="0 is greedy; a task's own temperature holds before it"
+        default=0.0, doc="0 is greedy; a task's own temperature takes precedence"
     )
     max_tokens: int | None = chz.field(
-        default=None, doc="most tokens of a turn; the run's own if None; a task's own holds before"
+        default=None,
+        doc="maximum tokens per turn; None: the run's own; a task's own takes precedence",
     )
-    seed: int = chz.field(default=0, doc="of the sampling")
+    seed: int = chz.field(default=0, doc="sampling seed")
     chat: ChatOptions = chz.field(
-        default_factory=ChatOptions, doc="how chats are rendered, and where tools are told"
+        default_factory=ChatOptions, doc="how chats and tools are rendered"
     )
 
     @chz.validate

@@ -18,7 +18,7 @@ class Recorded:
 
     log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
     trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
+        default=(), doc="packages other than es_cookbook that config.json may import"
     )
 
 
@@ -27,10 +27,11 @@ class RecordedAt(Recorded):
     """A run at one of its generations; it is only read."""
 
     generation: int | None = chz.field(
-        default=None, doc="the centre after so many generations; 0 is the base, None the latest"
+        default=None,
+        doc="number of generations after which to take the centre; 0 is the base, None the latest",
     )
     model_name: str | None = chz.field(
-        default=None, doc="where the run's base model is now; where the run had it if None"
+        default=None, doc="base model, if it has moved since the run; None: where it was"
     )
 
     @chz.validate
@@ -42,11 +43,11 @@ class RecordedAt(Recorded):
 class RunOrModel(RecordedAt):
     """A run at one of its generations, or a model."""
 
-    log_path: str = chz.field(default="", doc="run directory; it is only read", metadata=UNNAMED)
+    log_path: str = chz.field(default="", doc="run directory (read only)", metadata=UNNAMED)
     model_name: str | None = chz.field(
         default=None,
-        doc="a model in place of a run: directory or Hub name; with log_path where the run's base "
-        "is now",
+        doc="a model instead of a run: directory or Hub name; with log_path, the run's base model "
+        "if it has moved",
     )
 
     @chz.validate
@@ -59,15 +60,15 @@ class RunOrModel(RecordedAt):
 
 @chz.chz
 class Answering:
-    """Who of a run answers, and where it runs; beside `RecordedAt`."""
+    """What of a run answers, and on which engine; used with `RecordedAt`."""
 
     genome: int | Literal["centre", "base"] = chz.field(
-        default="centre", doc="who answers: centre, base, or the number of a genome"
+        default="centre", doc="what answers: centre, base, or the index of a genome"
     )
     engine: EngineBuilder | None = chz.field(
         meta_factory=Names(ENGINE_NAMES, default=None),
         default=None,
-        doc="where it runs; the run's own engine if None, torch for a model",
+        doc="engine; None: the run's own, or torch for a model",
     )
 
 

@@ -5,13 +5,13 @@
     python -m es_cookbook play runs/mine problem=7
     echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
 
-In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe it is the same
-without decoration: a line for each answer, with newlines and control characters written as in a
-Python string, and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
-A line that ends in a backslash goes on in the next, so a prompt may hold newlines. Every prompt
-stands alone: there is no conversation.
+In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe there is no
+decoration: one line per answer, with newlines and control characters escaped as in a Python string,
+and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
+A line that ends in a backslash continues on the next, so a prompt may hold newlines. Prompts are
+independent: there is no conversation.
 
-The run directory is only read; the run may be going on.
+The run directory is only read; the run may be in progress.
 """
 
 import contextlib
@@ -49,22 +49,22 @@ class PlayConfig(RecordedAt, Answering):
     """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
 
     chat: bool = chz.field(
-        default=True, doc="put prompts into the tokenizer's chat template, if it has one"
+        default=True, doc="apply the tokenizer's chat template to prompts, if it has one"
     )
     temperature: float | None = chz.field(
-        default=None, doc="0 is greedy; the run's own if None, and greedy for held-out problems"
+        default=None, doc="0 is greedy; None: the run's own, and greedy for held-out problems"
     )
     max_tokens: int | None = chz.field(
-        default=None, doc="most tokens of an answer; the run's own if None"
+        default=None, doc="maximum tokens per answer; None: the run's own"
     )
     seed: int | None = chz.field(
-        default=None, doc="of the sampling; for problems the run's own if None, for prompts 0"
+        default=None, doc="sampling seed; None: the run's own for problems, 0 for prompts"
     )
     problem: int | None = chz.field(
-        default=None, doc="play this problem of the run by its Env and end, without prompts"
+        default=None, doc="play this problem of the run through its Env, then exit"
     )
     split: Split = chz.field(
-        default="test", doc="test: the held-out problems; train: the generation's batch"
+        default="test", doc="test: held-out problems; train: the generation's batch"
     )
 
 
@@ -73,18 +73,18 @@ COMMANDS = {
     "centre": ("", "answer as the centre"),
     "base": ("", "answer as the base model"),
     "generation": ("[T]", "go to the centre after T generations, or to the latest"),
-    "problem": ("[train|test] I", "play problem I of the run by its Env"),
+    "problem": ("[train|test] I", "play problem I of the run through its Env"),
     "temperature": ("X", "sample at temperature X; 0 is greedy"),
     "max_tokens": ("N", "sample at most N tokens"),
     "seed": ("N", "seed of the sampling"),
     "help": ("", "this list"),
-    "quit": ("", "end; so does the end of the input"),
+    "quit": ("", "exit; so does the end of the input"),
 }
 """What a command takes, and what it does."""
 _HELP = "\n".join(
     [
         *(f"/{name} {takes}".ljust(26) + what for name, (takes, what) in COMMANDS.items()),
-        "Anything else is a prompt, and stands alone. A line that ends in \\ goes on in the next; "
+        "Anything else is a prompt. A line that ends in \\ continues on the next; "
         "// begins a prompt with /.",
     ]
 )

@@ -1,12 +1,12 @@
-"""Go on with a run, from its directory alone.
+"""Continue a run from its directory alone.
 
     python -m es_cookbook resume runs/my-run
     python -m es_cookbook resume runs/my-run engine=ray engine.num_engines=2
 
     python -m es_cookbook resume runs/my-run trust=my_package
 
-The Config is the one in the directory, rebuilt exactly, whichever recipe or script it came from.
-Classes that are not es_cookbook's own are imported from packages in `trust` alone.
+The Config is rebuilt exactly from the directory, whichever recipe or script it came from. Classes
+that are not es_cookbook's own are imported only from packages in `trust`.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from es_cookbook.common.terminal import BEGAN
 
 @chz.chz
 class Resume(Recorded):
-    """Go on with a run, from its directory alone."""
+    """Continue a run from its directory alone."""
 
 
 def main(resume: Resume, fields: dict[str, str]) -> None:

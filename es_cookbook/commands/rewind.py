@@ -3,8 +3,8 @@
     python -m es_cookbook rewind runs/a generation=30
     python -m es_cookbook resume runs/a
 
-The run as it stood is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
-`fork` begins a new run from it.
+The run as it was is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
+`fork` starts a new run from it.
 """
 
 from pathlib import Path
@@ -21,10 +21,10 @@ from es_cookbook.runs.trusted.scripts import trust_option
 
 @chz.chz
 class Rewind:
-    """Cut a run back to an earlier generation, in place; what is cut off is kept beside."""
+    """Cut a run back to an earlier generation, in place; the rest is kept in rewound/."""
 
     log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
-    generation: int = chz.field(doc="how many generations stay, 0 on")
+    generation: int = chz.field(doc="number of generations to keep")
 
 
 def main(rewind: Rewind) -> None:

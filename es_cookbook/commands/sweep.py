@@ -1,18 +1,18 @@
-"""A recipe under many settings: a grid, trials at random or Optuna's, several runs at a time.
+"""Train a recipe under many settings: a grid, random trials or Optuna's, several runs at a time.
 
     python -m es_cookbook sweep values.optimizer.sigma=0.005,0.01 seeds=0,1,2 workers=2
     ... range.optimizer.sigma=0.001:0.03:log sampler=random trials=10
     ... range.optimizer.learning_rate=0.005:0.05:log sampler=optuna prune=median
     ... recipe=train model_name=... data=rows.jsonl reward=exact values.optimizer.sigma=0.001,0.002
 
-`values.NAME=a,b,c` lists what an option of the recipe's `train_cli` may be; values that have commas
-themselves are separated by semicolons (`'values.objective.weights=1,0.2;1,0.5'`).
-`range.NAME=LOW:HIGH` is any number between, whole where both are, and by ratio with `:log`. Any
-other option of `train_cli` holds for every run.
+`values.NAME=a,b,c` lists the values of an option of the recipe's `train_cli`; values that contain
+commas are separated by semicolons (`'values.objective.weights=1,0.2;1,0.5'`).
+`range.NAME=LOW:HIGH` is any number in between, an integer if both are, log-uniform with `:log`. Any
+other option of `train_cli` applies to every run.
 
-Runs are ordinary ones, in `<log_path>/<options>-seed<seed>`. Given again, the command goes on where
-it was interrupted, and what is complete is not run again. What comes out is printed, and written to
-`results.md` and `results.parquet` there, with a report of all runs, `report.html`.
+Runs are ordinary ones, in `<log_path>/<options>-seed<seed>`. The same command continues where it
+was interrupted and skips complete runs. The results are printed, and written to `results.md` and
+`results.parquet` there, with a report of all runs, `report.html`.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ class Sweep(SweepSettings):
     """Train a recipe under every combination of options, or under some of them."""
 
     recipe: str = chz.field(
-        default="countdown", doc="what the runs train on; train: rows of your own, as that command"
+        default="countdown", doc="recipe to train on; train: rows of your own, as in that command"
     )
-    log_path: str = chz.field(default="", doc="directory of all runs; runs/sweep-<recipe> if empty")
+    log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/sweep-<recipe>")
 
     @property
     def config_class(self) -> type[train.Config]:

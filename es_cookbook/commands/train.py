@@ -9,7 +9,7 @@
         return float(text.strip() == row["answer"])
 
 `data`, `test_data`, `prompt`, `reward` and `batch` are short for options of `dataset`, and
-`reward.tolerance` for one of its reward. In place of rows may stand an environment of others:
+`reward.tolerance` for one of its reward. Instead of rows it may be an environment of a library:
 
     python -m es_cookbook train environment=my_taskset model_name=Qwen/Qwen2.5-0.5B-Instruct
 
@@ -44,9 +44,11 @@ _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=DATASETS, doc="training and held-out problems"
+    )
     log_path: str = chz.field(
-        default="", doc="run directory; runs/<name of the data>-<digest of the options> if empty"
+        default="", doc="run directory; empty: runs/<name of the data>-<digest of the options>"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run's centre or a model is worth on held-out problems, and whether another is better.
+"""Measure a run's centre or a model on held-out problems, alone or against another.
 
     python -m es_cookbook evaluate runs/mine
     python -m es_cookbook evaluate runs/mine against=base
@@ -6,15 +6,15 @@
     python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
     python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
 
-The problems are the run's own held-out ones, or a recipe's, or rows as `train` takes them; options
-of them and of the engine follow as in any run: `dataset.num_test=1000`, `sampling.max_tokens=64`,
-`engine=vllm`. Without other options a run is measured as it measures itself, so the numbers are
-those in its `metrics.jsonl`, to the bit.
+The problems are the run's own held-out ones, a recipe's, or rows as in `train`. Options of the data
+set and of the engine are those of a run: `dataset.num_test=1000`, `sampling.max_tokens=64`,
+`engine=vllm`. Without options a run is measured as it measures itself, so the numbers are those in
+its `metrics.jsonl`, bit for bit.
 
 `against=` names another run or model, another generation, or the file of an earlier evaluation.
 Both attempt the same problems with the same sampling seeds.
 
-The run directory is only read; the run may be going on.
+The run directory is only read; the run may be in progress.
 """
 
 import contextlib
@@ -64,22 +64,22 @@ _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
 
 @chz.chz
 class OnProblems(RunOrModel):
-    """Who answers which problems, and how."""
+    """What is measured, on which problems, and how."""
 
     recipe: str = chz.field(
-        default="", doc="a recipe whose problems are attempted; the run's own if empty"
+        default="", doc="recipe whose problems are attempted; empty: the run's own"
     )
     split: Split = chz.field(
-        default="test", doc="test: the held-out problems; train: those that are trained on"
+        default="test", doc="test: held-out problems; train: training problems"
     )
     temperature: float | None = chz.field(
-        default=None, doc="0 is greedy; the run's own eval_temperature if None"
+        default=None, doc="0 is greedy; None: the run's eval_temperature"
     )
-    seed: int | None = chz.field(default=None, doc="of the sampling; the run's own if None")
+    seed: int | None = chz.field(default=None, doc="sampling seed; None: the run's own")
     metric: str = chz.field(
         default="",
-        doc="shown by tag, compared in words, counted by pass@k; if empty correct or solved, "
-        "whichever is reported, else reward",
+        doc="metric to show by tag, to compare in words and to count by pass@k; empty: correct or "
+        "solved, whichever is reported, else reward",
     )
 
     @chz.validate
@@ -98,11 +98,10 @@ class EvaluateConfig(OnProblems):
     )
     attempts: int | None = chz.field(
         default=None,
-        doc="at each problem, several also measure pass@k; the run's own eval_attempts if None",
+        doc="attempts per problem; more than one also measures pass@k; None: the run's "
+        "eval_attempts",
     )
-    output: str = chz.field(
-        default="", doc=".json file to write, with every problem; none if empty"
-    )
+    output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
 
 
 def asked(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
@@ -328,9 +327,9 @@ def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
 def cli() -> None:
     short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
     more_help = (
-        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here: "
+        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also apply here: "
         "dataset.*, sampling.*,\nengine.*, rollout_timeout, turn_timeout, max_failed_fraction, "
-        "and of a model "
-        f"search_space.*\nShort:\n  {short}"
+        "and for a model "
+        f"search_space.*\nShort forms:\n  {short}"
     )
     run_with_fields(main, EvaluateConfig, more_help, whole_names(sys.argv[1:]))

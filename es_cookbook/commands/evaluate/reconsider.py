@@ -1,17 +1,17 @@
-r"""Does a second answer help, and where: answers, a cue to reconsider, answers again.
+r"""Does a second answer help, and where? Ask every problem, give a cue to reconsider, ask again.
 
     es-cookbook reconsider runs/mine
     es-cookbook reconsider model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=math output=second
     es-cookbook reconsider recipe=countdown cue='\n'
 
-Every held-out problem is answered once, as `es-cookbook evaluate` has it answered. Then the model
+Every held-out problem is answered once, as in `es-cookbook evaluate`. Then the model
 sees the prompt, its answer and the cue, and answers again; the second answer is graded alone, by a
 fresh Env of the problem. In a chat the cue is the user's next turn; after a plain prompt it follows
 the answer. Both answers are compared problem by problem, and also by how sure the model was of the
 first: by the entropy of its distribution over all tokens, at each token that it sampled.
 
 `output=` is a new directory with `rollouts.jsonl` (both answers, grades and entropies of every
-problem), and a plot as PNG and SVG. A run is only read, and may be going on.
+problem), and a plot as PNG and SVG. A run is only read, and may be in progress.
 
 Problems are put into buckets by quantiles of the entropies, so that each has about as many. Answers
 of equal entropy are in one bucket: where many are quite sure of every token, that one is larger.
@@ -106,12 +106,14 @@ class ReconsiderConfig(OnProblems):
         doc="True: the cue is a user's turn of the chat template; False: it follows as text; None: "
         "a turn if the prompt ends as the template ends it",
     )
-    temperature: float | None = chz.field(default=0.0, doc="of both answers; 0 is greedy")
-    buckets: int = chz.field(default=4, doc="quantiles of the first answers' entropies")
+    temperature: float | None = chz.field(
+        default=0.0, doc="temperature of both answers; 0 is greedy"
+    )
+    buckets: int = chz.field(default=4, doc="number of quantiles of the first answers' entropies")
     by: Literal["mean", "max"] = chz.field(
         default="mean", doc="entropy of an answer: the mean or the maximum over its tokens"
     )
-    output: str = chz.field(default="", doc="new directory to write to; none if empty")
+    output: str = chz.field(default="", doc="new directory to write to; empty: none")
 
     @chz.validate
     def _ranges(self) -> None:
@@ -493,7 +495,7 @@ def _draw(path: Path, buckets: Sequence[_Bucket], task: str, metric: str, by: st
 
 def cli() -> None:
     more_help = (
-        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also hold here are those "
-        "of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."
+        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also apply here are "
+        "those of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."
     )
     run_with_fields(main, ReconsiderConfig, more_help, whole_names(sys.argv[1:]))

@@ -1,18 +1,18 @@
-"""Evolution strategies beside gradients on a recipe: rollouts, seconds, memory and forgetting.
+"""Compare evolution strategies with gradients on a recipe: rollouts, seconds, memory, forgetting.
 
     python -m es_cookbook compare-gradients recipe=arithmetic
     ... recipe=countdown contestants=es,group seeds=0,1 factors=1
     ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
 
-Contestants begin with the recipe's model, problems and settings:
+Contestants start with the recipe's model, problems and settings:
 
 - `es`: as the recipe trains;
 - `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
 - `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`);
 - `grpo`: TRL's trainer (`es_cookbook.baselines.grpo`), which needs `es-cookbook[baselines]`.
 
-An option holds for every contestant, with its name before it for that one alone. All must make the
-same number of rollouts, and by default do.
+An option applies to every contestant; prefixed with a contestant's name, only to that one. All must
+make the same number of rollouts, and by default do.
 
 Each contestant's learning rate is first multiplied by each of `factors`, in runs with a seed of
 their own. The factor with the highest training reward, as a mean over the last quarter of the
@@ -89,7 +89,7 @@ _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "meth
 class CompareGradients:
     """Compare evolution strategies with gradients on a recipe, at equal rollouts."""
 
-    recipe: str = chz.field(default="countdown", doc="what they train on")
+    recipe: str = chz.field(default="countdown", doc="recipe to train on")
     contestants: tuple[str, ...] = chz.field(
         default=("es", "surrogate", "group"), doc=f"some of {', '.join(NAMES)}"
     )
@@ -106,7 +106,7 @@ class CompareGradients:
     )
     metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
     log_path: str = chz.field(
-        default="", doc="directory of all runs; runs/compare-gradients-<recipe> if empty"
+        default="", doc="directory of all runs; empty: runs/compare-gradients-<recipe>"
     )
 
     @chz.validate

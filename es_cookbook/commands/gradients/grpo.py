@@ -1,12 +1,12 @@
-"""Train by GRPO, TRL's, where evolution strategies would: the same problems, Envs and model.
+"""Train by TRL's GRPO on the same problems, Envs and model as evolution strategies.
 
     python -m es_cookbook grpo recipe=arithmetic
     ... recipe=countdown loss_type=dr_grpo scale_rewards=none attempts=64 num_generations=50
     ... recipe=countdown trl.entropy_coef=0.001
     ... config=run.yaml seed=1
 
-`pip install 'es-cookbook[baselines]'`. A recipe gives its model, problems, lengths, and as many
-rollouts as its own run has: every genome's attempts at a problem become the group's. `data`,
+Needs `pip install 'es-cookbook[baselines]'`. A recipe sets its model, problems, lengths, and as
+many rollouts as its own run has: all genomes' attempts at a problem become the group. `data`,
 `prompt` and the like are those of `train`. `trl.NAME=VALUE` is any other argument of TRL's
 GRPOConfig.
 

@@ -1,4 +1,4 @@
-"""Train by a policy gradient where evolution strategies would: the same problems, Envs and model.
+"""Train by a policy gradient on the same problems, Envs and model as evolution strategies.
 
     python -m es_cookbook policy_gradient recipe=arithmetic
     ... recipe=countdown method=ppo attempts=64 num_generations=50
@@ -6,12 +6,12 @@
         reward=my_rewards:score learning_rate=1e-6
     ... config=run.yaml seed=1
 
-A recipe gives its model, problems, lengths, and as many rollouts as its own run has: every genome's
-attempts at a problem become the group's. `data`, `prompt` and the like are those of `train`. What
-the methods are, and what is left out, is in `es_cookbook.baselines.policy_gradient`.
+A recipe sets its model, problems, lengths, and as many rollouts as its own run has: all genomes'
+attempts at a problem become the group. `data`, `prompt` and the like are those of `train`. The
+methods, and what is left out, are described in `es_cookbook.baselines.policy_gradient`.
 
-The run directory has the files of other runs but the history. `evaluate log_path=...` measures it,
-against runs of evolution strategies too.
+The run directory has the files of other runs except the history. `evaluate log_path=...` measures
+it, also against runs of evolution strategies.
 """
 
 from es_cookbook.baselines import policy_gradient

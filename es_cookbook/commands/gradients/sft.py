@@ -25,7 +25,7 @@ class SFTCommand:
     """Fine-tune on rows of prompts and completions, or chats, and measure it on a recipe."""
 
     recipe: str = chz.field(
-        default="", doc="a recipe whose model is trained and whose held-out problems are attempted"
+        default="", doc="recipe whose model is trained and whose held-out problems are attempted"
     )
 
 

@@ -38,16 +38,19 @@ class ChatConfig:
 
     model: str = chz.field(doc="the server's name for the model")
     base_url: str = chz.field(
-        default="http://127.0.0.1:8000/v1", doc="of an OpenAI-compatible server, up to /v1"
+        default="http://127.0.0.1:8000/v1", doc="URL of an OpenAI-compatible server, up to /v1"
     )
-    system: str = chz.field(default="", doc="system message before the prompt; empty: none")
-    temperature: float = chz.field(default=0.7, doc="of the sampling")
-    top_p: float = chz.field(default=1.0, doc="share of the probability that is sampled from")
-    max_tokens: int = chz.field(default=512, doc="most tokens of an answer")
-    timeout: float = chz.field(default=120.0, doc="seconds for one attempt at an answer")
-    attempts: int = chz.field(default=5, doc="how often a question is asked until it is answered")
+    system: str = chz.field(default="", doc="system message; empty: none")
+    temperature: float = chz.field(default=0.7, doc="sampling temperature")
+    top_p: float = chz.field(
+        default=1.0, doc="nucleus sampling: cumulative probability to sample from"
+    )
+    max_tokens: int = chz.field(default=512, doc="maximum tokens per answer")
+    timeout: float = chz.field(default=120.0, doc="seconds per attempt")
+    attempts: int = chz.field(default=5, doc="maximum attempts per question")
     backoff: float = chz.field(
-        default=1.0, doc="seconds before asking again, or what the server says; doubled each time"
+        default=1.0,
+        doc="seconds before the second attempt, doubled each time, unless the server says more",
     )
 
     @chz.validate

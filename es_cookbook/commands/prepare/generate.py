@@ -1,19 +1,19 @@
-"""Have a model behind an OpenAI-compatible server answer prompts made of rows of data.
+"""Have a model behind an OpenAI-compatible server answer prompts made from rows of data.
 
     vllm serve Qwen/Qwen2.5-7B-Instruct
     python -m es_cookbook generate source=rows.jsonl prompt="{question}" output=answers.jsonl
         model=Qwen/Qwen2.5-7B-Instruct replicas=4
 
 Every line of the output has the fields of a row, the `prompt`, the `completion`, and under
-`generated` the model and how it was asked, so that `train` and `es_cookbook.baselines.sft` read it
-as it is. Equal prompts are asked once, and of equal answers to one prompt one is kept.
+`generated` the model and its sampling options, so `train` and `es_cookbook.baselines.sft` can read
+it as it is. Equal prompts are asked once, and equal answers to one prompt are kept once.
 
-Answers are kept as they come in a file beside the output (`answers.jsonl.parts`); the output is
-made of it at the end, in the order of the rows. What stops the command loses no answer: called
-again, it asks for what is missing. Seeds follow from prompt and replica, so that a server that
-honours them answers the same whatever was asked before.
+Answers are appended to a file beside the output (`answers.jsonl.parts`) as they arrive; the output
+is written from it at the end, in the order of the rows. After an interruption, the same command
+asks only for what is missing. Seeds are derived from prompt and replica, so a server that honours
+them gives the same answers whatever was asked before.
 
-With `via=distilabel` a distilabel pipeline asks; all else is the same, and so are the rows.
+With `via=distilabel` a distilabel pipeline asks; the rows are the same.
 """
 
 import contextlib
@@ -50,26 +50,26 @@ HOPELESS = 16
 
 @chz.chz
 class GenerateConfig(ChatConfig):
-    """Answers of a language model to prompts made of rows, as rows to train on."""
+    """Write rows to train on: a language model's answers to prompts made from rows."""
 
-    source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
-    output: str = chz.field(doc=".jsonl file to write; one of the same settings is gone on with")
+    source: str = chz.field(doc=".jsonl or .parquet file, or a dataset on the Hub")
+    output: str = chz.field(doc=".jsonl file to write; one with the same settings is continued")
     prompt: str = chz.field(
-        default="{question}", doc="what the model is asked: text with fields of the row in braces"
+        default="{question}", doc="prompt template, with fields of the row in braces"
     )
-    replicas: int = chz.field(default=1, doc="answers to each prompt")
-    num_rows: int | None = chz.field(default=None, doc="most rows used, the first; None: all")
+    replicas: int = chz.field(default=1, doc="answers per prompt")
+    num_rows: int | None = chz.field(
+        default=None, doc="number of rows to use, from the first; None: all"
+    )
     seed: int | None = chz.field(
-        default=0, doc="each question gets a seed made of it; None: for servers that refuse seeds"
+        default=0, doc="seed from which each question's is derived; None sends none"
     )
-    prompt_field: str = chz.field(default="prompt", doc="field of the output with the prompt")
-    completion_field: str = chz.field(
-        default="completion", doc="field of the output with the answer"
-    )
-    concurrency: int = chz.field(default=32, doc="most questions at a time")
+    prompt_field: str = chz.field(default="prompt", doc="output field for the prompt")
+    completion_field: str = chz.field(default="completion", doc="output field for the answer")
+    concurrency: int = chz.field(default=32, doc="maximum number of concurrent questions")
     via: Literal["openai", "distilabel"] = chz.field(
         default="openai",
-        doc="what asks: this process by itself, or a distilabel pipeline",
+        doc="what sends the questions: this process, or a distilabel pipeline",
     )
 
     @chz.validate

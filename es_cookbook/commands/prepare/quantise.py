@@ -22,20 +22,20 @@ class QuantiseConfig:
     """Write a model with quantised linear weights, as a compressed-tensors checkpoint."""
 
     model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
-    output: str = chz.field(doc="directory to make; it must not be there yet")
-    bits: Literal[4, 8] = chz.field(default=4, doc="of a weight")
+    output: str = chz.field(doc="directory to create; must not exist")
+    bits: Literal[4, 8] = chz.field(default=4, doc="bits per weight")
     group_size: int | None = chz.field(
-        default=32, doc="inputs that share a scale; None: one scale for each output"
+        default=32, doc="number of inputs that share a scale; None: one scale per output"
     )
     symmetric: bool = chz.field(default=True, doc="False adds zero points")
     dtype: Literal["auto", "float16", "bfloat16", "float32"] = chz.field(
         default="auto",
-        doc="of scales and of what is not quantised; auto: the model's, but bfloat16 for float32, "
-        "which vLLM's kernels do not take",
+        doc="dtype of scales and of unquantised weights; auto: the model's, but bfloat16 instead "
+        "of float32, which vLLM's kernels do not support",
     )
     ignore: tuple[str, ...] = chz.field(
         default=(),
-        doc="layers that stay as they are, by name or shell pattern; vLLM wants q, k and v alike, "
+        doc="layers not to quantise, by name or shell pattern; for vLLM treat q, k and v alike, "
         "and gate and up",
     )
 

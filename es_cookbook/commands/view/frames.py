@@ -18,17 +18,17 @@ from es_cookbook.runs.report.frames import Of, frames, write_table
 
 @chz.chz
 class Frames:
-    """Write runs as one table: a row a generation, or a row a recorded rollout."""
+    """Write runs as one table, with a row per generation or per recorded rollout."""
 
     log_path: tuple[str, ...] = chz.field(
-        doc="run directories, or directories of run directories, with commas between them",
+        doc="run directories, or directories of run directories, separated by commas",
         metadata=UNNAMED,
     )
     output: str = chz.field(
         default="frames.parquet",
-        doc="the .parquet or .csv file to write; one of that name is replaced",
+        doc=".parquet or .csv file to write; an existing one is replaced",
     )
-    of: Of = chz.field(default="generations", doc="what a row is")
+    of: Of = chz.field(default="generations", doc="what a row stands for")
 
 
 def main(config: Frames) -> None:

@@ -76,22 +76,25 @@ Lost: TypeAlias = Mapping[str, Mapping[float, tuple[float, float, float]]]
 
 @chz.chz
 class Around:
-    """What of a landscape is measured."""
+    """What to measure for a landscape."""
 
     generation: int | None = chz.field(
-        default=None, doc="of the centre and the genomes; the last that has genomes if None"
+        default=None,
+        doc="generation of the centre and the genomes; None: the last that has genomes",
     )
     genomes: tuple[int, ...] = chz.field(
-        default=(), doc="one or two, along which to go; the fittest if none is given"
+        default=(), doc="one or two genomes, which are the axes; empty: the fittest"
     )
-    reach: float = chz.field(default=3.0, doc="how far: multiples of what a genome adds")
-    points: int = chz.field(default=13, doc="on each axis")
-    num_problems: int = chz.field(default=100, doc="held-out problems, the first ones")
+    reach: float = chz.field(
+        default=3.0, doc="length of an axis to either side, in multiples of what a genome adds"
+    )
+    points: int = chz.field(default=13, doc="points per axis")
+    num_problems: int = chz.field(default=100, doc="number of held-out problems, from the first")
     trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages beside es_cookbook whose code config.json may name"
+        default=(), doc="packages other than es_cookbook that config.json may import"
     )
     model_name: str | None = chz.field(
-        default=None, doc="where the run's base model is now; where the run had it if None"
+        default=None, doc="base model, if it has moved since the run; None: where it was"
     )
 
     @chz.validate
@@ -110,26 +113,26 @@ class Plot:
     """Draw curves, pass@k, fragility or a landscape, as a PNG and an SVG for a paper."""
 
     log_path: tuple[str, ...] = chz.field(
-        doc="run directories; for pass_at_k files of evaluations, for fragility studies",
+        doc="run directories; pass_at_k: files of evaluations; fragility: studies",
         metadata=UNNAMED,
     )
-    kind: Kind = chz.field(default="curves", doc="what is drawn")
+    kind: Kind = chz.field(default="curves", doc="kind of plot")
     output: str = chz.field(
-        default="", doc="the files without .png and .svg; plots/<kind> if empty"
+        default="", doc="output path without .png and .svg; empty: plots/<kind>"
     )
     metric: str = chz.field(default=CORRECT, doc="curves: a key of metrics.jsonl")
-    x: Spent = chz.field(default="rollouts", doc="curves: over what")
-    title: str = chz.field(default="", doc="what stands above; the task and what is shown if empty")
+    x: Spent = chz.field(default="rollouts", doc="curves: x axis")
+    title: str = chz.field(default="", doc="title; empty: the task and what is shown")
     size: Literal["column", "page"] = chz.field(
-        default="column", doc="column: as wide as one of two columns of a paper, 300 dpi"
+        default="column", doc="column: the width of one of two columns of a paper, at 300 dpi"
     )
     around: Around = chz.field(
-        default_factory=Around, blueprint_unspecified=Around, doc="landscape: what is measured"
+        default_factory=Around, blueprint_unspecified=Around, doc="landscape: what to measure"
     )
     engine: EngineBuilder | None = chz.field(
         meta_factory=Names(ENGINE_NAMES, default=None),
         default=None,
-        doc="landscape: where it runs; the run's own engine if None",
+        doc="landscape: engine; None: the run's own",
     )
 
     @chz.validate

@@ -29,17 +29,17 @@ class Report:
     """Write a page about one run or several, or serve it while they go on."""
 
     log_path: tuple[str, ...] = chz.field(
-        doc="run directories; with commas between them, or given again for each", metadata=UNNAMED
+        doc="run directories, separated by commas or as separate arguments", metadata=UNNAMED
     )
     output: str = chz.field(
         default="",
-        doc="the file; report.html in the run's own directory, or here for several, if empty",
+        doc="file to write; empty: report.html in the run's directory, or here for several runs",
     )
     megabytes: float = chz.field(
-        default=MEGABYTES, doc="of the file; longer texts are cut so that it is no larger"
+        default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
     )
-    watch: bool = chz.field(default=False, doc="serve the page, and follow the runs until Ctrl-C")
-    port: int = chz.field(default=0, doc="with watch, where it is served; any that is free if 0")
+    watch: bool = chz.field(default=False, doc="serve the page and follow the runs, until Ctrl-C")
+    port: int = chz.field(default=0, doc="with watch=true: port; 0: any free one")
 
     @chz.validate
     def _consistent(self) -> None:

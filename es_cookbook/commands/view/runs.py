@@ -39,9 +39,9 @@ _LEFT_OUT = ("best held-out", "updated", "kind")
 
 @chz.chz
 class Runs:
-    """List the runs in a directory and its folders, the one that wrote last first."""
+    """List the runs in a directory and its subdirectories, most recently updated first."""
 
-    directory: str = chz.field(default="runs", doc="where to look", metadata=UNNAMED)
+    directory: str = chz.field(default="runs", doc="directory to search", metadata=UNNAMED)
 
 
 def found_in(directory: Path) -> Iterator[RunFiles]:
