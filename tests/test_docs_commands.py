@@ -32,7 +32,7 @@ from es_cookbook.commands.gradients.compare_gradients import CompareGradients, c
 from es_cookbook.commands.gradients.grpo import for_trl
 from es_cookbook.commands.gradients.program import of_recipe, recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
-from es_cookbook.commands.recipe_configs import recipe_config
+from es_cookbook.commands.options import recipe_config
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.commands.train import TrainConfig, whole_names

@@ -279,7 +279,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.data.rows": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
-    "es_cookbook.commands.recipe_configs": {"importlib.import_module"},
+    "es_cookbook.commands.options": {"importlib.import_module"},
     "es_cookbook.commands.play": {"importlib.import_module"},
     "es_cookbook.evolution.optimizers.cma": {"importlib.import_module"},
     "es_cookbook.__main__": {"importlib.import_module"},

@@ -23,7 +23,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import (
+from es_cookbook.commands.options import (
     by_label,
     check_comparison,
     check_options,

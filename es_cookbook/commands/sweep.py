@@ -23,7 +23,7 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import check_options, recipe_config
+from es_cookbook.commands.options import check_options, recipe_config
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_options
 from es_cookbook.common.cli import built, run_with_fields
 from es_cookbook.common.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError

@@ -10,7 +10,7 @@ import chz
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.mixture import Mixture
 from es_cookbook.rl.data.problem_dataset import ProblemDataset

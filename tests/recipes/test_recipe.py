@@ -9,7 +9,7 @@ import pytest
 
 from es_cookbook.commands.compare import Compare
 from es_cookbook.commands.compare import runs as compared_runs
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.schedules import Constant, Cosine

@@ -39,8 +39,7 @@ from es_cookbook.commands.evaluate.report import (
     report,
     to_json,
 )
-from es_cookbook.commands.options import RunOrModel, new_output
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import RunOrModel, new_output, recipe_config, recipe_names
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_names
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed, run_with_fields

@@ -53,7 +53,7 @@ from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.baselines.grpo import main as run_grpo
 from es_cookbook.commands.gradients import program
-from es_cookbook.commands.recipe_configs import by_label, check_comparison, recipe_defaults
+from es_cookbook.commands.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of

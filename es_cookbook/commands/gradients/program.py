@@ -25,7 +25,7 @@ import chz
 import yaml
 
 from es_cookbook.baselines.gradient_config import GradientConfig
-from es_cookbook.commands.recipe_configs import recipe_defaults
+from es_cookbook.commands.options import recipe_defaults
 from es_cookbook.commands.train import whole_names
 from es_cookbook.common.cli import mistakes_exit, run_cli
 from es_cookbook.common.errors import ConfigError

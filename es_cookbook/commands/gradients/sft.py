@@ -14,7 +14,7 @@ import chz
 
 from es_cookbook.baselines import sft
 from es_cookbook.baselines.supervised import Evaluation, SFTConfig
-from es_cookbook.commands.recipe_configs import recipe_defaults
+from es_cookbook.commands.options import recipe_defaults
 from es_cookbook.common.cli import built, changed, run_with_fields
 
 _PREFIX = "evaluation."

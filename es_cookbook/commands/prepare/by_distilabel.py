@@ -6,7 +6,7 @@ killed as a whole as soon as every answer came, or this process leaves for any r
 sends each outcome over a socket when it is there, not when the batch is done; the socket's end says
 that the step is gone.
 
-What is asked, how, and how often are the plain way's (`chat.py`), so both ways keep the same
+What is asked, how, and how often are the plain way's (`generate.py`), so both ways keep the same
 answers of the same replies.
 """
 
@@ -19,17 +19,19 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
-import chz
-
-from es_cookbook.commands.prepare.chat import Asked, ChatConfig, Outcome
 from es_cookbook.common.errors import ServerError, WorkerError, not_installed
 from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural
 
+Asked: TypeAlias = tuple[str, str, int | None]
+"""A question: the key of its answer, the prompt, and the seed; None is the server's own."""
+Outcome: TypeAlias = Completion | str
+"""What came of a question: an answer, or why there is none."""
 _PIPELINE = "es_cookbook.commands.prepare.distilabel_pipeline"
 _PATIENCE = 0.5
 """Seconds between two looks whether the pipeline is still there."""
@@ -46,10 +48,7 @@ def check_distilabel() -> None:
 
 
 def ask(
-    config: ChatConfig,
-    asked: Sequence[Asked],
-    concurrency: int,
-    take: Callable[[str, Outcome], None],
+    options: Mapping[str, object], asked: Sequence[Asked], take: Callable[[str, Outcome], None]
 ) -> None:
     """Ask, and hand on what came of each question, by its key, in the order in which it came.
 
@@ -64,12 +63,7 @@ def ask(
         directory = Path(name)
         listener.bind(str(directory / "outcomes"))
         listener.listen(1)
-        what = {
-            "chat": {field: getattr(config, field) for field in chz.chz_fields(ChatConfig)},
-            "asked": asked,
-            "concurrency": concurrency,
-            "directory": name,
-        }
+        what = {"options": options, "asked": asked, "directory": name}
         (directory / "what.json").write_text(json.dumps(what), encoding="utf-8")
         left = {key for key, _, _ in asked}
         with _running(directory) as process:

@@ -1,4 +1,4 @@
-"""The process in which distilabel runs: rows into a task, whose model is asked by `chat.py`.
+"""The process in which distilabel runs: rows into a task, whose model is asked by `generate.py`.
 
 `by_distilabel.py` starts it with the path of a JSON file that it has written. distilabel's own
 `OpenAILLM` has one set of options for all questions, drops why an answer ended, and takes an empty
@@ -24,7 +24,7 @@ from distilabel.steps.tasks import Task
 from pydantic import PrivateAttr
 from typing_extensions import override
 
-from es_cookbook.commands.prepare.chat import ChatConfig, answer_to
+from es_cookbook.commands.prepare.generate import GenerateConfig, answer_to
 from es_cookbook.common.errors import ServerError
 
 
@@ -32,26 +32,26 @@ class ChatLLM(AsyncLLM):
     """A model behind an OpenAI-compatible server; every outcome is sent as soon as it is there.
 
     Attributes:
-        chat: the fields of the ChatConfig.
+        options: the fields of the GenerateConfig.
         address: the socket that outcomes are sent to, a line of JSON each.
     """
 
-    chat: dict[str, Any]
+    options: dict[str, Any]
     address: str
-    _config: ChatConfig = PrivateAttr()
+    _config: GenerateConfig = PrivateAttr()
     _socket: socket.socket = PrivateAttr()
 
     @override
     def load(self) -> None:
         super().load()
-        self._config = ChatConfig(**self.chat)
+        self._config = GenerateConfig(**self.options)
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(self.address)
 
     @property
     @override
     def model_name(self) -> str:
-        return self.chat["model"]
+        return self.options["model"]
 
     @override
     async def agenerate(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -98,12 +98,12 @@ class Ask(Task):
 
 def main(path: Path) -> None:
     what = json.loads(path.read_text(encoding="utf-8"))
-    directory, size = Path(what["directory"]), what["concurrency"]
+    directory, size = Path(what["directory"]), what["options"]["concurrency"]
     with Pipeline(name="generate", cache_dir=directory / "cache") as pipeline:
         rows = LoadDataFromDicts(
             data=[{"asked": json.dumps(each)} for each in what["asked"]], batch_size=size
         )
-        model = ChatLLM(chat=what["chat"], address=str(directory / "outcomes"))
+        model = ChatLLM(options=what["options"], address=str(directory / "outcomes"))
         ask = Ask(llm=model, input_batch_size=size, add_raw_output=False, add_raw_input=False)
         rows >> ask  # pyright: ignore[reportUnusedExpression]
     pipeline.run(use_cache=False)

@@ -20,8 +20,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
@@ -30,16 +32,27 @@ import anyio
 import chz
 
 from es_cookbook.commands.prepare import by_distilabel
-from es_cookbook.commands.prepare.chat import Asked, ChatConfig, Outcome, answer_to
+from es_cookbook.commands.prepare.by_distilabel import Asked, Outcome
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError, leaves
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.servers.chat import Completion
+from es_cookbook.common.servers.chat import (
+    AskAgainError,
+    Completion,
+    RefusedError,
+    asked,
+    completion,
+)
+from es_cookbook.common.servers.http import key_in
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.rows import Row, check_template, filled, load_rows
 from es_cookbook.runs.files import LineFile, cannot, replace_file
 
+KEY = "ES_COOKBOOK_GENERATE_KEY"
+"""Environment variable with the server's key, if it needs one; no other is sent."""
+_FOR_ALL = (401, 403, 404, 405)
+"""Statuses of a refused key or an unknown model, which concern every question, not one alone."""
 PARTS = ".parts"
 """Ends the name of the file with the answers as they came."""
 HOW = "generated"
@@ -49,8 +62,25 @@ HOPELESS = 16
 
 
 @chz.chz
-class GenerateConfig(ChatConfig):
+class GenerateConfig:
     """Write rows to train on: a language model's answers to prompts made from rows."""
+
+    model: str = chz.field(doc="the server's name for the model")
+    base_url: str = chz.field(
+        default="http://127.0.0.1:8000/v1", doc="URL of an OpenAI-compatible server, up to /v1"
+    )
+    system: str = chz.field(default="", doc="system message; empty: none")
+    temperature: float = chz.field(default=0.7, doc="sampling temperature")
+    top_p: float = chz.field(
+        default=1.0, doc="nucleus sampling: cumulative probability to sample from"
+    )
+    max_tokens: int = chz.field(default=512, doc="maximum tokens per answer")
+    timeout: float = chz.field(default=120.0, doc="seconds per attempt")
+    attempts: int = chz.field(default=5, doc="maximum attempts per question")
+    backoff: float = chz.field(
+        default=1.0,
+        doc="seconds before the second attempt, doubled each time, unless the server says more",
+    )
 
     source: str = chz.field(doc=".jsonl or .parquet file, or a dataset on the Hub")
     output: str = chz.field(doc=".jsonl file to write; one with the same settings is continued")
@@ -74,8 +104,16 @@ class GenerateConfig(ChatConfig):
 
     @chz.validate
     def _valid(self) -> None:
+        if not re.match(r"https?://[^/\s@]+(/|$)", self.base_url):
+            raise ConfigError(
+                f"base_url must begin with http:// or https:// and a host, found {self.base_url!r}"
+            )
+        check_range(self, "temperature", "backoff", at_least=0)
+        check_range(self, "timeout", above=0)
+        check_range(self, "top_p", above=0, at_most=1)
+        counts = ("max_tokens", "attempts", "replicas", "num_rows", "concurrency")
+        check_range(self, *counts, at_least=1)
         check_template(self.prompt)
-        check_range(self, "replicas", "num_rows", "concurrency", at_least=1)
         if not self.output.endswith(".jsonl"):
             raise ConfigError(f"output must be a file that ends in .jsonl, found {self.output!r}")
         names = (self.prompt_field, self.completion_field, HOW)
@@ -89,6 +127,32 @@ class GenerateConfig(ChatConfig):
                 f"replicas={self.replicas} with temperature=0 asks for the same answer again; "
                 "raise the temperature, or give replicas=1"
             )
+
+
+async def answer_to(config: GenerateConfig, prompt: str, seed: int | None) -> Outcome:
+    """Ask, several times if need be.
+
+    Raises:
+        ConfigError: The key cannot be in a header.
+        ServerError: There will be no answer to any question.
+    """
+    messages = [{"role": "system", "content": config.system}] if config.system else []
+    messages.append({"role": "user", "content": prompt})
+    sent = ("model", "temperature", "top_p", "max_tokens")
+    question = {"messages": messages, **{name: getattr(config, name) for name in sent}}
+    if seed is not None:
+        question["seed"] = seed
+    ask = partial(completion, config.base_url, key_in(KEY), question, config.timeout)
+    try:
+        return await asked(ask, config.attempts, config.backoff)
+    except AskAgainError as error:
+        return str(error)
+    except RefusedError as error:
+        if error.status < 400 or error.status in _FOR_ALL:
+            raise ServerError(
+                f"the server at {config.base_url} refuses to answer: {error}"
+            ) from None
+        return str(error)
 
 
 class AnswersFile:
@@ -232,13 +296,13 @@ def main(config: GenerateConfig) -> None:
     if config.via == "distilabel":
         by_distilabel.check_distilabel()
     with contextlib.closing(AnswersFile(parts, _settings(config))) as answers:
-        asked = _missing(config, rows, answers)
-        lost, take = _taking(config, answers, len(asked))
+        missing = _missing(config, rows, answers)
+        lost, take = _taking(config, answers, len(missing))
         try:
-            if asked and config.via == "distilabel":
-                by_distilabel.ask(config, asked, config.concurrency, take)
-            elif asked:
-                anyio.run(_ask, config, asked, take)
+            if missing and config.via == "distilabel":
+                by_distilabel.ask(_values(config), missing, take)
+            elif missing:
+                anyio.run(_ask, config, missing, take)
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
@@ -279,6 +343,10 @@ def read_rows(config: GenerateConfig) -> dict[str, Row]:
     return rows
 
 
+def _values(config: GenerateConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in chz.chz_fields(GenerateConfig)}
+
+
 def _settings(config: GenerateConfig) -> dict[str, object]:
     """What shapes an answer, and nothing else: a server may move, and more may be asked."""
     names = ("model", "prompt", "system", "temperature", "top_p", "max_tokens", "seed")
@@ -293,18 +361,18 @@ def _key(prompt: str, replica: int) -> str:
 
 def _missing(config: GenerateConfig, prompts: Collection[str], answers: AnswersFile) -> list[Asked]:
     """What is not answered yet, replica by replica."""
-    asked = [
+    found = [
         (key, prompt, None if config.seed is None else _seed(config.seed, key))
         for replica in range(config.replicas)
         for prompt in prompts
         if (key := _key(prompt, replica)) not in answers.by_key
     ]
-    there = len(prompts) * config.replicas - len(asked)
+    there = len(prompts) * config.replicas - len(found)
     say(
-        f"asking {config.model} {plural(len(asked), 'question')}"
+        f"asking {config.model} {plural(len(found), 'question')}"
         + (f"; {plural(there, 'answer')} are there already" if there else "")
     )
-    return asked
+    return found
 
 
 def _seed(seed: int, key: str) -> int:
@@ -340,16 +408,16 @@ def _taking(
 
 
 async def _ask(
-    config: GenerateConfig, asked: Sequence[Asked], take: Callable[[str, Outcome], None]
+    config: GenerateConfig, missing: Sequence[Asked], take: Callable[[str, Outcome], None]
 ) -> None:
-    waiting = iter(asked)
+    waiting = iter(missing)
 
     async def ask_in_turn() -> None:
         for key, prompt, seed in waiting:
             take(key, await answer_to(config, prompt, seed))
 
     async with anyio.create_task_group() as group:
-        for _ in range(min(config.concurrency, len(asked))):
+        for _ in range(min(config.concurrency, len(missing))):
             group.start_soon(ask_in_turn)
 
 

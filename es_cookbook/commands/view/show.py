@@ -18,7 +18,7 @@ import chz
 from rich.text import Text
 
 from es_cookbook import train
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.commands.view.runs import (
     STYLES,
     Screen,

@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from es_cookbook.commands.prepare.chat import KEY
-from es_cookbook.commands.prepare.generate import GenerateConfig, main
+from es_cookbook.commands.prepare.generate import KEY, GenerateConfig, main
 from es_cookbook.common.errors import ConfigError, ServerError, WorkerError
 from tests.chat_server import HANG, ChatServer, chat_server, completion
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.commands.prepare.chat import KEY
-from es_cookbook.commands.prepare.generate import HOPELESS, PARTS, GenerateConfig, main
+from es_cookbook.commands.prepare.generate import HOPELESS, KEY, PARTS, GenerateConfig, main
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
 from es_cookbook.common.servers import chat
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL

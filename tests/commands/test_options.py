@@ -1,7 +1,7 @@
 """Recipes by name, as commands know them."""
 
 from es_cookbook.__main__ import RECIPES
-from es_cookbook.commands.recipe_configs import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config, recipe_names
 
 
 def test_the_names_are_those_of_the_recipes_that_can_be_run() -> None:
