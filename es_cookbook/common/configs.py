@@ -269,11 +269,6 @@ class Names(chz.factories.MetaFactory):
         super().__init__()
         self._functions = functions
         self._settings = dict(settings or {})
-        if default is not None and default not in accepted:
-            raise ValueError(f"unknown default {default!r}: {nearest(default, accepted)}")
-        for name in self._settings:
-            if name not in accepted:
-                raise ValueError(f"settings of unknown {name!r}: {nearest(name, accepted)}")
         self.accepted = dict(accepted)
         self.default = default
 

@@ -365,13 +365,6 @@ def test_a_name_is_imported_only_when_it_is_chosen() -> None:
         make("part=absent")
 
 
-def test_a_default_that_is_not_a_name_is_a_programming_mistake() -> None:
-    with pytest.raises(ValueError, match="unknown default 'smal': did you mean 'small'"):
-        Names(_PARTS.accepted, default="smal")
-    with pytest.raises(ValueError, match="settings of unknown 'smal': did you mean 'small'"):
-        Names(_PARTS.accepted, default="small", settings={"smal": {"size": 2}})
-
-
 def test_a_class_of_the_module_that_was_run_keeps_its_real_name(tmp_path: Path) -> None:
     (tmp_path / "dish.py").write_text(
         "import chz\n"

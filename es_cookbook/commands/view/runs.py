@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import chz
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -95,7 +95,7 @@ def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
         text = Text(style="dim" if number == 0 else "")
         for name, wide in widths.items():
             cell = shortened(columns[name][number], wide)
-            text.append(padded(cell, wide), STYLES.get(cell, "")).append("  ")
+            text.append(set_cell_size(cell, wide), STYLES.get(cell, "")).append("  ")
         yield text
 
 
@@ -141,20 +141,6 @@ def shortened(text: str, width: int) -> str:
     while cell_len(kept) > max(width - 1, 1):
         kept = kept[1:]
     return f"…{kept}"
-
-
-def begun_in(text: str, width: int) -> str:
-    """A text in so many columns; of a longer one, its beginning.
-
-    >>> begun_in("Put the numbers together", 12)
-    'Put the num…'
-    """
-    return text if cell_len(text) <= width else f"{chop_cells(text, max(width - 1, 1))[0]}…"
-
-
-def padded(text: str, width: int) -> str:
-    """A text with spaces behind it, so many columns wide."""
-    return text + " " * (width - cell_len(text))
 
 
 def ago(seconds: float) -> str:

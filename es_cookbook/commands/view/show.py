@@ -22,9 +22,7 @@ from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.commands.view.runs import (
     STYLES,
     Screen,
-    begun_in,
     generations,
-    padded,
     shown_path,
     updated,
 )
@@ -158,7 +156,13 @@ def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) 
     ]
     if len(found) > _MOST:
         lines.append(f"and {len(found) - _MOST} more, in config.json")
-    return [begun_in(line, int(min(width, 1000)) - 2) for line in lines]
+    return [_cut(line, int(min(width, 1000)) - 2) for line in lines]
+
+
+def _cut(line: str, width: int) -> str:
+    text = Text(line)
+    text.truncate(width, overflow="ellipsis")
+    return text.plain
 
 
 def _value(value: object) -> str:
@@ -207,7 +211,7 @@ def _sizes(log_path: Path) -> Iterator[str]:
     names = {name: one_line(name) for name in sizes}
     wide = max(map(len, names.values()), default=0)
     for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])[:_MOST]:
-        yield f"{padded(names[name], min(wide, 40))}  {show_bytes(size):>10}"
+        yield f"{names[name]:<{min(wide, 40)}}  {show_bytes(size):>10}"
 
 
 def _bytes_of(entry: os.DirEntry[str]) -> int:
