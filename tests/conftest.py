@@ -22,6 +22,8 @@ os.environ.setdefault("ES_COOKBOOK_STATE", tempfile.mkdtemp(prefix="es_cookbook_
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.programs import Programs
+
 # A shell starts what runs in the background with Ctrl-C ignored, programs pass that on to those
 # that they start, and the runs to which tests send a Ctrl-C would go on for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -42,6 +44,10 @@ settings.load_profile("es_cookbook")
 LONGEST = (
     "tests/test_house.py::test_the_types_hold",
     "tests/runs/test_damaged_directories.py::",
+    "tests/commands/gradients/test_compare_gradients.py::test_a_comparison_",
+    "tests/commands/test_trust.py::test_nothing_is_run",
+    "tests/test_gpu_benchmark.py::test_a_dry_run",
+    "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/evolution/noise/triton/test_kernels.py::test_in_tritons_interpreter",
     "tests/engines/torch/test_centre_in_engine.py::test_perturbing_and_moving_",
     "tests/engines/torch/forward/test_model_families.py::",
@@ -99,6 +105,14 @@ def warm_vllm() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils, "get_mp_context", warm_context)
         yield
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Programs]:
+    """Programs in processes of their own that start in a moment."""
+    started = Programs()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

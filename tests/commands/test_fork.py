@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
+from tests.programs import Programs
 from tests.said import refused, typed
 from tests.tiny_run import TinyConfig, assert_measured_as, untimed
 
@@ -315,19 +314,11 @@ def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
 
 @pytest.mark.slow
 def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_exactly(
-    tmp_path: Path, recorded: Path
+    tmp_path: Path, recorded: Path, programs: Programs
 ) -> None:
     train.run(config(tmp_path / "run", num_generations=2))
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "es_cookbook", "resume"),
-            *(f"log_path={tmp_path / 'run'}", "trust=tests", "num_generations=6"),
-            "engine.capacity=2",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    options = [f"log_path={tmp_path / 'run'}", "trust=tests", "num_generations=6"]
+    done = programs.run("-m", "es_cookbook", "resume", *options, "engine.capacity=2", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     same_run(tmp_path / "run", recorded)
     kept = load_config(tmp_path / "run/config.json", TinyConfig, ["tests"])

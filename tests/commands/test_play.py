@@ -1,13 +1,10 @@
 """One can talk to a run: by hand at a terminal, and from a script through a pipe."""
 
-import fcntl
 import json
 import os
 import pty
 import select
 import subprocess
-import sys
-import termios
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -26,6 +23,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import open_run, rebuild
 from tests.fakes import FakeEngineBuilder
 from tests.play_engines import HOSTILE
+from tests.programs import Programs, path_of
 from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -55,26 +53,7 @@ def run(path: Path, **fields: Any) -> Path:
 
 
 def command(log_path: Path, *options: str) -> list[str]:
-    program = [sys.executable, "-m", "es_cookbook", "play"]
-    return [*program, f"log_path={log_path}", "trust=tests", *options]
-
-
-def piped(
-    log_path: Path, stdin: str, *options: str, encoding: str = "utf-8"
-) -> subprocess.CompletedProcess[str]:
-    """The program as a process of its own."""
-    done = subprocess.run(
-        command(log_path, *options),
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        timeout=120,
-        check=False,
-    )
-    done.stderr = after_start(done.stderr)
-    return done
+    return ["-m", "es_cookbook", "play", f"log_path={log_path}", "trust=tests", *options]
 
 
 def fed(log_path: Path, stdin: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -104,10 +83,12 @@ def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> lis
 
 
 @pytest.mark.slow
-def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(log_path: Path) -> None:
+def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(
+    log_path: Path, programs: Programs
+) -> None:
     keys = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
-    done = piped(log_path, keys)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = programs.run(*command(log_path), cwd=ROOT, stdin=keys)
+    assert (done.returncode, after_start(done.stderr)) == (0, "")
     asked = [(4, "centre"), (0, "base"), (2, "centre"), (2, 1), (4, "centre")]
     answers = expected(log_path, [(generation, who, "A") for generation, who in asked])
     assert done.stdout == "".join(f"{one_line(answer)}\n" for answer in answers)
@@ -174,10 +155,13 @@ def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(fake_run: Path) -> None:
-    keys = "hello\n/problem 0\nhello again\n"
-    done = piped(fake_run, keys, "engine=tests.play_engines:HostileBuilder", encoding="ascii")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(
+    fake_run: Path, programs: Programs
+) -> None:
+    asked = command(fake_run, "engine=tests.play_engines:HostileBuilder")
+    keys, ascii_only = "hello\n/problem 0\nhello again\n", {"PYTHONIOENCODING": "ascii"}
+    done = programs.run(*asked, cwd=ROOT, stdin=keys, environment=ascii_only)
+    assert (done.returncode, after_start(done.stderr)) == (0, "")
     first, problem, last = done.stdout.splitlines()
     assert first == last
     assert (
@@ -207,23 +191,20 @@ def test_a_mistake_in_a_pipe_stops_it_and_names_the_line(fake_run: Path) -> None
 
 
 @pytest.mark.slow
-def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(fake_run: Path) -> None:
-    player = subprocess.Popen(
-        command(fake_run),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert player.stdin and player.stdout and player.stderr
-    player.stdin.write(b"\xff\xfe\n")
-    player.stdin.flush()
-    assert player.stdout.readline().strip().isdigit(), "answered before the input ended"
-    player.stdout.close()
-    player.stdin.write(b"A\n" * 3)
-    player.stdin.close()
-    assert player.wait(60) == 141  # As of other programs whose reader leaves.
-    (unknown,) = after_start(player.stderr.read().decode()).splitlines()
+def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(
+    fake_run: Path, programs: Programs, tmp_path: Path
+) -> None:
+    (its_input, our_output), (our_input, its_output) = os.pipe(), os.pipe()
+    errors = tmp_path / "errors.txt"
+    programs.start(command(fake_run), [path_of(its_input), path_of(its_output), errors])
+    os.write(our_output, b"\xff\xfe\n")
+    assert os.read(our_input, 100).strip().isdigit(), "answered before the input ended"
+    for file in (its_input, its_output, our_input):
+        os.close(file)
+    os.write(our_output, b"A\n" * 3)
+    os.close(our_output)
+    assert programs.exit_code() == 141  # As of other programs whose reader leaves.
+    (unknown,) = after_start(errors.read_text()).splitlines()
     assert "tokenizer does not know '\N{REPLACEMENT CHARACTER}'" in unknown
 
 
@@ -270,18 +251,11 @@ def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path
 class Person:
     """Somebody at a real terminal."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, programs: Programs, arguments: Sequence[str]) -> None:
+        self._programs = programs
         self._terminal, its_end = pty.openpty()
-        self.player = subprocess.Popen(
-            arguments,
-            cwd=ROOT,
-            stdin=its_end,
-            stdout=its_end,
-            stderr=its_end,
-            env={**os.environ, "TERM": "dumb"},  # Or `readline` sends sequences of its own.
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
+        # Or `readline` sends sequences of its own.
+        programs.start(arguments, [os.ttyname(its_end)] * 3, environment={"TERM": "dumb"})
         os.close(its_end)
         self.seen = ""
 
@@ -304,18 +278,14 @@ class Person:
         os.write(self._terminal, keys.encode())
 
     def leaves(self) -> int:
-        code = self.player.wait(60)
+        code = self._programs.exit_code()
         os.close(self._terminal)
         return code
 
 
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 @pytest.mark.slow
-def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
-    person = Person(*command(log_path))
+def test_a_person_is_told_who_answers_and_may_err(log_path: Path, programs: Programs) -> None:
+    person = Person(programs, command(log_path))
     hint = person.sees("generation 4, centre> ")
     assert "4 of 4 generations are recorded. A line is a prompt; /help lists commands." in hint
     person.types("A\n")
@@ -343,8 +313,10 @@ def test_a_person_is_told_who_answers_and_may_err(log_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run: Path) -> None:
-    person = Person(*command(fake_run, "engine=tests.play_engines:HostileBuilder"))
+def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(
+    fake_run: Path, programs: Programs
+) -> None:
+    person = Person(programs, command(fake_run, "engine=tests.play_engines:HostileBuilder"))
     person.sees("centre> ")
     for keys in ("hello\n", "/problem 0\n", "/problem train 1\n"):
         person.types(keys)
@@ -361,8 +333,8 @@ def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(fake_run:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_an_answer_and_then_the_program(fake_run: Path) -> None:
-    person = Person(*command(fake_run, "engine=tests.play_engines:SilentBuilder"))
+def test_ctrl_c_stops_an_answer_and_then_the_program(fake_run: Path, programs: Programs) -> None:
+    person = Person(programs, command(fake_run, "engine=tests.play_engines:SilentBuilder"))
     person.sees("centre> ")
     person.types("hello\n")
     person.sees("hello\r\n")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.train import Config, recorded_config
+from tests.programs import Programs
 from tests.said import refused, typed
 
 ROOT = Path(__file__).parents[2]
@@ -24,18 +24,11 @@ def do(name: str, *options: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, programs: Programs) -> Path:
     """A run of `recipes/custom_env.py`, started as its page says."""
     path = tmp_path_factory.mktemp("script") / "run"
-    done = subprocess.run(
-        [
-            *(sys.executable, "recipes/custom_env.py", f"log_path={path}"),
-            *("num_generations=2", "optimizer.population_size=4", "eval_every=0"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    options = [f"log_path={path}", "num_generations=2", "optimizer.population_size=4"]
+    done = programs.run("recipes/custom_env.py", *options, "eval_every=0", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return path
 

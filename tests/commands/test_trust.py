@@ -18,6 +18,7 @@ from es_cookbook.commands.fork import main as fork
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, ModelError
 from tests.hostile_configs import RECORDED, hostile_configs
+from tests.programs import Programs
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,7 +156,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_trust_it(
-    tmp_path: Path,
+    tmp_path: Path, programs: Programs
 ) -> None:
     from tests.tiny_run import write_tiny_model
 
@@ -164,20 +165,15 @@ def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_tru
     options = [f"model_name={model}", "log_path=run", "snapshot_every=1", "eval_every=0"]
     options.append("behavior_if_log_dir_exists=resume")
     for number in (1, 2):
-        done = subprocess.run(
-            [sys.executable, "my_script.py", *options, f"num_generations={number}"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        script = tmp_path / "my_script.py"
+        done = programs.run(script, *options, f"num_generations={number}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "trust" not in done.stderr
         assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == number + 1
         assert (tmp_path / f"run/snapshots/00000{number}.safetensors").exists()
 
     def resumed(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "es_cookbook", "resume", "log_path=run", *options]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return programs.run("-m", "es_cookbook", "resume", "log_path=run", *options, cwd=tmp_path)
 
     unchanged = resumed("num_generations=3")
     assert unchanged.returncode == 0, unchanged.stderr

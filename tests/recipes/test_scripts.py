@@ -1,7 +1,6 @@
 """The scripts that a user copies run as they stand."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,15 +9,15 @@ import pytest
 
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.programs import Programs
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 @pytest.mark.slow
-def test_an_env_of_ones_own_trains(tmp_path: Path) -> None:
+def test_an_env_of_ones_own_trains(tmp_path: Path, programs: Programs) -> None:
     options = [f"log_path={tmp_path / 'run'}", "optimizer.population_size=6", "num_generations=2"]
-    command = [sys.executable, str(RECIPES / "custom_env.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = programs.run(RECIPES / "custom_env.py", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [row["progress/rollouts"] for row in rows] == [54, 108, 108]
