@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM end a run, whatever an Env does to the event loop."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -19,56 +19,62 @@ from tests.said import after_start
 
 ROOT = Path(__file__).parents[3]
 BASE = ROOT / "tests/data/base"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("signals")]
+
+TO_GO_ON = "interrupted after generation 1; to go on, run the same command with "
+NOT_BY_ITSELF = "interrupted; it did not end by itself"
 
 
-def options_of(directory: Path, where: str, kind: str) -> Sequence[str]:
-    """Of a run that blocks."""
-    return (
-        *(f"log_path={directory / 'run'}", f"model_name={BASE}"),
-        *("engine=tests.fakes:FakeEngineBuilder", "trackers=JsonlTrackerBuilder"),
-        *(f"dataset.where={where}", f"dataset.kind={kind}"),
-    )
+class Run(NamedTuple):
+    """A run in another process."""
 
+    pid: int
+    directory: Path
 
-def wait_until_blocked(directory: Path) -> None:
-    history = directory / "run/history.jsonl"
-    began = time.monotonic()
-    while not history.exists() or history.read_bytes().count(b"\n") < 2:
-        assert time.monotonic() - began < 60, (directory / "errors.txt").read_text()
-        time.sleep(0.01)  # Generation 1 is the one that blocks.
-    time.sleep(0.3)
+    @property
+    def said(self) -> str:
+        return after_start((self.directory / "errors.txt").read_text())
+
+    def wait_until_blocked(self) -> None:
+        history = self.directory / "run/history.jsonl"
+        began = time.monotonic()
+        while not history.exists() or history.read_bytes().count(b"\n") < 2:
+            assert time.monotonic() - began < 60, (self.directory / "errors.txt").read_text()
+            time.sleep(0.01)  # Generation 1 is the one that blocks.
 
 
 class Runs:
-    """Runs in other processes, one at a time."""
+    """Runs in other processes, all at once."""
 
     def __init__(self, forker: subprocess.Popen[str], directory: Path) -> None:
-        self.forker = forker
+        assert forker.stdin and forker.stdout
+        self.requests, self.answers = forker.stdin, forker.stdout
         self.directory = directory
-        self.began = math.inf
 
-    def blocked(self, where: str, kind: str, *options: str) -> int:
-        """Start one and wait until its event loop is held; gives its process id."""
-        assert self.forker.stdin and self.forker.stdout
-        run = (*options_of(self.directory, where, kind), *options)
-        self.forker.stdin.write(json.dumps([[run, str(self.directory / "errors.txt")]]) + "\n")
-        self.forker.stdin.flush()
-        pid = int(self.forker.stdout.readline())
-        wait_until_blocked(self.directory)
-        return pid
+    def blocked(self, cases: Sequence[tuple[str, str]]) -> list[Run]:
+        """Start a run for each (where, kind), and wait until their event loops are held."""
+        directories = [self.directory / str(i) for i in range(len(cases))]
+        what: list[tuple[Sequence[str], str]] = []
+        for directory, (where, kind) in zip(directories, cases, strict=True):
+            directory.mkdir()
+            options = (
+                *(f"log_path={directory / 'run'}", f"model_name={BASE}"),
+                *("engine=tests.fakes:FakeEngineBuilder", "trackers=JsonlTrackerBuilder"),
+                *(f"dataset.where={where}", f"dataset.kind={kind}"),
+            )
+            what.append((options, str(directory / "errors.txt")))
+        self.requests.write(json.dumps(what) + "\n")
+        self.requests.flush()
+        pids = map(int, self.answers.readline().split())
+        runs = [Run(*each) for each in zip(pids, directories, strict=True)]
+        for run in runs:
+            run.wait_until_blocked()
+        time.sleep(0.3)
+        return runs
 
-    def send(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal."""
-        self.began = time.monotonic()
-        os.kill(pid, number)
-
-    def ended(self, within: float, code: int = 130) -> str:
-        """Wait for the end of a run; what it said, and all that it printed to stdout is nothing."""
-        assert self.forker.stdout
-        assert self.forker.stdout.readline() == f"{code}\n"
-        assert time.monotonic() - self.began < within
-        return after_start((self.directory / "errors.txt").read_text())
+    def exit_code(self) -> int:
+        """Wait for the end of the next run, in the order of their start."""
+        return int(self.answers.readline())
 
 
 @pytest.fixture(scope="module")
@@ -90,98 +96,69 @@ def runs(forker: subprocess.Popen[str], tmp_path: Path) -> Runs:
     return Runs(forker, tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(
-    ("where", "kind"),
-    [
-        ("sync", "sleep"),
-        ("async", "swallow_exceptions"),
-        ("sync", "regular_expression"),
-        ("task", "loop"),
-        ("sync", "swallow_everything"),
-        ("close", "lock"),
-    ],
-)
-def test_the_first_signal_ends_cleanly_what_an_env_blocks(
-    runs: Runs, number: signal.Signals, where: str, kind: str
-) -> None:
-    runs.send(runs.blocked(where, kind), number)
-    said = runs.ended(within=30)
-    assert "interrupted after generation 1; to go on, run the same command with " in said
-    assert "Traceback" not in said
-    assert not (runs.directory / "run/lock").exists()
-
-
-@pytest.mark.parametrize("where", ["sync", "async", "group_rewards", "task"])
-def test_a_keyboard_interrupt_that_an_env_raises_is_the_user_s(runs: Runs, where: str) -> None:
-    runs.blocked(where, "interrupt")
-    runs.began = time.monotonic()
-    said = runs.ended(within=30)
-    assert said.startswith("interrupted after generation 1; to go on, run the same command with ")
-    assert not (runs.directory / "run/lock").exists()
-
-
-@pytest.mark.parametrize(
-    ("where", "kind", "says"),
-    [
-        ("get_batch", "sleep", "interrupted after generation 1; to go on, run the same command "),
-        ("get_batch", "swallow_everything", "interrupted; it did not end by itself"),
-        ("sync", "deaf", "interrupted; it did not end by itself"),
-    ],
-)
-def test_the_second_signal_ends_at_once_what_the_first_does_not(
-    runs: Runs, where: str, kind: str, says: str
-) -> None:
-    pid = runs.blocked(where, kind)
-    os.kill(pid, signal.SIGINT)
-    time.sleep(1)
-    os.kill(pid, 0)
-    runs.send(pid, signal.SIGINT)
-    assert runs.ended(within=6).startswith(says)
-
-
-OBSTINATE = [
-    ("async", "swallow_cancellation", signal.SIGINT, [130]),
-    ("group_rewards", "swallow_everything_busily", signal.SIGTERM, [130]),
-    ("make_envs", "finally_awaits", signal.SIGINT, [130]),
-    ("sync", "holds_the_interpreter", signal.SIGINT, [-signal.SIGKILL]),
-    ("task", "wait_in_finally", signal.SIGTERM, [130]),
-    ("sync", "other_wakeup", signal.SIGINT, [130]),
-    ("get_batch", "thread", signal.SIGINT, [130]),
-    ("get_batch", "at_exit_deaf", signal.SIGINT, [130]),
-    ("get_batch", "child_and_grandchild", signal.SIGTERM, [130]),
+ENDS = [
+    # What an Env blocks ends cleanly.
+    ("sync", "sleep", signal.SIGINT, TO_GO_ON),
+    ("async", "swallow_exceptions", signal.SIGTERM, TO_GO_ON),
+    ("sync", "regular_expression", signal.SIGTERM, TO_GO_ON),
+    ("task", "loop", signal.SIGINT, TO_GO_ON),
+    ("sync", "swallow_everything", signal.SIGINT, TO_GO_ON),
+    ("close", "lock", signal.SIGTERM, TO_GO_ON),
+    # SIGTERM is enough where no signal reaches the Env.
+    ("sync", "deaf", signal.SIGTERM, NOT_BY_ITSELF),
+    # A KeyboardInterrupt that an Env raises is the user's.
+    *((where, "interrupt", None, TO_GO_ON) for where in ("sync", "async", "group_rewards", "task")),
 ]
 
 
-def test_the_second_signal_ends_whatever_there_is(
-    forker: subprocess.Popen[str], tmp_path: Path
-) -> None:
-    """A sample of `python -m benchmarks.interrupts`, all at once."""
-    directories = [tmp_path / str(i) for i in range(len(OBSTINATE))]
-    for directory in directories:
-        directory.mkdir()
-    what = [
-        [options_of(directory, where, kind), str(directory / "errors.txt")]
-        for directory, (where, kind, *_) in zip(directories, OBSTINATE, strict=True)
-    ]
-    assert forker.stdin and forker.stdout
-    forker.stdin.write(json.dumps(what) + "\n")
-    forker.stdin.flush()
-    pids = list(map(int, forker.stdout.readline().split()))
-    for directory in directories:
-        wait_until_blocked(directory)
-    for pid in pids:
-        os.kill(pid, signal.SIGINT)
-    time.sleep(0.3)
-    for pid, (_, _, second, _) in zip(pids, OBSTINATE, strict=True):
-        os.kill(pid, second)
+def test_the_first_signal_ends_what_an_env_blocks(runs: Runs) -> None:
+    started = runs.blocked([(where, kind) for where, kind, *_ in ENDS])
+    for run, (_, _, number, _) in zip(started, ENDS, strict=True):
+        if number is not None:
+            os.kill(run.pid, number)
     began = time.monotonic()
-    for directory, (where, kind, _, codes) in zip(directories, OBSTINATE, strict=True):
-        assert int(forker.stdout.readline()) in codes, (where, kind)
-        assert "interrupted" in (directory / "errors.txt").read_text(), (where, kind)
-        assert len(list(read_history(directory / "run/history.jsonl"))) == 1
+    for run, (*what, says) in zip(started, ENDS, strict=True):
+        assert runs.exit_code() == 130, what
+        assert says in run.said and "Traceback" not in run.said, what
+        assert says == NOT_BY_ITSELF or not (run.directory / "run/lock").exists(), what
+    assert time.monotonic() - began < 30
+
+
+OBSTINATE = [
+    ("get_batch", "sleep", signal.SIGINT, 130),
+    ("get_batch", "swallow_everything", signal.SIGINT, 130),
+    ("sync", "deaf", signal.SIGINT, 130),
+    ("async", "swallow_cancellation", signal.SIGINT, 130),
+    ("group_rewards", "swallow_everything_busily", signal.SIGTERM, 130),
+    ("make_envs", "finally_awaits", signal.SIGINT, 130),
+    ("sync", "holds_the_interpreter", signal.SIGINT, -signal.SIGKILL),
+    ("task", "wait_in_finally", signal.SIGTERM, 130),
+    ("sync", "other_wakeup", signal.SIGINT, 130),
+    ("get_batch", "thread", signal.SIGINT, 130),
+    ("get_batch", "at_exit_deaf", signal.SIGINT, 130),
+    ("get_batch", "child_and_grandchild", signal.SIGTERM, 130),
+]
+"""(where, kind, second signal, exit code); a sample of `python -m benchmarks.interrupts`."""
+
+
+def test_the_second_signal_ends_whatever_there_is(runs: Runs) -> None:
+    started = runs.blocked([(where, kind) for where, kind, *_ in OBSTINATE])
+    for run in started:
+        os.kill(run.pid, signal.SIGINT)
+    time.sleep(1)
+    for run, (*what, second, _) in zip(started, OBSTINATE, strict=True):
+        assert psutil.Process(run.pid).status() != psutil.STATUS_ZOMBIE, what
+        os.kill(run.pid, second)
+    began = time.monotonic()
+    for run, (*what, code) in zip(started, OBSTINATE, strict=True):
+        assert runs.exit_code() == code, what
+        assert "interrupted" in run.said, what
+        assert len(list(read_history(run.directory / "run/history.jsonl"))) == 1
     assert time.monotonic() - began < 8  # Five, and the machine may be busy.
-    while left := [each for each in psutil.process_iter() if is_of(each, tmp_path)]:
+    says = [run.said for run in started[:3]]
+    assert says[0].startswith(TO_GO_ON)
+    assert all(each.startswith(NOT_BY_ITSELF) for each in says[1:])
+    while left := [each for each in psutil.process_iter() if is_of(each, runs.directory)]:
         assert time.monotonic() - began < 12, left
         time.sleep(0.05)
 
@@ -194,13 +171,9 @@ def is_of(process: psutil.Process, directory: Path) -> bool:
         return False
 
 
-def test_sigterm_is_enough_where_no_signal_reaches_the_env(runs: Runs) -> None:
-    runs.send(runs.blocked("sync", "deaf"), signal.SIGTERM)
-    assert runs.ended(within=30).startswith("interrupted; it did not end by itself")
-
-
 def test_a_task_of_an_env_that_exits_costs_its_rollout_only(runs: Runs) -> None:
-    runs.blocked("task", "leave")
-    assert "SystemExit" not in runs.ended(within=30, code=0)
-    rows = read_metrics(runs.directory / "run/metrics.jsonl")
+    (run,) = runs.blocked([("task", "leave")])
+    assert runs.exit_code() == 0
+    assert "SystemExit" not in run.said
+    rows = read_metrics(run.directory / "run/metrics.jsonl")
     assert [row["rollouts/failed"] for row in rows if "rollouts/failed" in row] == [0, 1, 0]
