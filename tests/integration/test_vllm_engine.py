@@ -1,9 +1,12 @@
-"""Real vLLM on real (tiny) models, held against transformers and against the torch engine."""
+"""Real vLLM on real (tiny) models, held against transformers and against the torch engine.
+
+Of some, linear weights are transposed or fused experts.
+"""
 
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.checkpoints.linear_weights import named_weights
+from es_cookbook.commands.prepare.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -23,12 +28,12 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.singular_values import SingularValues
-from es_cookbook.rl.types import Action
 from es_cookbook.runs.snapshots import write_snapshot
 from tests.adapters import make_adapter
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
+from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.listening import listening
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
@@ -62,9 +67,12 @@ def genomes(count: int, first: int = 100) -> list[Genome]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("vllm")
-    return lambda family: (
-        path if (path := root / family).exists() else make_vllm_model(family, path)
-    )
+
+    def path_of(family: str) -> Path:
+        make = make_linear_model if family in LINEAR_FAMILIES else make_vllm_model
+        return path if (path := root / family).exists() else make(family, path)
+
+    return path_of
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +87,15 @@ SHARES = {
     "sigma_factors": (2, 0.5),
 }
 SPACES = {
-    "qwen2, rank 1": ("qwen2", LowRank(), {}),
-    "llama, rank 3, two terms, untied, shared": (
-        *("llama", LowRank(rank=3, **SHARES)),
-        {"terms_per_genome": 2},
-    ),
-    "qwen3, dense": ("qwen3", FullRank(), {}),
-    "llama, adapters": ("llama", Adapter(rank=3, exclude=("*up_proj*", "lm_head*")), {}),
+    "rank 3, two terms, untied, shared": ("llama", LowRank(rank=3, **SHARES)),
+    "dense": ("qwen3", FullRank()),
+    "adapters": ("llama", Adapter(rank=3, exclude=("*up_proj*", "lm_head*"))),
+    "transposed, untied head": ("gpt2, untied", LowRank(rank=2)),
+    "transposed, adapters": ("gpt2", Adapter(rank=2, init="orthogonal")),
+    "experts, dense": ("qwen3_moe", FullRank()),
+    "experts that stay": ("qwen3_moe", LowRank(exclude=("*.experts.*",))),
+    "transposed experts with biases, dense": ("gpt_oss", FullRank()),
+    "experts under other names in the checkpoint, dense": ("mixtral", FullRank()),
 }
 
 
@@ -93,39 +103,66 @@ SPACES = {
 def test_every_target_answers_as_its_merged_weights_would(
     model: Callable[[str], Path], which: str, tmp_path: Path
 ) -> None:
-    family, space, options = SPACES[which]
-    reference = Reference(model(family), space)
+    family, space = SPACES[which]
+    options = {"terms_per_genome": 2} if "two terms" in which else {}
     with VLLM(model(family), space, **options) as running:
-        assert running.engine.traits.base_dtype == "float32"
-        hosted = options.get("terms_per_genome", 1) if isinstance(space, LowRank) else None
-        assert running.engine.traits.max_terms == hosted
-        capacity = running.engine.traits.capacity
-        moved = [Step(), *STEPS]
-        answers: list[Action] = []
-        for generation, step in enumerate(moved):
-            if generation:
-                expected = reference.centre.apply(step)
-                assert running.portal.call(running.engine.apply, step) == expected
-            genomes_G = genomes(capacity, 100 * (generation + 1))
-            if "two terms" in which:
-                genomes_G[0] = Genome((*genomes_G[0].terms, Term(7, -0.02)))
-            running.load(genomes_G)
-            # The same prompts in each generation: nothing may come from the others' cache.
-            targets = ["centre", *range(capacity), "base"]
-            asked = [request(t, prompt) for prompt in PROMPTS for t in targets]
-            answers = running.sample(asked)
-            pairs = list(zip(asked, answers, strict=True))
-            for target in targets:
-                of_target = [pair for pair in pairs if pair[0].target == target]
-                who = genomes_G[target] if isinstance(target, int) else Genome()
-                reference.check_greedy("base" if target == "base" else who, of_target)
-        assert len({answer.tokens_T for answer in answers}) > len(PROMPTS)
-        restored = running.portal.call(running.engine.restore, STEPS[:2])
-        assert restored == reference.centre.restore(STEPS[:2])
-        reference.check_greedy(
-            Genome(), [(r := request("centre", PROMPTS[0]), running.sample([r])[0])]
-        )
-        check_restoring_from_a_snapshot(running, reference, tmp_path)
+        check_all_the_way(running, Reference(model(family), space), tmp_path)
+
+
+def test_so_does_every_target_of_the_shared_engine(low_rank: Running, tmp_path: Path) -> None:
+    check_all_the_way(low_rank, Reference(low_rank.path, LowRank()), tmp_path)
+
+
+def check_all_the_way(running: Running, reference: Reference, tmp_path: Path) -> None:
+    """Answers after every step, and what is restored and saved."""
+    traits, call = running.engine.traits, running.portal.call
+    terms = getattr(running.builder, "terms_per_genome", 1)
+    assert traits.base_dtype == "float32"
+    space = running.space
+    hosted = {1: 1, 2: 4, 3: 2}[space.rank] if isinstance(space, LowRank) else None
+    assert traits.max_terms == hosted
+    answers: set[tuple[int, ...]] = set()
+    for generation, step in enumerate([Step(), *STEPS]):
+        assert call(running.engine.apply, step) == reference.centre.apply(step)
+        genomes_G = genomes(traits.capacity, 100 * (generation + 1))
+        if terms == 2:
+            genomes_G[0] = Genome((*genomes_G[0].terms, Term(7, -0.02)))
+        # The same prompts in each generation: nothing may come from the others' cache.
+        answers = check_targets(running, reference, genomes_G)
+    assert len(answers) > len(PROMPTS)
+    assert call(running.engine.restore, STEPS[:2]) == reference.centre.restore(STEPS[:2])
+    check_centre(running, reference)
+    check_restoring_from_a_snapshot(running, reference, tmp_path)
+    check_saved(running, reference, tmp_path / "saved")
+
+
+def check_targets(
+    running: Running, reference: Reference, genomes_G: Sequence[Genome]
+) -> set[tuple[int, ...]]:
+    """That all answer as they should; gives the answers."""
+    running.load(genomes_G)
+    targets = ["centre", *range(len(genomes_G)), "base"]
+    asked = [request(target, prompt) for prompt in PROMPTS for target in targets]
+    pairs = list(zip(asked, running.sample(asked), strict=True))
+    for target in targets:
+        who = genomes_G[target] if isinstance(target, int) else Genome()
+        of_target = [pair for pair in pairs if pair[0].target == target]
+        reference.check_greedy("base" if target == "base" else who, of_target)
+    return {answer.tokens_T for _, answer in pairs}
+
+
+def check_centre(running: Running, reference: Reference) -> None:
+    asked = [request("centre", prompt) for prompt in PROMPTS]
+    reference.check_greedy(Genome(), list(zip(asked, running.sample(asked), strict=True)))
+
+
+def check_saved(running: Running, reference: Reference, path: Path) -> None:
+    """That the centre is saved as transformers has it."""
+    running.portal.call(running.engine.save, path)
+    reference.become(Genome())
+    expected = dict(named_weights(reference.model))
+    saved = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert all(torch.equal(weight, expected[name]) for name, weight in named_weights(saved))
 
 
 def test_singular_values_and_coordinates(model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -141,23 +178,10 @@ def test_singular_values_and_coordinates(model: Callable[[str], Path], tmp_path:
         for step in steps:
             moved = running.portal.call(running.engine.apply, step)
             assert moved == reference.centre.apply(step)
-            running.load(genomes_G)
-            asked = [
-                request(t, prompt) for prompt in PROMPTS for t in (*range(5), "centre", "base")
-            ]
-            pairs = list(zip(asked, running.sample(asked), strict=True))
-            for target in (*range(5), "centre", "base"):
-                of_target = [pair for pair in pairs if pair[0].target == target]
-                who = genomes_G[target] if isinstance(target, int) else Genome()
-                reference.check_greedy("base" if target == "base" else who, of_target)
-            assert len({answer.tokens_T for _, answer in pairs}) > 2 * len(PROMPTS)
+            assert len(check_targets(running, reference, genomes_G)) > 2 * len(PROMPTS)
         restored = running.portal.call(running.engine.restore, steps)
         assert restored == reference.centre.restore(steps)
-        running.portal.call(running.engine.save, tmp_path / "saved")
-    reference.become(Genome())
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
-    for found, expected in zip(saved.parameters(), reference.model.parameters(), strict=True):
-        assert torch.equal(found, expected)
+        check_saved(running, reference, tmp_path / "saved")
 
 
 def check_restoring_from_a_snapshot(running: Running, reference: Reference, path: Path) -> None:
@@ -170,9 +194,8 @@ def check_restoring_from_a_snapshot(running: Running, reference: Reference, path
     # The first step is in the snapshot: what is said of it here does not matter.
     restored = running.portal.call(running.engine.restore, [Step(), *STEPS[1:]], snapshot)
     assert restored == expected
-    answers = [(r := request("centre", prompt), running.sample([r])[0]) for prompt in PROMPTS]
     reference.centre.restore(STEPS)
-    reference.check_greedy(Genome(), answers)
+    check_centre(running, reference)
     assert running.portal.call(running.engine.restore, STEPS, path / "elsewhere") == expected
 
 
@@ -342,21 +365,54 @@ def test_a_closed_engine_says_so(low_rank: Running) -> None:
         low_rank.sample([request("centre", (5,))])
 
 
-def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has(
-    model: Callable[[str], Path], tmp_path: Path
+def slots_of_rank(worker: Any) -> tuple[int, int, float, int, int]:
+    """Run in vLLM's worker: bytes of slots, of weights, of a token's cache; rows and tokens."""
+    stacked = ("lora_a_stacked", "lora_b_stacked")
+    model, cache = worker.model_runner.model, worker.model_runner.kv_caches
+    found = [getattr(m, name) for m in model.modules() for name in stacked if hasattr(m, name)]
+    slots = [t for entry in found for t in ([entry] if torch.is_tensor(entry) else entry)]
+    tokens = worker.cache_config.num_gpu_blocks * worker.cache_config.block_size
+    scheduler = worker.model_runner.scheduler_config
+    sizes = [
+        sum(t.numel() * t.element_size() for t in of_kind)
+        for of_kind in (slots, list(model.parameters()), cache)
+    ]
+    rows = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    return sizes[0], sizes[1], sizes[2] / tokens, *rows
+
+
+def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has_and_what_was_planned(
+    model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reference = Reference(model("qwen2"), LowRank())
-    options = {"tensor_parallel_size": 2, "max_genomes": 3}
-    with VLLM(model("qwen2"), LowRank(), **options) as running:
-        fingerprints = [running.portal.call(running.engine.apply, step) for step in STEPS]
-        assert fingerprints == [reference.centre.apply(step) for step in STEPS]
-        genomes_G = genomes(3)
-        running.load(genomes_G)
-        asked = [request(g, prompt) for prompt in PROMPTS for g in range(3)]
-        answers = list(zip(asked, running.sample(asked), strict=True))
-        for g, genome in enumerate(genomes_G):
-            reference.check_greedy(genome, [pair for pair in answers if pair[0].target == g])
+    import cloudpickle
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    started: list[AsyncLLM] = []
+    start = AsyncLLM.from_engine_args
+
+    def start_and_keep(*arguments: Any) -> AsyncLLM:
+        started.append(start(*arguments))
+        return started[-1]
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", start_and_keep)
+    path, space = model("llama"), LowRank(rank=2)
+    reference = Reference(path, space)
+    with VLLM(path, space, tensor_parallel_size=2, max_genomes=3) as running:
+        ranks = running.portal.call(started[0].collective_rpc, slots_of_rank)
+        for step in STEPS:
+            applied = running.portal.call(running.engine.apply, step)
+            assert applied == reference.centre.apply(step)
+        check_targets(running, reference, genomes(3))
         check_restoring_from_a_snapshot(running, reference, tmp_path)
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    config = PlanConfig(
+        model_name=str(path), engine=running.builder, population_size=4, search_space=space
+    )
+    plan = Plan(config, read_architecture(str(path)))
+    planned = (plan.residents, plan.weights, plan.token)
+    assert [tuple(rank) for rank in ranks] == [(*planned, plan.max_rows, plan.pass_tokens)] * 2
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -394,6 +450,23 @@ async def test_a_space_that_no_slot_can_hold_is_refused_before_vllm_starts(
         await _start(model("qwen2"), LowRank(rank=300), terms_per_genome=2)
     with pytest.raises(ConfigError, match="matches no parameter"):
         await _start(model("qwen2"), LowRank(include=("nothing*",)))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("space", [LowRank(), Adapter()], ids=["low rank", "adapter"])
+async def test_slots_of_experts_are_refused_before_vllm_starts(
+    model: Callable[[str], Path], space: SearchSpaceBuilder
+) -> None:
+    """Regression: it was found out at the first token, by a kernel that wants a GPU."""
+    before = set(psutil.Process().children(recursive=True))
+    sentence = (
+        r"engine=vllm has no LoRA slots for fused experts, and the search space perturbs "
+        r"model\.layers\.0\.mlp\.experts\.gate_up_proj\[0\]; leave them out "
+        r"\(search_space\.exclude='\*\.experts\.\*'\), or use engine=torch"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        await _start(model("qwen3_moe"), space)
+    assert set(psutil.Process().children(recursive=True)) == before
 
 
 @pytest.mark.anyio

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -20,7 +19,7 @@ from tests.engines.running import Running
 from tests.engines.torch.reference import request
 from tests.integration.vllm_models import make_vllm_model
 from tests.said import whole_lines
-from tests.tiny_models import VOCABULARY, make_tiny_model, save_with_tokenizer
+from tests.tiny_models import make_tiny_model
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
@@ -111,16 +110,3 @@ async def test_a_model_that_vllm_cannot_give_slots_to_is_one_sentence(tmp_path: 
     path = make_tiny_model("gpt_neox", tmp_path / "neox")
     with pytest.raises(ModelError, match=r"^vLLM has no LoRA slot for gpt_neox\.layers.*torch$"):
         await builder(model_name=str(path), search_space=LowRank())
-
-
-@pytest.mark.anyio
-async def test_fused_experts_have_no_lora_on_the_cpu(tmp_path: Path) -> None:
-    """Regression: it was found out at the first token, by a kernel that wants a GPU."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "moe_intermediate_size": 32}
-    config = Qwen3MoeConfig(vocab_size=VOCABULARY, num_experts=4, **sizes)
-    save_with_tokenizer(Qwen3MoeForCausalLM(config), tmp_path / "moe")
-    before = set(psutil.Process().children(recursive=True))
-    sentence = r"no LoRA slots for fused experts, and .* perturbs model\.layers\.0\.mlp\.experts"
-    with pytest.raises(ConfigError, match=sentence):
-        await VLLMEngineBuilder(**SMALL)(model_name=str(tmp_path / "moe"), search_space=LowRank())
-    assert set(psutil.Process().children(recursive=True)) == before
