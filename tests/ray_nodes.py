@@ -1,20 +1,22 @@
-"""A run over a Ray cluster of two hosts, between which the link is cut and heals again.
+"""Runs over a Ray cluster of two hosts that lose the link, a node and the head.
 
-    python -m tests.ray_nodes LOG_PATH
+    python -m tests.ray_nodes DIRECTORY
 
-runs it inside namespaces of its own (`tests.links`), with engines without a model, and prints as
-JSON what it saw. The cluster is started with `ray start`, as docs/multi_gpu.md says.
+runs them inside namespaces of its own (`tests.links`), with engines without a model, and prints as
+JSON what it saw. The cluster is started with `ray start`, as docs/multi_gpu.md says. At its end it
+is killed, since the head is.
 """
 
 import asyncio
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -46,13 +48,11 @@ QUICK_CHECKS = {
 }
 SHORT = 1.0
 """Seconds without a link, in which no three of those checks can fail."""
-LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""The variable that tells Ray to listen on 127.0.0.1 only, if it is 0."""
 
 
 def start_head(num_engines: int = 1, **system: object) -> None:
     """The head, on the host HERE, with room for engines; `system` is Ray's configuration."""
-    os.environ.pop(LOCAL_ONLY, None)
+    os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)  # Not on 127.0.0.1 only.
     os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     options = ["--head", f"--node-ip-address={HERE}", "--port=6379", "--include-dashboard=false"]
     _start(num_engines, [*options, f"--system-config={json.dumps(system)}"])
@@ -129,42 +129,59 @@ def num_recorded(log_path: Path) -> int:
     return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
 
 
-async def cut_twice(log_path: Path, link: Link, node: "subprocess.Popen[bytes]") -> list[int]:
-    """Cut the link in the middle of the second and of the third generation.
+async def lose_nodes(
+    log_path: Path, link: Link, node: "subprocess.Popen[bytes]"
+) -> AsyncIterator[int]:
+    """Cut the link for a moment, kill the far node, start another, cut until Ray gives that up.
 
-    First for a moment, then until Ray gives the node up, after which another is started there.
+    Each in the middle of a generation: the second, the third and the fifth.
 
-    Returns:
-        The pool's engines after the first cut, after the second, and with the new node.
+    Yields:
+        The pool's engines after each.
     """
 
-    async def cut_in(generation: int) -> None:
+    async def far_in(generation: int) -> Member:
+        """The far engine when it has requests in a generation."""
         while num_recorded(log_path) != generation:
             await asyncio.sleep(0.001)
         (far,) = filter(is_there, members)
         while not far.mailbox.num_unanswered:
             await asyncio.sleep(0.0001)
-        link.set(0)
+        return far
 
-    while not PoolBuilder.made:
+    async def members_are(count: int) -> int:
+        while len(members) != count:
+            await asyncio.sleep(0.01)
+        return count
+
+    num_pools = len(PoolBuilder.made)
+    while len(PoolBuilder.made) == num_pools:
         await asyncio.sleep(0.01)
     members = PoolBuilder.made[-1].members
-    await cut_in(1)
+    await far_in(1)
+    link.set(0)
     await asyncio.sleep(SHORT)
     link.set()
     while num_recorded(log_path) == 1:
         await asyncio.sleep(0.001)
-    seen = [len(members)]
-    await cut_in(2)
-    while len(members) == 2:
-        await asyncio.sleep(0.01)
+    yield len(members)
+    far = await far_in(2)
+    os.kill(psutil.Process(far.built.pid).ppid(), signal.SIGKILL)
+    os.kill(far.built.pid, signal.SIGKILL)
+    yield await members_are(1)
+    await asyncio.to_thread(node.wait)
+    node = start_there(link)
+    yield await members_are(2)
+    await far_in(4)
+    link.set(0)
+    yield await members_are(1)
     link.set()
-    seen.append(len(members))
     await asyncio.to_thread(node.wait)  # Told that it was given up.
-    start_there(link)
-    while len(members) == 1:
-        await asyncio.sleep(0.01)
-    return [*seen, len(members)]
+
+
+def head() -> psutil.Process:
+    """Of Ray's cluster."""
+    return next(p for p in psutil.process_iter() if p.name() == "gcs_server")
 
 
 class Generations:
@@ -191,7 +208,6 @@ class Generations:
         from ray._private import internal_api, worker
 
         core = cast(Any, worker.global_worker).core_worker
-        head = next(p for p in psutil.process_iter() if p.name() == "gcs_server")
         nodes = [node for node in ray.nodes() if node["Alive"]]
         stores = [
             internal_api.node_stats(
@@ -201,36 +217,42 @@ class Generations:
         ]
         return {
             "driver": psutil.Process().memory_info().rss / 1e6,
-            "head": head.memory_info().rss / 1e6,
+            "head": head().memory_info().rss / 1e6,
             "references": len(core.get_all_reference_counts()),
             "stored": sum(store.cumulative_created_objects for store in stores),
             "bytes stored": sum(store.object_store_bytes_used for store in stores),
         }
 
 
-async def over_a_link(log_path: Path) -> dict[str, Any]:
-    """The run whose link is cut, then some hundred generations in the same cluster."""
+async def over_a_link(directory: Path) -> None:
+    """Some hundred generations, a run that loses nodes, and one that loses the head."""
     link = Link()
     start_head(**QUICK_CHECKS)
     node = start_there(link)
+    os.environ |= {"RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
     where: dict[str, Any] = {"address": ADDRESS, "strategy": "STRICT_SPREAD", "max_restarts": 0}
     builder = PoolBuilder(num_engines=2, engine=LightEngineBuilder(), **where)
-    found: dict[str, Any] = {}
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(history, log_path, builder)
-        found["engines"] = await cut_twice(log_path, link, node)
     pool = await builder(model_name=str(BASE), search_space=TinyConfig.search_space)
     with rare_garbage_collection():
         generations = Generations(pool)
         await generations.run(100)
-        found["before"] = generations.left()
+        before = generations.left()
         await generations.run(200)
-        found["after"] = generations.left()
+        after = generations.left()
     await pool.close()
-    return found
+    engines: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(history, directory / "many", builder)
+        engines = [count async for count in lose_nodes(directory / "many", link, node)]
+    print(json.dumps({"before": before, "after": after, "engines": engines}), flush=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(history, directory / "lost", chz.replace(builder, num_engines=1), 100_000)
+        while num_recorded(directory / "lost") < 3:
+            await asyncio.sleep(0.001)
+        head().kill()  # Ray ends whoever has lost it.
 
 
 if __name__ == "__main__":
     if os.getpid() != 1:  # The first process of its namespace.
         os.execvp("unshare", inside(sys.executable, "-m", "tests.ray_nodes", *sys.argv[1:]))
-    print(json.dumps(asyncio.run(over_a_link(Path(sys.argv[1])))))
+    asyncio.run(over_a_link(Path(sys.argv[1])))

@@ -1,11 +1,11 @@
 """How every engine samples: the same promises, kept by real engines on the same tiny model.
 
 What is compared is exact, in float32, or statistical: drawn tokens against the probabilities of
-transformers with merged weights. A pool of vLLM engines is in `integration/test_ray_vllm.py`.
+transformers with merged weights. A pool's requests are those of its engines, as they come out of
+`engines/wire.py`; runs over pools are in `integration/test_ray_pool.py` and `test_ray_vllm.py`.
 """
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest, Target
-from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
@@ -35,12 +34,7 @@ VLLM = VLLMEngineBuilder(
     gpu_memory_utilization=0.3,
     extra={"max_num_seqs": 128, "max_num_batched_tokens": 128, "block_size": 32},
 )
-BUILDERS: dict[str, EngineBuilder] = {
-    "torch": TORCH,
-    "vllm": VLLM,
-    "ray": RayPoolBuilder(num_engines=2, num_cpus=1, engine=TORCH),
-}
-IN_VLLM, IN_RAY = pytest.mark.xdist_group("vllm"), pytest.mark.xdist_group("ray")
+BUILDERS: dict[str, EngineBuilder] = {"torch": TORCH, "vllm": VLLM}
 PROMPT = (5, 9, 3)
 GENOMES_G = [Genome((Term(3, 0.05),)), Genome((Term(4, -0.05),)), Genome()]
 WHO: dict[Target, Genome | str] = {0: GENOMES_G[0], "centre": Genome(), "base": "base"}
@@ -71,22 +65,11 @@ def syllable_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "torch",
-        pytest.param("vllm", marks=IN_VLLM),
-        pytest.param("ray", marks=IN_RAY),
-    ],
+    params=["torch", pytest.param("vllm", marks=pytest.mark.xdist_group("vllm"))],
 )
 def engine(request: pytest.FixtureRequest, model: Path) -> Iterator[Running]:
     if request.param == "vllm":
         request.getfixturevalue("warm_vllm")
-    if request.param == "ray":
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
-        # Not by the pool, whose thread here is another one: Ray would end with it.
-        options = {"include_dashboard": False, "object_store_memory": 128 << 20}
-        ray.init("local", num_cpus=2, logging_level="ERROR", log_to_driver=False, **options)
-        request.addfinalizer(ray.shutdown)
     with Running(BUILDERS[request.param], model, LowRank()) as running:
         yield running
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from es_cookbook.common.errors import ConfigError, EngineError, ModelError
+from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.common.spans import Spans
-from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster, Needs
 from es_cookbook.engines.ray.member import DisagreementError, Ledger
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
@@ -94,6 +94,55 @@ async def test_whenever_an_engine_dies_the_answers_are_the_same(dies_in: list[st
         assert await texts(pool, asked("centre")) == await expected(STEPS, "centre")
         assert cluster.dies_in == []
         assert pool.stats()["restarted"] == len(dies_in)
+
+
+@pytest.mark.parametrize("fault", ["fail", "hang", "unforeseen"])
+async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
+    tmp_path: Path, fault: str
+) -> None:
+    builder = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
+    async with near_pool(NearCluster(), engines=2, builder=builder) as pool:
+        await pool.apply(STEPS[0])
+        async with pool.lend() as host:
+            await host.load(GENOMES)
+            assert await texts(host, asked(1)) == await expected(STEPS[:1], 1)
+        assert pool.stats()["restarted"] == 1
+        assert await pool.apply(STEPS[1]) == await LightEngine("", "").restore(STEPS)
+
+
+async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> None:
+    async with near_pool(NearCluster(), engines=2) as pool:
+        await pool.apply(STEPS[0])
+        assert await texts(pool, asked("centre")) == await expected(STEPS[:1], "centre")
+        scored = LogprobsRequest("base", (1, 2), (3, 4))
+        assert await pool.logprobs(scored) == await LightEngine("", "").logprobs(scored)
+        many = [asyncio.create_task(pool.sample(r)) for r in asked("base", 40)]
+        await asyncio.sleep(0)
+        assert [host.mailbox.num_unanswered for host in pool.members] == [20, 20]
+        await asyncio.gather(*many)
+        with pytest.raises(RequestError, match="genome 1 was asked of a pool"):
+            await texts(pool, asked(1))
+        with pytest.raises(EngineError, match="use its `lend`"):
+            await pool.load(GENOMES)
+        assert (pool.traits.capacity, pool.num_engines, pool.traits.context_length) == (4, 2, 64)
+        assert pool.traits.max_terms == 8
+        assert pool.stats()["requests"] == 8 + 1 + 40
+
+
+async def test_what_is_sent_is_at_most_64_bytes_a_genome_beside_the_questions() -> None:
+    genomes_G = [Genome((Term(1 + g // 2, (-1) ** g * 0.01),)) for g in range(8)]
+    async with near_pool(NearCluster(), engines=2) as pool:
+        before = pool.stats()
+        for first in (0, 4):
+            async with pool.lend() as host:
+                await host.load(genomes_G[first : first + 4])
+                await texts(host, [r for g in range(4) for r in asked(g, 32)])
+        await pool.apply(Step(tuple(Term(1 + s, 0.01) for s in range(4))))
+        sent, questions = (
+            pool.stats()[key] - before[key] for key in ("sent_bytes", "question_bytes")
+        )
+        assert 16 * 8 + 2 * 16 * 4 <= sent - questions <= 64 * 8
+        assert questions < 32 * 64 * 2
 
 
 async def test_each_engine_tells_a_profile_when_it_takes_a_step() -> None:
