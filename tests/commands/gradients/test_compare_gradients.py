@@ -167,11 +167,9 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     options = (
         *ARITHMETIC,
         f"log_path={tmp_path}",
-        "contestants=es,surrogate,group",
+        "contestants=es,group",
         "num_generations=2",
         "es.optimizer.population_size=8",
-        "surrogate.surrogate.attempts=8",
-        "surrogate.optimizer.population_size=8",
         "group.attempts=8",
         "seeds=0",
         "factors=1",
@@ -181,7 +179,7 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     )
     typed("compare-gradients", *options)
     found: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
-    assert set(found["contestants"]) == {"es", "surrogate", "group"}
+    assert set(found["contestants"]) == {"es", "group"}
     group = found["contestants"]["group"]
     assert group["learning_rate"] == pytest.approx(1.5e-4), "the other one destroys the model"
     assert set(group["tried"]) == {"0.5", "1000"}
