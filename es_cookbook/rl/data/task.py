@@ -155,7 +155,9 @@ class RowDatasetBuilder(RLDatasetBuilder):
             raise DataError(
                 f"dataset.num_test={num_test}: {source} has {plural(len(keyed), 'row')}{left}"
             )
-        held_out = sorted(keyed, key=lambda each: each.turn)[:num_test]
+        # The share first, in the order of the file, then the places that follow.
+        in_turn = sorted(keyed, key=lambda each: 0.0 if each.is_held_out else each.place)
+        held_out = in_turn[:num_test]
         keys = {each.key for each in held_out}
         return [each for each in keyed if each.key not in keys][: self.num_train], held_out
 
@@ -396,8 +398,3 @@ class _Keyed:
     key: str
     place: float
     is_held_out: bool
-
-    @property
-    def turn(self) -> float:
-        """Rows are held out in this order, and in that of the file."""
-        return 0.0 if self.is_held_out else self.place

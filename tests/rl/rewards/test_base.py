@@ -13,7 +13,9 @@ import pytest
 from es_cookbook.common.configs import Names, config_from_json, config_to_json
 from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
+from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Exact, Number
+from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 
 pytestmark = pytest.mark.anyio
 WHERE = "train.jsonl, line 3"
@@ -102,6 +104,22 @@ def test_a_reward_and_its_options_are_typed_by_name() -> None:
     assert parse("reward=number", "reward.tolerance=0.5") == Number(tolerance=0.5)
     assert parse("reward=length", "reward.of=number", "reward.limit=9") == parse(
         "reward=length", "reward.limit=9", "reward.of=number"
+    )
+
+
+def test_the_command_line_names_rewards_weights_and_options() -> None:
+    found = parse(
+        *("reward=sum", "reward.rewards=exact,length", "reward.weights=1,0.1"),
+        *("reward.exact.fold_case=False", "reward.length.of=number", "reward.length.limit=9"),
+    )
+    assert found == WeightedSum(
+        rewards=("exact", "length"),
+        weights=(1.0, 0.1),
+        exact=Exact(fold_case=False),
+        length=Length(of=Number(), limit=9),
+    )
+    assert parse("reward=length", "reward.of=sum", "reward.of.rewards=number") == Length(
+        of=WeightedSum(rewards=("number",))
     )
 
 

@@ -1,15 +1,13 @@
 """Rewards are added by weight, reported by name, and named by rows."""
 
-import chz
 import pytest
 
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.objectives import Gdpo, outcomes
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded
+from es_cookbook.rl.rewards.base import REWARD_NAMES, graded
 from es_cookbook.rl.rewards.length import Length
-from es_cookbook.rl.rewards.matching import Exact, Number
+from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from es_cookbook.rl.rollouts import env_metrics
 from es_cookbook.rl.types import TrajectoryGroup
@@ -17,17 +15,6 @@ from tests.fakes import trajectory
 
 pytestmark = pytest.mark.anyio
 TEXT = "<think>2+2</think><answer>4.0</answer>"
-
-
-@chz.chz
-class Config:
-    reward: Reward = chz.field(
-        meta_factory=Names(REWARD_NAMES, default="sum"), default_factory=WeightedSum, doc="reward"
-    )
-
-
-def parse(*words: str) -> Reward:
-    return chz.Blueprint(Config).make_from_argv(list(words)).reward
 
 
 async def test_the_sum_and_each_reward_by_its_name() -> None:
@@ -84,22 +71,6 @@ async def test_a_row_that_lacks_something_is_told_with_the_reward_that_needs_it(
         reward.check_row({})
     with pytest.raises(EnvError, match=f"^row 1: reward 'sum': number: {sentence}"):
         await graded(reward, TEXT, {}, "row 1")
-
-
-def test_the_command_line_names_rewards_weights_and_options() -> None:
-    found = parse(
-        *("reward=sum", "reward.rewards=exact,length", "reward.weights=1,0.1"),
-        *("reward.exact.fold_case=False", "reward.length.of=number", "reward.length.limit=9"),
-    )
-    assert found == WeightedSum(
-        rewards=("exact", "length"),
-        weights=(1.0, 0.1),
-        exact=Exact(fold_case=False),
-        length=Length(of=Number(), limit=9),
-    )
-    assert parse("reward=length", "reward.of=sum", "reward.of.rewards=number") == Length(
-        of=WeightedSum(rewards=("number",))
-    )
 
 
 @pytest.mark.parametrize(
