@@ -6,11 +6,16 @@ in the end while the others are made. A run that was stopped early is marked in 
 """
 
 import collections
+import dataclasses
+import functools
 import json
 import math
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Literal, TypeAlias, cast
 
 import chz
@@ -27,38 +32,31 @@ from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.report.page.writing import write_report
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.train.stopping.signals import end_on_signals
+from es_cookbook.train.sweep import worker
 from es_cookbook.train.sweep.in_turn import is_complete
-from es_cookbook.train.sweep.pruning import Curve, falls_behind
 from es_cookbook.train.sweep.results import (
+    Curve,
     Result,
     State,
-    SweptRun,
     curve,
     mean_of_complete,
     measured,
     write_results,
 )
-from es_cookbook.train.sweep.search import (
-    Listed,
-    Sampler,
-    Space,
-    Trial,
-    Value,
-    at_random,
-    corners,
-    grid,
-)
-from es_cookbook.train.sweep.workers import Workers
+from es_cookbook.train.sweep.search import Space, Trial, Value, at_random, corners, grid
 
 Make: TypeAlias = Callable[[Mapping[str, Value]], train.Config]
 """The Config of a trial's options; its seed and log_path are the sweep's to set."""
 SamplerName: TypeAlias = Literal["grid", "random", "optuna"]
 Prune: TypeAlias = Literal["none", "median", "halving"]
 PRUNED = "pruned.json"
+OUTPUT = "output"
+"""Folder of what the processes print, a file a run."""
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_BETWEEN_READINGS = 0.5
 _STARTS = 3
 """Of a run whose process is killed again and again."""
+_BEST_SHARE = 3
 
 
 @chz.chz
@@ -127,14 +125,20 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
     if (log_path / CONFIG).exists():
         raise ConfigError(f"log_path {log_path} holds a run; a sweep has a directory of its own")
     try:
-        log_path.mkdir(parents=True, exist_ok=True)
+        (log_path / OUTPUT).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot("make", log_path, error, needed=4096) from error
     lock = RunLock(log_path)
-    count = settings.trials if settings.sampler == "optuna" else len(trials)
     try:
-        sampler = _sampler(settings, space, trials)
-        return _Sweep(settings, make, sampler, count * len(settings.seeds)).run()
+        if settings.sampler != "optuna":
+            num_runs = len(trials) * len(settings.seeds)
+            ask = functools.partial(next, iter(trials), None)
+            return _Sweep(settings, make, num_runs, ask, None).run()
+        from es_cookbook.train.sweep.optuna_sampler import OptunaSampler
+
+        seed, num_runs = settings.sampler_seed, settings.trials * len(settings.seeds)
+        sampler = OptunaSampler(space, settings.trials, seed, settings.metric, log_path)
+        return _Sweep(settings, make, num_runs, sampler.ask, sampler.tell).run()
     finally:
         lock.release()
 
@@ -152,38 +156,70 @@ def _known(settings: SweepSettings, space: Space) -> list[Trial]:
             return list(corners(space))
 
 
-def _sampler(settings: SweepSettings, space: Space, trials: Sequence[Trial]) -> Sampler:
-    if settings.sampler != "optuna":
-        return Listed(trials)
-    from es_cookbook.train.sweep.optuna_sampler import OptunaSampler
-
-    path, seed = Path(settings.log_path), settings.sampler_seed
-    return OptunaSampler(space, settings.trials, seed, settings.metric, path)
-
-
-def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator[SweptRun]:
+def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator["_Run"]:
     config = make(trial.options)
     for seed in settings.seeds:
         log_path = str(Path(settings.log_path) / f"{trial.name}-seed{seed}")
-        yield SweptRun(trial, chz.replace(config, seed=seed, log_path=log_path))
+        yield _Run(trial, chz.replace(config, seed=seed, log_path=log_path))
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """A run of a trial, and where it stands; `process` and `share` are of the last start."""
+
+    trial: Trial
+    config: train.Config
+    state: State = "waiting"
+    starts: int = 0
+    problem: str = ""
+    curve: Curve = ()
+    process: subprocess.Popen[bytes] = dataclasses.field(init=False)
+    share: worker.Share = dataclasses.field(init=False)
+
+    @property
+    def path(self) -> Path:
+        """Its directory, of which the name is the run's."""
+        return Path(self.config.log_path)
+
+    def result(self, metric: str) -> Result:
+        rows = measured(self.path)
+        values = [value for _, value in curve(rows, metric)]
+        return Result(
+            run=self.path.name,
+            trial=self.trial.number,
+            options=self.trial.options,
+            seed=self.config.seed,
+            state=self.state,
+            generations=sum("time/total" in row for row in rows),
+            metric=metric,
+            final=values[-1] if values else math.nan,
+            best=max(values, default=math.nan),
+            seconds=math.fsum(row.get("time/total", 0.0) for row in rows),
+            problem=self.problem,
+        )
 
 
 class _Sweep:
-    """A sweep under way."""
+    """A sweep under way; `ask` gives the next trial, and `tell` takes what came of one."""
 
     def __init__(
-        self, settings: SweepSettings, make: Make, sampler: Sampler, num_runs: int
+        self,
+        settings: SweepSettings,
+        make: Make,
+        num_runs: int,
+        ask: Callable[[], Trial | None],
+        tell: Callable[[Trial, float, bool], None] | None,
     ) -> None:
         self._settings = settings
         self._make = make
-        self._sampler = sampler
-        self._path = Path(settings.log_path)
         self._num_runs = num_runs
-        self._runs: dict[str, SweptRun] = {}
-        self._curves: dict[str, Curve] = {}
-        self._waiting = collections.deque[SweptRun]()
+        self._ask = ask
+        self._tell = tell
+        self._path = Path(settings.log_path)
+        self._runs: list[_Run] = []
+        self._waiting = collections.deque[_Run]()
+        self._free = worker.shares(settings.workers, settings.devices)
         self._pruned = _read_pruned(self._path / PRUNED) if settings.prune != "none" else set()
-        self._workers = Workers(settings.workers, settings.devices, self._path)
         self._stopped = False
 
     def run(self) -> list[Result]:
@@ -193,40 +229,48 @@ class _Sweep:
             try:
                 self._work()
             finally:
-                self._workers.close()
-        for run in self._runs.values():
-            run.state = "interrupted" if run.state == "running" else run.state
+                worker.end(run.process for run in self._in("running"))
+        for run in self._in("running"):
+            run.state = "interrupted"
         results, table = self._write()
-        complete = sum(run.state == "complete" for run in self._runs.values())
         if self._stopped:
             raise KeyboardInterrupt(
-                f"interrupted with {plural(complete, 'run')} complete; give the same command again "
-                "to go on"
+                f"interrupted with {plural(len(self._in('complete')), 'run')} complete; give the "
+                "same command again to go on"
             )
         print(f"\n{table}\n\nwritten to {self._path / 'results.md'} and .parquet", flush=True)
-        if paths := [self._runs[result.run].path for result in results if result.generations]:
+        pairs = zip(self._runs, results, strict=True)
+        if paths := [run.path for run, result in pairs if result.generations]:
             print(f"all runs are shown in {write_report(paths, self._path / REPORT)}")
-        if failed := [run for run in self._runs.values() if run.state == "failed"]:
+        if failed := self._in("failed"):
             first = failed[0]
             raise SweepError(
                 f"{len(failed)} of {plural(len(self._runs), 'run')} failed, {first.path.name} so: "
-                f"{first.problem} (all of it is in {self._workers.output(first.path.name)})"
+                f"{first.problem} (all of it is in {self._output(first)})"
             )
         return results
 
     def _stop(self) -> None:
         self._stopped = True
 
+    def _in(self, state: State) -> list[_Run]:
+        return [run for run in self._runs if run.state == state]
+
+    def _output(self, run: _Run) -> Path:
+        """What its processes print."""
+        return self._path / OUTPUT / f"{run.path.name}.txt"
+
     def _work(self) -> None:
         looked = time.monotonic()
         while not self._stopped:
-            ended = self._workers.ended()
-            for name, code in ended:
-                self._settle(self._runs[name], code)
+            ended = [run for run in self._in("running") if run.process.poll() is not None]
+            for run in ended:
+                self._free.append(run.share)
+                self._settle(run, worker.release(run.process))
             self._fill()
             if ended:
                 self._write()
-            if not self._workers.running:
+            if not self._in("running"):
                 return
             if time.monotonic() - looked >= _SECONDS_BETWEEN_READINGS:
                 self._look()
@@ -234,20 +278,24 @@ class _Sweep:
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _fill(self) -> None:
-        """Start runs in all slots that are free."""
-        while self._workers.has_room and not self._stopped and (run := self._next()):
-            run.state, run.starts = "running", run.starts + 1
+        """Start as many runs as there are workers."""
+        while self._free and not self._stopped and (run := self._next()):
+            run.state, run.starts, run.share = "running", run.starts + 1, self._free.pop(0)
             number = len(self._runs) - len(self._waiting)
             print(f"run {number} of {self._num_runs} begins: {run.path}", flush=True)
-            self._workers.start(run.path.name, run.config)
+            run.process = worker.start(run.config, run.share, self._output(run))
 
-    def _next(self) -> SweptRun | None:
+    def _next(self) -> _Run | None:
         """The next run that is to be started; those that are over are told of on the way."""
         while True:
-            if not self._waiting and not self._ask():
-                return None
+            if not self._waiting:
+                trial = self._ask()
+                if trial is None:
+                    return None
+                self._waiting.extend(_runs_of(trial, self._settings, self._make))
+                self._runs += self._waiting
             run = self._waiting.popleft()
-            if run.trial.name in self._trials_pruned():
+            if any(other.trial.name == run.trial.name for other in self._in("pruned")):
                 self._end(run, "skipped")
             elif is_complete(run.config):
                 self._end(run, "complete")
@@ -256,17 +304,7 @@ class _Sweep:
             else:
                 return run
 
-    def _ask(self) -> bool:
-        """Queue the runs of the sampler's next trial; whether there is one."""
-        trial = self._sampler.ask()
-        if trial is None:
-            return False
-        for run in _runs_of(trial, self._settings, self._make):
-            self._runs[run.path.name] = run
-            self._waiting.append(run)
-        return True
-
-    def _settle(self, run: SweptRun, code: int) -> None:
+    def _settle(self, run: _Run, code: int) -> None:
         """A run's process has ended."""
         if is_complete(run.config):
             self._end(run, "complete")
@@ -280,59 +318,51 @@ class _Sweep:
             run.problem = self._why(run, code)
             self._end(run, "failed")
 
-    def _why(self, run: SweptRun, code: int) -> str:
+    def _why(self, run: _Run, code: int) -> str:
         """Why a run's process has ended before the run did."""
         if code < 0:
             return f"its process was killed by signal {-code}, {run.starts} times"
         if code == 0:
             return f"it ended, and {run.path} does not hold this run as this program knows it"
-        return self._workers.last_words(run.path.name)
+        return worker.last_words(self._output(run))
 
-    def _end(self, run: SweptRun, state: State) -> None:
-        run.state = state
-        result = run.result(self._settings.metric)
-        self._curves[run.path.name] = curve(measured(run.path), self._settings.metric)
-        said = f", {self._settings.metric} {result.final:.4g}" if state == "complete" else ""
+    def _end(self, run: _Run, state: State) -> None:
+        metric, run.state = self._settings.metric, state
+        result = run.result(metric)
+        run.curve = curve(measured(run.path), metric)
+        said = f", {metric} {result.final:.4g}" if state == "complete" else ""
         why = f": {run.problem}" if run.problem else ""
         print(f"{run.path}: {state} after {result.generations} generations{said}{why}", flush=True)
         if state == "complete" and math.isnan(result.final):
             self._refuse_metric(run)
-        of_trial = [each for each in self._runs.values() if each.trial.name == run.trial.name]
-        if all(each.state not in ("waiting", "running") for each in of_trial):
-            value = mean_of_complete([each.result(self._settings.metric) for each in of_trial])
-            is_pruned = any(each.state == "pruned" for each in of_trial)
-            self._sampler.tell(run.trial, value, is_pruned)
+        of_trial = [each for each in self._runs if each.trial.name == run.trial.name]
+        states = {each.state for each in of_trial}
+        if self._tell is not None and not states & {"waiting", "running"}:
+            value = mean_of_complete([each.result(metric) for each in of_trial])
+            self._tell(run.trial, value, "pruned" in states)
 
     def _look(self) -> None:
         """Stop what falls behind, and a sweep of which the metric is not measured."""
-        running = [self._runs[name] for name in self._workers.running]
+        rule = self._settings.prune
+        running = self._in("running")
         for run in running:
-            if self._settings.prune == "none" and self._curves.get(run.path.name):
+            if rule == "none" and run.curve:
                 continue  # It measures the metric, and nobody asks for more.
             rows = measured(run.path)
-            self._curves[run.path.name] = curve(rows, self._settings.metric)
-            if rows and not self._curves[run.path.name]:
+            run.curve = curve(rows, self._settings.metric)
+            if rows and not run.curve:
                 self._refuse_metric(run)
-        for run in running:
-            if run.path.name not in self._pruned and self._falls_behind(run):
-                self._pruned.add(run.path.name)
+        for run in running if rule != "none" else ():
+            # Runs of its own trial do not count.
+            others = [o.curve for o in self._runs if o.trial.name != run.trial.name]
+            length, at_least = run.config.num_generations, self._settings.prune_after
+            name = run.path.name
+            if name not in self._pruned and falls_behind(run.curve, others, rule, at_least, length):
+                self._pruned.add(name)
                 replace_file(self._path / PRUNED, [json.dumps(sorted(self._pruned)).encode()])
-                self._workers.interrupt(run.path.name)
+                run.process.send_signal(signal.SIGINT)
 
-    def _falls_behind(self, run: SweptRun) -> bool:
-        """Whether it is to be stopped early; runs of its own trial do not count."""
-        rule, at_least = self._settings.prune, self._settings.prune_after
-        others = [
-            found
-            for name, found in self._curves.items()
-            if self._runs[name].trial.name != run.trial.name
-        ]
-        length = run.config.num_generations
-        return rule != "none" and falls_behind(
-            self._curves[run.path.name], others, rule, at_least, length
-        )
-
-    def _refuse_metric(self, run: SweptRun) -> None:
+    def _refuse_metric(self, run: _Run) -> None:
         keys = dict.fromkeys(key for row in measured(run.path) for key in row)
         metric = self._settings.metric
         raise ConfigError(
@@ -340,13 +370,52 @@ class _Sweep:
             "What was done is kept: give the same command with another metric=... to go on"
         )
 
-    def _trials_pruned(self) -> set[str]:
-        return {run.trial.name for run in self._runs.values() if run.state == "pruned"}
-
     def _write(self) -> tuple[list[Result], str]:
         """Write what there is so far; returns the results and their table."""
-        results = [run.result(self._settings.metric) for run in self._runs.values()]
+        results = [run.result(self._settings.metric) for run in self._runs]
         return results, write_results(self._path, results, self._settings.metric)
+
+
+def falls_behind(
+    curve: Curve, others: Sequence[Curve], rule: str, at_least: int, num_generations: int
+) -> bool:
+    """Whether a run should be stopped where its curve ends, by what others had come to by then.
+
+    A run's standing at a generation is the best that it has measured until then, the first
+    measurement left out: all runs begin at the same base. The median rule stops a run that is below
+    the median of the others' standings at that generation (Golovin et al. 2017, Vizier). Successive
+    halving (Jamieson & Talwalkar 2016; asynchronous as in Li et al. 2020) looks at two rungs, a
+    ninth and a third of the way, and stops a run that is not among the best third of all that have
+    come as far. Neither waits for anybody: a run is judged by those that were there before.
+
+    Args:
+        curve: of the run.
+        others: of all others, those too that are over.
+        rule: "median" or "halving".
+        at_least: others that must have come as far.
+        num_generations: of the whole run.
+    """
+    generation = curve[-1][0] if curve else 0
+    if rule == "halving":
+        rungs = [num_generations // _BEST_SHARE**power for power in (2, 1)]
+        generation = max((rung for rung in rungs if 0 < rung <= generation), default=0)
+    if not 0 < generation < num_generations:
+        return False
+    own = _standing(curve, generation)
+    reached = [other for other in others if other and other[-1][0] >= generation]
+    standings = [_standing(other, generation) for other in reached]
+    if len(standings) < at_least:
+        return False
+    if rule == "median":
+        return own < median(standings)
+    better = sum(standing > own for standing in standings)
+    return better >= max((len(standings) + 1) // _BEST_SHARE, 1)
+
+
+def _standing(curve: Curve, generation: int) -> float:
+    """The best of what was measured until then, but at first; lowest where nothing was."""
+    measured = (value for at, value in curve if 0 < at <= generation)
+    return max(measured, default=-math.inf)
 
 
 def _read_pruned(path: Path) -> set[str]:

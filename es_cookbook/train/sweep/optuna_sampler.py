@@ -4,20 +4,19 @@ Bergstra et al. 2011 (TPE). What was tried and what came of it is kept in `optun
 sweep's directory, so a sweep that goes on begins with all of it, those trials that were not over
 included. Other options, or another metric, are another study in the same file.
 
-Left out: its pruners, since runs are compared in one place for all samplers (`pruning`).
+Left out: its pruners, since runs are compared in one place for all samplers (`loop.falls_behind`).
 """
 
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from typing_extensions import override
-
 from es_cookbook.common.errors import not_installed
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.train.sweep.search import Range, Sampler, Space, Trial, Value
+from es_cookbook.train.sweep.search import Range, Space, Trial, Value
 
 if TYPE_CHECKING:
     import optuna
@@ -27,7 +26,7 @@ _DRAWS = 50
 """For a trial that has not been tried; a small space may have none left."""
 
 
-class OptunaSampler(Sampler):
+class OptunaSampler:
     """Asks and tells a study.
 
     Args:
@@ -46,30 +45,27 @@ class OptunaSampler(Sampler):
         self._count = count
         self._study = _study(space, seed, metric, log_path)
         recorded = self._study.trials
-        self._recorded = iter([_trial(each, space) for each in recorded if _is_whole(each, space)])
+        self._recorded = iter(_whole(recorded, space))
         self._over = {trial.number for trial in recorded if trial.state.is_finished()}
         self._asked: dict[str, int] = {}
 
-    @override
     def ask(self) -> Trial | None:
-        """Those of before first; no options twice."""
+        """The next trial, those of before first, and no options twice; None: no more."""
         trial = next(self._recorded, None) or self._new()
         if trial is not None:
             self._asked[trial.name] = trial.number
         return trial
 
-    @override
-    def tell(self, trial: Trial, value: float, is_pruned: bool) -> None:
-        import optuna
+    def tell(self, trial: Trial, value: float, is_pruned: bool = False) -> None:
+        """A trial is over: the mean of its runs' metric, NaN where there is none."""
+        from optuna.trial import TrialState
 
         if trial.number in self._over:
             return
         self._over.add(trial.number)
-        failed = optuna.trial.TrialState.FAIL
-        if is_pruned:
-            self._study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
-        elif math.isnan(value):
-            self._study.tell(trial.number, state=failed)
+        if is_pruned or math.isnan(value):
+            state = TrialState.PRUNED if is_pruned else TrialState.FAIL
+            self._study.tell(trial.number, state=state)
         else:
             self._study.tell(trial.number, value)
 
@@ -82,7 +78,7 @@ class OptunaSampler(Sampler):
             trial = Trial(drawn.number, options)
             if trial.name not in self._asked:
                 return trial
-            self.tell(trial, math.nan, is_pruned=False)
+            self.tell(trial, math.nan)
         return None
 
 
@@ -116,13 +112,12 @@ def _suggested(drawn: "optuna.Trial", name: str, space: Space) -> Value:
     return drawn.suggest_float(name, choice.low, choice.high, log=choice.log)
 
 
-def _is_whole(trial: "optuna.trial.FrozenTrial", space: Space) -> bool:
-    """Whether all its options are recorded, and it is one whose runs are to be had."""
-    import optuna
+def _whole(recorded: "Sequence[optuna.trial.FrozenTrial]", space: Space) -> list[Trial]:
+    """Trials with all their options, of which the runs are to be had."""
+    from optuna.trial import TrialState
 
-    has_all = trial.params.keys() == space.keys()
-    return has_all and trial.state != optuna.trial.TrialState.FAIL
-
-
-def _trial(trial: "optuna.trial.FrozenTrial", space: Space) -> Trial:
-    return Trial(trial.number, {name: cast(Value, trial.params[name]) for name in space})
+    return [
+        Trial(trial.number, {name: cast(Value, trial.params[name]) for name in space})
+        for trial in recorded
+        if trial.params.keys() == space.keys() and trial.state != TrialState.FAIL
+    ]

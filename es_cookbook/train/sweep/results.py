@@ -7,13 +7,14 @@ are told, and do not count.
 
 import contextlib
 import dataclasses
+import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, TypeAlias
 
-from es_cookbook import train
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.terminal import markdown
 from es_cookbook.runs.directory import METRICS
@@ -22,10 +23,10 @@ from es_cookbook.runs.report.curves import is_share
 from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.train.sweep.pruning import Curve
-from es_cookbook.train.sweep.search import Trial, Value
+from es_cookbook.train.sweep.search import Value
 
-RESULTS = "results"
+Curve: TypeAlias = Sequence[tuple[int, float]]
+"""(generation, metric) of a run, in order; no NaN."""
 State: TypeAlias = Literal[
     "waiting", "running", "interrupted", "complete", "pruned", "skipped", "failed"
 ]
@@ -57,39 +58,6 @@ class Result:
     problem: str
 
 
-@dataclasses.dataclass(eq=False)
-class SweptRun:
-    """A run of a trial, and where it stands."""
-
-    trial: Trial
-    config: train.Config
-    state: State = "waiting"
-    starts: int = 0
-    problem: str = ""
-
-    @property
-    def path(self) -> Path:
-        """Its directory, of which the name is the run's."""
-        return Path(self.config.log_path)
-
-    def result(self, metric: str) -> Result:
-        rows = measured(self.path)
-        values = [value for _, value in curve(rows, metric)]
-        return Result(
-            run=self.path.name,
-            trial=self.trial.number,
-            options=self.trial.options,
-            seed=self.config.seed,
-            state=self.state,
-            generations=sum("time/total" in row for row in rows),
-            metric=metric,
-            final=values[-1] if values else math.nan,
-            best=max(values, default=math.nan),
-            seconds=math.fsum(row.get("time/total", 0.0) for row in rows),
-            problem=self.problem,
-        )
-
-
 def measured(log_path: Path) -> list[dict[str, float]]:
     """The metrics of a run, of one in progress too; none where they cannot be read."""
     with contextlib.suppress(HistoryError):
@@ -111,24 +79,22 @@ def write_results(log_path: Path, results: Sequence[Result], metric: str) -> str
     """
     rows: list[dict[str, object]] = []
     for result in results:
-        row = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        run, trial, options = (row.pop(name) for name in ("run", "trial", "options"))
-        rows.append({"run": run, "trial": trial, **options, **row})
-    write_table(table_of(rows), log_path / f"{RESULTS}.parquet")
+        row = dataclasses.asdict(result)
+        options = row.pop("options")
+        rows.append({"run": result.run, "trial": result.trial, **options, **row})
+    write_table(table_of(rows), log_path / "results.parquet")
     text = table(results, metric)
-    replace_file(log_path / f"{RESULTS}.md", [text.encode(), b"\n"])
+    replace_file(log_path / "results.md", [text.encode(), b"\n"])
     return text
 
 
 def table(results: Sequence[Result], metric: str) -> str:
     """A line a trial as Markdown, the best first."""
-    by_trial: dict[int, list[Result]] = {}
-    for result in results:
-        by_trial.setdefault(result.trial, []).append(result)
+    by_trial = itertools.groupby(results, key=lambda result: result.trial)
+    trials = [list(of_trial) for _, of_trial in by_trial]
     names = list(results[0].options) if results else []
     heads = [*names, f"{metric}, mean ± spread", "best", "runs", "minutes"]
-    ordered = sorted(by_trial.values(), key=_rank)
-    return markdown(heads, [_cells(trial_R, metric) for trial_R in ordered])
+    return markdown(heads, [_cells(trial_R, metric) for trial_R in sorted(trials, key=_rank)])
 
 
 def mean_of_complete(results_R: Sequence[Result]) -> float:
@@ -151,9 +117,7 @@ def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
         return f"{scale * value:.1f}" if unit else f"{value:.4g}"
 
     spread = f" ± {shown(stdev(finals))}" if len(finals) > 1 else ""
-    counts: dict[str, int] = {}
-    for result in trial_R:
-        counts[result.state] = counts.get(result.state, 0) + 1
+    counts = Counter(result.state for result in trial_R)
     return [
         *(_text(value) for value in trial_R[0].options.values()),
         f"{shown(fmean(finals))}{spread}{unit}" if finals else "–",

@@ -1,8 +1,8 @@
 """Which options a sweep tries: all of them (grid), or some at random.
 
 A space says for each option which values it may take, as a list or as a range. A trial is one value
-for each. Every trial of these samplers is known before the first run: random ones derive from a
-seed, the option's name and the trial's number, so a sweep that goes on makes the same ones.
+for each. All of them are known before the first run: random ones derive from a seed, the option's
+name and the trial's number, so a sweep that goes on makes the same ones.
 """
 
 import dataclasses
@@ -12,8 +12,7 @@ import json
 import math
 import random
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from es_cookbook.common.errors import ConfigError
@@ -111,28 +110,6 @@ class Trial:
             return name
         exact = json.dumps(dict(self.options), sort_keys=True)
         return f"{name}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
-
-
-class Sampler(ABC):
-    """Says which trial is next, and hears what came of it."""
-
-    @abstractmethod
-    def ask(self) -> Trial | None:
-        """The next trial, those of before the sweep was interrupted first; None: no more."""
-
-    def tell(self, trial: Trial, value: float, is_pruned: bool) -> None:
-        """A trial is over: the mean of its runs' metric, NaN where there is none."""
-        del trial, value, is_pruned
-
-
-class Listed(Sampler):
-    """Trials that are known from the beginning."""
-
-    def __init__(self, trials: Sequence[Trial]) -> None:
-        self._trials = iter(trials)
-
-    def ask(self) -> Trial | None:
-        return next(self._trials, None)
 
 
 def grid(space: Space) -> list[Trial]:

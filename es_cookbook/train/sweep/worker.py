@@ -1,23 +1,129 @@
-"""One run of a sweep, in a process of its own; `workers` starts it.
+"""Runs in processes of their own, each on its share of the cores.
 
     python -m es_cookbook.train.sweep.worker cores=0,1 < config
 
-Its standard input is the run's Config, one line of JSON, and stays open for as long as the sweep's
-process lives: when it ends, the run is interrupted, ready to go on. Exit codes are those of every
-command.
+A process is bound to cores of its own, and starts as many threads as these are, so runs do not get
+in each other's way. Where there are several GPUs, it sees its own. Its standard input is the run's
+Config, one line of JSON, and stays open for as long as the sweep's process lives: when it ends, the
+run is interrupted, ready to go on. Exit codes are those of every command.
 """
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import chz
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, trust_of
+from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
+from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.references import script_of
+from es_cookbook.common.terminal import one_line
+
+_LONGEST = 1000
+"""Characters of what is told of a failure."""
+_SECONDS_TO_END = 7.0
+"""After an interrupt; what has not ended then is killed, as its history allows at any moment."""
+
+
+class Share(NamedTuple):
+    """What a process has of the machine."""
+
+    cores: tuple[int, ...]
+    device: str | None
+
+
+def shares(count: int, devices: Sequence[str]) -> list[Share]:
+    """The machine's cores in so many shares, and GPUs in turn; without devices all see all GPUs.
+
+    Raises:
+        ConfigError: More shares than cores.
+    """
+    affine = hasattr(os, "sched_getaffinity")
+    cores = sorted(os.sched_getaffinity(0)) if affine else list(range(os.cpu_count() or 1))
+    if count > len(cores):
+        raise ConfigError(
+            f"workers must be at most {len(cores)}, since each needs a core and this process "
+            f"has as many, found {count}"
+        )
+    return [
+        Share(tuple(cores[i::count]), devices[i % len(devices)] if devices else None)
+        for i in range(count)
+    ]
+
+
+def start(config: train.Config, share: Share, output: Path) -> subprocess.Popen[bytes]:
+    """Train in a process of its own; what it prints is added to `output`."""
+    text = config_to_json(config)
+    found = (script_of(module) for module in modules_named(text))
+    scripts = ",".join(str(script.resolve()) for script in found if script)
+    options = [f"cores={','.join(map(str, share.cores))}", f"scripts={scripts}"]
+    with output.open("ab") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "es_cookbook.train.sweep.worker", *options],
+            stdin=subprocess.PIPE,
+            stdout=printed,
+            stderr=printed,
+            env=_environment(share),
+            start_new_session=True,  # Ctrl-C is the sweep's, which interrupts each run once.
+        )
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # It has ended already, and says why.
+        process.stdin.write(json.dumps(json.loads(text)).encode() + b"\n")
+        process.stdin.flush()
+    return process
+
+
+def _environment(share: Share) -> dict[str, str]:
+    """The sweep's own, with a share of threads and GPUs, and the same modules."""
+    devices = {} if share.device is None else {"CUDA_VISIBLE_DEVICES": share.device}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(min(len(share.cores), num_cores())),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **devices,
+    }
+
+
+def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Interrupt them, if they are still running, and wait for all."""
+    waiting = list(processes)
+    for process in waiting:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for process in waiting:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0.01))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        release(process)
+
+
+def release(process: subprocess.Popen[bytes]) -> int:
+    """Close the pipe to a process that has ended, or is ending. Returns its exit code."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()
+    return process.wait()
+
+
+def last_words(output: Path) -> str:
+    """The last line that was printed."""
+    with output.open("rb") as printed:
+        printed.seek(max(printed.seek(0, os.SEEK_END) - 10_000, 0))
+        lines = printed.read().decode("utf-8", "replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return one_line(last[:_LONGEST])
 
 
 @chz.chz
@@ -47,9 +153,5 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def cli() -> None:
-    run_cli(main, Worker)
-
-
 if __name__ == "__main__":
-    cli()
+    run_cli(main, Worker)

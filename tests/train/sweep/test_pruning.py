@@ -2,7 +2,8 @@
 
 import pytest
 
-from es_cookbook.train.sweep.pruning import Curve, falls_behind
+from es_cookbook.train.sweep.loop import falls_behind
+from es_cookbook.train.sweep.results import Curve
 
 GOOD = [(0, 0.1), (10, 0.5), (20, 0.6), (27, 0.7)]
 FAIR = [(0, 0.1), (10, 0.3), (20, 0.4)]
