@@ -204,7 +204,8 @@ def is_documented(value: ast.expr | None) -> bool:
         return True
     makers = [
         node
-        for node in ast.walk(TREES[PACKAGE / "recipes" / "recipe.py"])
+        for tree in (TREES[PACKAGE / path] for path in ("recipes/recipe.py", "common/schedules.py"))
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name == getattr(value.func, "id", None)
     ]
     returned = [node for maker in makers for node in ast.walk(maker) if type(node) is ast.Return]

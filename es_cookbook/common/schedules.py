@@ -15,6 +15,7 @@ from itertools import pairwise
 import chz
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
@@ -40,6 +41,12 @@ class Schedule(ABC):
 
 
 parts(Schedule, *SCHEDULE_NAMES.values())
+
+
+def schedule_field(doc: str) -> Schedule:
+    """The field of a config for a factor over the run; constant by default."""
+    names = Names(SCHEDULE_NAMES, default="none")
+    return chz.field(meta_factory=names, default_factory=names.build_default, doc=doc)
 
 
 @chz.chz

@@ -144,7 +144,6 @@ class MuonRule(Rule):
         return (num_terms,)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        del coefficients_S
         return self.scale
 
 
@@ -164,7 +163,6 @@ class OffsetsRule(Rule):
         return _all_of((), num_terms)
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
-        del coefficients_S
         return self.moved
 
 

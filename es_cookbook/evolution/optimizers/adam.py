@@ -33,8 +33,8 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
-    AverageES,
     Gradient,
+    WindowedES,
     average_weights,
     mean_square,
     scaled,
@@ -43,7 +43,7 @@ from es_cookbook.evolution.rules import AdamRule
 
 
 @chz.chz
-class Adam(AverageES):
+class Adam(WindowedES):
     """Evolution strategies with Adam."""
 
     beta1: float = chz.field(default=0.9, doc="share of the mean gradient that is kept")
@@ -67,8 +67,9 @@ class Adam(AverageES):
             raise ConfigError(f"moments must be element or block, found {self.moments!r}")
 
     @override
-    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
         """The window's terms with the rule, or scaled by one number."""
+        rate = self.learning_rate * factor
         first = average_weights(self.beta1, len(gradients))
         second = average_weights(self.beta2, len(gradients))
         pairs = zip(first, gradients, strict=True)

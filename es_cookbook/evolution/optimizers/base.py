@@ -85,7 +85,6 @@ class Optimizer(ABC):
 
     def learning_rate(self, generation: int) -> float | None:
         """The learning rate of the generation's step; None where the optimizer has none."""
-        del generation
         return None
 
     @property

@@ -23,11 +23,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.evolution.fitness import Floats
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import step_length
-from es_cookbook.evolution.optimizers.window import WindowedES, WindowOptimizer, mean_square, scaled
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.optimizers.window import Gradient, WindowedES, mean_square, scaled
 
 _PUSHES = math.fsum(0.9**age for age in range(10))
 """How often a gradient's push counts in all while it is remembered, by default."""
@@ -55,35 +53,17 @@ class ClipUp(WindowedES):
         check_range(self, "max_speed", above=0)
 
     @override
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "ClipUpOptimizer":
-        del space
-        return ClipUpOptimizer(self, run_seed, num_generations)
-
-
-class ClipUpOptimizer(WindowOptimizer):
-    """Adds to the velocity, clips it, and moves the centre by it."""
-
-    def __init__(self, config: ClipUp, run_seed: int, num_generations: int) -> None:
-        super().__init__(config, run_seed, num_generations)
-        self._momentum = config.momentum
-        self._max_speed = config.max_speed
-        self._scales: list[float] = []
-        """What each gradient of the window has in the velocity."""
-
-    def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
-        """The velocity; the limit follows the learning rate's schedule too."""
-        gradients = self.remember(genomes_G, fitness_G)
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
+        """The velocity, of which `kept` is what each gradient has in it."""
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
-        push = self.learning_rate(generation) / newest if newest else 0.0
+        push = self.learning_rate * factor / newest if newest else 0.0
         # v <- m v + α g / ‖g‖
-        scales = [*(scale * self._momentum for scale in self._scales), push][-len(squares) :]
+        scales = [*(scale * self.momentum for scale in kept), push][-len(squares) :]
         pairs = zip(scales, squares, strict=True)
         speed = math.sqrt(math.fsum(scale * scale * square for scale, square in pairs))
-        limit = self._max_speed * self.rate_factor(generation)
+        limit = self.max_speed * factor
         if speed > limit:  # v <- v · min(1, v_max / ‖v‖)
             scales = [scale * (limit / speed) for scale in scales]
-        self._scales = scales
+        kept[:] = scales
         return Step(scaled(gradients, scales))

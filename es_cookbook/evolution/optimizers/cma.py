@@ -24,6 +24,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import chz
 import numpy as np
@@ -44,8 +45,10 @@ _SMALLEST_POPULATION = 4
 
 @chz.chz
 class OffsetsBuilder(OptimizerBuilder):
-    """What they share."""
+    """What they share; `name` is what users type, `package` the library."""
 
+    name: ClassVar[str]
+    package: ClassVar[str]
     sigma: float = chz.field(
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
@@ -66,11 +69,6 @@ class OffsetsBuilder(OptimizerBuilder):
             )
         check_range(self, "sigma", above=0)
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What users type for it."""
-
     @override
     def check_space(self, search_space: SearchSpaceBuilder | SearchSpace) -> None:
         if not search_space.hosts_offsets:
@@ -82,25 +80,42 @@ class OffsetsBuilder(OptimizerBuilder):
                 "search_space=full_rank"
             )
 
-    def dimension_of(self, space: SearchSpace) -> int:
-        """Parameters of a space in which genomes have coordinates.
+    @abstractmethod
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
+        """Build it for so many parameters.
 
         Raises:
-            ConfigError: They cannot have any.
+            ConfigError: They are too many, or too few.
         """
+
+    @override
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         self.check_space(space)
-        name = self.name
         uneven = any(factor != 1 for factor in space.shares.factors.values())
         if uneven or space.shares.num_groups > 1 or space.mask is not None:
             raise ConfigError(
-                f"optimizer={name} perturbs all parameters at once by the covariance that it "
+                f"optimizer={self.name} perturbs all parameters at once by the covariance that it "
                 "learns, so search_space's sigma_factors, num_blocks, density and perturb have no "
                 "meaning with it: leave them out"
             )
-        return sum(math.prod(shape) for shape in space.shapes.values())
+        dimension = sum(math.prod(shape) for shape in space.shapes.values())
+        return self.of_dimension(run_seed, dimension)
+
+    def need(self) -> None:
+        """Check that the library is there.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                importlib.import_module(self.package)
+        except ImportError as error:
+            what, library = f"optimizer={self.name}", f"the package {self.package}"
+            raise not_installed(what, library, "es-cookbook[cma]") from error
 
 
-class OffsetsOptimizer(Optimizer):
+class _OffsetsOptimizer(Optimizer):
     """Asks and tells a distribution that a subclass keeps."""
 
     def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
@@ -162,7 +177,6 @@ class OffsetsOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """To the new mean; nothing where the fitness ranks nobody."""
-        del scores_P_G
         check_fitness(fitness_G)
         self.ask(generation)
         if len(genomes_G) != len(self._points_G):
@@ -180,22 +194,7 @@ class OffsetsOptimizer(Optimizer):
     @override
     def sigma(self, generation: int) -> float:
         """RMS distance of the population from the mean, per parameter."""
-        del generation
         return self._sigma
-
-
-def need(package: str, optimizer: str) -> None:
-    """Check that an optional package is there.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            importlib.import_module(package)
-    except ImportError as error:
-        what = f"optimizer={optimizer}"
-        raise not_installed(what, f"the package {package}", "es-cookbook[cma]") from error
 
 
 _MATRICES = 4
@@ -227,6 +226,8 @@ class CMA(OffsetsBuilder):
     300.
     """
 
+    name = "cma"
+    package = "cma"
     max_dimension: int = chz.field(
         default=4096, doc="most parameters that the covariance matrix, of their square, is made for"
     )
@@ -235,17 +236,8 @@ class CMA(OffsetsBuilder):
     def _max_dimension(self) -> None:
         check_range(self, "max_dimension", at_least=1)
 
-    @property
     @override
-    def name(self) -> str:
-        return "cma"
-
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "CMAOptimizer":
-        """Build it; refuses more parameters than max_dimension."""
-        del num_generations
-        dimension = self.dimension_of(space)
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
         if dimension > self.max_dimension:
             memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
             raise ConfigError(
@@ -254,11 +246,11 @@ class CMA(OffsetsBuilder):
                 f"{_MATRICES}), and optimizer.max_dimension is {self.max_dimension:,}: take "
                 "optimizer=sep_cma, or select fewer parameters"
             )
-        need("cma", "cma")
-        return CMAOptimizer(self, run_seed, dimension)
+        self.need()
+        return _CMAOptimizer(self, run_seed, dimension)
 
 
-class CMAOptimizer(OffsetsOptimizer):
+class _CMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
     def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
@@ -319,32 +311,25 @@ class SepCMA(OffsetsBuilder):
     dimensions is √10⁶ times as long: what is right for plain ES on the same space is right here.
     """
 
+    name = "sep_cma"
+    package = "cmaes"
     sigma: float = chz.field(
         default=0.01,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
 
-    @property
     @override
-    def name(self) -> str:
-        return "sep_cma"
-
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "SepCMAOptimizer":
-        """Build it; refuses a space of one parameter, which has nothing to separate."""
-        del num_generations
-        dimension = self.dimension_of(space)
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
         if dimension < 2:
             raise ConfigError(
                 "optimizer=sep_cma needs at least 2 parameters, and this search space has "
                 f"{dimension}: take optimizer=cma"
             )
-        need("cmaes", "sep_cma")
-        return SepCMAOptimizer(self, run_seed, dimension)
+        self.need()
+        return _SepCMAOptimizer(self, run_seed, dimension)
 
 
-class SepCMAOptimizer(OffsetsOptimizer):
+class _SepCMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cmaes` package."""
 
     @override

@@ -23,7 +23,7 @@ over the genomes' mean and standard deviation: where the centre beats its neighb
 the target, σ is too large for the landscape and falls.
 
 Optimizers that use the fitness-weighted sum otherwise (momentum, Adam, ClipUp, Muon, QES) override
-`move`, most of them by `optimizers/window.py`.
+`move`, most of them in `optimizers/window.py`.
 """
 
 import dataclasses
@@ -36,9 +36,8 @@ import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, warmup
+from es_cookbook.common.schedules import Schedule, schedule_field, warmup
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -97,16 +96,8 @@ class ES(OptimizerBuilder):
     antithetic: bool = chz.field(
         default=True, doc="genomes in mirrored pairs: centre + σ·ε and centre - σ·ε"
     )
-    sigma_schedule: Schedule = chz.field(
-        default=Constant(),
-        meta_factory=Names(SCHEDULE_NAMES, default="none"),
-        doc="factor on sigma over the run",
-    )
-    learning_rate_schedule: Schedule = chz.field(
-        default=Constant(),
-        meta_factory=Names(SCHEDULE_NAMES, default="none"),
-        doc="factor on learning_rate over the run",
-    )
+    sigma_schedule: Schedule = schedule_field("factor on sigma over the run")
+    learning_rate_schedule: Schedule = schedule_field("factor on learning_rate over the run")
     warmup_generations: int = chz.field(
         default=0, doc="generations in which learning_rate rises from 1/n of itself to itself"
     )
@@ -136,9 +127,8 @@ class ES(OptimizerBuilder):
                 "adaptive_sigma compares the centre with its genomes: set evaluate_centre=True"
             )
 
+    @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> "ESOptimizer":
-        """Build it; refuses a sigma_schedule that reaches 0 within the run."""
-        del space
         return ESOptimizer(self, run_seed, num_generations)
 
 
@@ -195,7 +185,6 @@ class ESOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """One term a seed, in the order of the genomes; seeds whose twins tie have none."""
-        del scores_P_G
         check_fitness(fitness_G)
         self._told = generation, self._sigma_factor
         if (adapt := self._config.adaptive_sigma) is not None:

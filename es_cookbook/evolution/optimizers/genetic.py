@@ -52,9 +52,8 @@ import numpy as np
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Cosine, Schedule
+from es_cookbook.common.schedules import Cosine, Schedule, schedule_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
@@ -95,11 +94,7 @@ class Genetic(OptimizerBuilder):
     """A genetic algorithm (Such et al. 2017)."""
 
     sigma: float = chz.field(default=1e-3, doc="standard deviation of a mutation")
-    sigma_schedule: Schedule = chz.field(
-        default=Constant(),
-        meta_factory=Names(SCHEDULE_NAMES, default="none"),
-        doc="factor on sigma over the run",
-    )
+    sigma_schedule: Schedule = schedule_field("factor on sigma over the run")
     num_elites: int = chz.field(
         default=1, doc="best individuals of an island that go on as they are"
     )
@@ -171,11 +166,8 @@ class Genetic(OptimizerBuilder):
         if self.crossover not in ("uniform", "union"):
             raise ConfigError(f"crossover must be uniform or union, found {self.crossover!r}")
 
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "GeneticOptimizer":
-        """Build it; refuses a sigma_schedule that reaches 0 within the run."""
-        del space
+    @override
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         return GeneticOptimizer(self, run_seed, num_generations)
 
 
@@ -250,7 +242,6 @@ class GeneticOptimizer(Optimizer):
         fitness_G: Floats,
     ) -> Step:
         """From the champion before to the champion now, and the ES step if there is one."""
-        del genomes_G  # The same that `population` knows.
         check_fitness(fitness_G)
         asked = self.population(generation)
         told = self._told(asked.members_G, scores_P_G, fitness_G)

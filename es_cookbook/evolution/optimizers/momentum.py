@@ -20,19 +20,14 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.window import (
-    AverageES,
-    AverageOptimizer,
-    Gradient,
-    average_weights,
-    scaled,
-)
+from es_cookbook.evolution.optimizers.es import ESOptimizer
+from es_cookbook.evolution.optimizers.window import Gradient, WindowedES, average_weights, scaled
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 
 @chz.chz
-class Momentum(AverageES):
+class Momentum(WindowedES):
     """Evolution strategies with momentum."""
 
     momentum: float = chz.field(default=0.9, doc="m: share of the average that is kept")
@@ -42,10 +37,10 @@ class Momentum(AverageES):
         check_range(self, "momentum", at_least=0, below=1)
 
     @override
-    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
-        """α times the average."""
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
         # α v, with v = Σ_j m^age g_j / Σ_j m^age
         weights = average_weights(self.momentum, len(gradients))
+        rate = self.learning_rate * factor
         return Step(scaled(gradients, [rate * weight for weight in weights]))
 
 
@@ -80,14 +75,7 @@ class Muon(Momentum):
         check_range(self, "iterations", at_least=1)
 
     @override
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> AverageOptimizer:
-        """Build it.
-
-        Raises:
-            ConfigError: The space has a mask: an orthogonalised update moves all of a matrix.
-        """
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
         if space.mask is not None:
             raise ConfigError(
                 "optimizer=muon moves every element of a matrix, also those that the mask of "
@@ -96,7 +84,6 @@ class Muon(Momentum):
         return super().__call__(run_seed=run_seed, num_generations=num_generations, space=space)
 
     @override
-    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
-        """Momentum's step, with the rule."""
-        step = super().step(gradients, rate)
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
+        step = super().step(gradients, factor, kept)
         return Step(step.terms, rule=MuonRule(step.rms, self.iterations)) if step.terms else step

@@ -42,14 +42,13 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ESOptimizer
-from es_cookbook.evolution.optimizers.window import WindowedES
+from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
 from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
 @chz.chz
-class QES(WindowedES):
+class QES(ES):
     """Quantized Evolution Strategies (Xu et al. 2026), on search_space=quant_codes."""
 
     sigma: float = chz.field(
@@ -74,6 +73,7 @@ class QES(WindowedES):
 
     @chz.validate
     def _residual(self) -> None:
+        check_range(self, "window", at_least=1)
         check_range(self, "residual_decay", at_least=0, below=1)
         if self.weight_decay:
             raise ConfigError(
@@ -86,13 +86,11 @@ class QES(WindowedES):
         if "codes" not in search_space.kinds:
             raise _needs_codes(search_space)
 
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "QESOptimizer":
-        """Build it; refuses a search space that is not of whole numbers."""
+    @override
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
         if space.highest_code is None:
             raise _needs_codes(space)
-        return QESOptimizer(self, run_seed, num_generations, space.highest_code)
+        return _QESOptimizer(self, run_seed, num_generations, space.highest_code)
 
 
 def _needs_codes(found: SearchSpaceBuilder | SearchSpace) -> ConfigError:
@@ -102,7 +100,7 @@ def _needs_codes(found: SearchSpaceBuilder | SearchSpace) -> ConfigError:
     )
 
 
-class QESOptimizer(ESOptimizer):
+class _QESOptimizer(ESOptimizer):
     """Moves codes by whole numbers and carries the rounding error on."""
 
     def __init__(self, config: QES, run_seed: int, num_generations: int, highest: int) -> None:
@@ -111,6 +109,7 @@ class QESOptimizer(ESOptimizer):
         self._highest = highest
         self._tried = deque[list[tuple[Term, float]]](maxlen=config.window)
 
+    @override
     def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The terms that the window's genomes tried, and what each counts for."""
         size = {term.seed: abs(term.coefficient) for g in genomes_G for term in g.terms}

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import chz
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.fitness import Floats
@@ -31,7 +32,7 @@ Gradient = tuple[Term, ...]
 
 @chz.chz
 class WindowedES(ES):
-    """ES with a window."""
+    """ES of which the step is a function of the last generations' gradients."""
 
     window: int = chz.field(
         default=10, doc="generations that are remembered; each costs its noise again in every step"
@@ -41,45 +42,34 @@ class WindowedES(ES):
     def _window(self) -> None:
         check_range(self, "window", at_least=1)
 
-
-@chz.chz
-class AverageES(WindowedES):
-    """Those whose step is a function of the window's gradients and the learning rate alone."""
-
     @abstractmethod
-    def step(self, gradients: Sequence[Gradient], rate: float) -> Step:
-        """The step without decay, by the window's gradients, oldest first, and a learning rate."""
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
+        """The step without decay.
 
-    def __call__(
-        self, *, run_seed: int, num_generations: int, space: SearchSpace
-    ) -> "AverageOptimizer":
-        del space
-        return AverageOptimizer(self, run_seed, num_generations)
+        Args:
+            gradients: of the window, oldest first; the last is this generation's.
+            factor: of the schedule, on the learning rate.
+            kept: numbers that are kept from step to step, to be changed in place; none at first.
+        """
+
+    @override
+    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
+        return _WindowOptimizer(self, run_seed, num_generations)
 
 
-class WindowOptimizer(ESOptimizer):
-    """Remembers gradients; subclasses say what becomes of them."""
+class _WindowOptimizer(ESOptimizer):
+    """Remembers gradients, and steps as its config says."""
 
     def __init__(self, config: WindowedES, run_seed: int, num_generations: int) -> None:
         super().__init__(config, run_seed, num_generations)
-        self._gradients = deque[Gradient](maxlen=config.window)
-
-    def remember(self, genomes_G: Sequence[Genome], fitness_G: Floats) -> Sequence[Gradient]:
-        """Take in a generation. Returns the window's gradients, oldest first."""
-        self._gradients.append(self.gradient(genomes_G, fitness_G, 1.0))
-        return self._gradients
-
-
-class AverageOptimizer(WindowOptimizer):
-    """Steps as its config says."""
-
-    def __init__(self, config: AverageES, run_seed: int, num_generations: int) -> None:
-        super().__init__(config, run_seed, num_generations)
         self._step = config.step
+        self._gradients = deque[Gradient](maxlen=config.window)
+        self._kept: list[float] = []
 
+    @override
     def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
-        """By the window's gradients, this generation's included."""
-        return self._step(self.remember(genomes_G, fitness_G), self.learning_rate(generation))
+        self._gradients.append(self.gradient(genomes_G, fitness_G, 1.0))
+        return self._step(self._gradients, self.rate_factor(generation), self._kept)
 
 
 def average_weights(decay: float, count: int) -> list[float]:

@@ -183,7 +183,6 @@ class QuantCodesSpace(FullRankSpace):
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         """Made on the CPU and sent, bit for bit the same."""
-        del device
 
         def add(name: str, weight: "torch.Tensor", part: Part | None) -> None:
             there = weight.cpu().contiguous()
