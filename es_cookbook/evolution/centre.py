@@ -40,7 +40,6 @@ from es_cookbook.evolution.exact import (
     Moving,
     apply_rule_,
     decay_,
-    device_decay_,
     device_fingerprint,
     fingerprint,
     set_to_offsets_,
@@ -195,7 +194,7 @@ class Centre:
 
     def _mover(self, steps: Sequence[Step]) -> Callable[[str], None]:
         """What moves one tensor by these steps."""
-        move = _mover(self._space, steps, self._adder, device_decay_ if self._on_gpu else decay_)
+        move = _mover(self._space, steps, self._adder)
         return lambda name: move(name, self.weights[name], self._base[name], self.parts[name])
 
     def _each_tensor(self, work: Callable[[str], None]) -> int:
@@ -224,7 +223,7 @@ def moved(
     Both are values of the parameter; `merge_steps` makes steps cheaper. Returns a new one, float32.
     """
     weight = (base if start is None else start).to(torch.float32, copy=True).contiguous()
-    move = _mover(space, steps, functools.partial(_cpu_adder, space, weight.device), decay_)
+    move = _mover(space, steps, functools.partial(_cpu_adder, space, weight.device))
     move(name, weight, base, Part.whole(space.shapes[name]))
     return weight
 
@@ -233,7 +232,6 @@ def _mover(
     space: SearchSpace,
     steps: Sequence[Step],
     adder: Callable[[tuple[Term, ...]], AddTerms],
-    decay_here_: Callable[[torch.Tensor, torch.Tensor, float], None],
 ) -> Callable[[str, torch.Tensor, torch.Tensor, Part], None]:
     """What moves one weight, given with its name, base and part, by these steps."""
     starts = start_of(space.shapes)
@@ -242,7 +240,7 @@ def _mover(
     def move(name: str, weight: torch.Tensor, base: torch.Tensor, part: Part) -> None:
         for step, adders in moves:
             if step.decay:
-                decay_here_(weight, base, step.decay)
+                decay_(weight, base, step.decay)
             if step.rule is not None:
                 moving = Moving(name, space.shapes[name], weight, base, part, starts[name])
                 apply_rule_(step.rule, adders, moving)

@@ -1,8 +1,8 @@
 """Exact arithmetic on weights: decay, fingerprints, and updates by a step's rule.
 
-Decay and fingerprints are here twice: in NumPy on the CPU, and in torch where the weights are. Both
-return the same bits. NumPy and torch's eager operations compute one operation at a time and
-store its result as float32, so every difference, product and sum is rounded separately; a kernel
+Fingerprints are here twice: in NumPy on the CPU, and in torch where the weights are. Both return
+the same number. NumPy and torch's eager operations compute one operation at a time and store its
+result as float32, so every difference, product and sum is rounded separately; a kernel
 that fused two of them (`torch.compile`, `addcmul_`) could round once for both. Integers wrap at 64
 bits in both, so a sum is the same in any order.
 
@@ -45,35 +45,20 @@ DEVICE_PIECE = 2**24
 
 
 def decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    """W <- base + keep * (W - base), keep = float32(1 - decay), on the CPU; W <- base for 1.
+    """W <- base + keep * (W - base), keep = float32(1 - decay), on any device; W <- base for 1.
 
-    The weight is contiguous float32; the base has as many elements, of any dtype.
+    The weight is contiguous float32; the base has as many elements, of any dtype, and may be on the
+    CPU: it is copied piece by piece.
     """
-    keep = np.float32(1 - decay)
-    moving = as_array(weight.view(-1))
-    anchor = base.reshape(-1)
-    if decay == 1:  # The sum would turn a base's -0 into 0, and an infinite weight into NaN.
-        weight.view(-1).copy_(anchor)
-        return
-    for i in range(0, moving.size, PIECE):
-        piece = moving[i : i + PIECE]
-        anchor_piece = anchor[i : i + PIECE].to(torch.float32).numpy()
-        # base + keep · (W - base)
-        np.subtract(piece, anchor_piece, out=piece)
-        np.multiply(piece, keep, out=piece)
-        np.add(anchor_piece, piece, out=piece)
-
-
-def device_decay_(weight: torch.Tensor, base: torch.Tensor, decay: float) -> None:
-    """`decay_` on any device; the base may be on the CPU, and is copied piece by piece."""
     keep = float(np.float32(1 - decay))
     moving, anchor = weight.view(-1), base.reshape(-1)
-    if decay == 1:
+    if decay == 1:  # The sum would turn a base's -0 into 0, and an infinite weight into NaN.
         moving.copy_(anchor)
         return
-    for i in range(0, moving.numel(), DEVICE_PIECE):
-        anchor_piece = anchor[i : i + DEVICE_PIECE].to(weight.device, torch.float32)
-        moving[i : i + DEVICE_PIECE].sub_(anchor_piece).mul_(keep).add_(anchor_piece)
+    at_once = PIECE if weight.device.type == "cpu" else DEVICE_PIECE
+    for i in range(0, moving.numel(), at_once):
+        anchor_piece = anchor[i : i + at_once].to(weight.device, torch.float32)
+        moving[i : i + at_once].sub_(anchor_piece).mul_(keep).add_(anchor_piece)
 
 
 def fingerprint(name: str, weight: torch.Tensor, part: Part) -> int:

@@ -21,7 +21,6 @@ from es_cookbook.population.statistics import (
     RESAMPLES,
     bootstrap_interval,
     mcnemar,
-    paired_bootstrap,
     wilson_interval,
 )
 from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcomes
@@ -152,11 +151,11 @@ class Results:
         is_share = bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
         value = _mean(means_P if metric == REWARD else present)
         if is_share and values_P_K.shape[1] == 1:
-            found = wilson_interval(int(present.sum()), len(present))
-            return Estimate(value, found.low, found.high, "Wilson", len(present), is_share)
+            low, high = wilson_interval(int(present.sum()), len(present))
+            return Estimate(value, low, high, "Wilson", len(present), is_share)
         weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
-        found = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
-        return Estimate(value, found.low, found.high, "bootstrap", len(means_P), is_share)
+        low, high = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
+        return Estimate(value, low, high, "bootstrap", len(means_P), is_share)
 
     def pass_at(
         self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
@@ -170,10 +169,8 @@ class Results:
         """
         scores_P = PassAtK(k=k, metric=metric)(self.outcomes)[:, 0]
         scores_P = scores_P[~np.isnan(scores_P)]
-        found = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
-        return Estimate(
-            _mean(scores_P), found.low, found.high, "bootstrap", len(scores_P), is_share=True
-        )
+        low, high = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
+        return Estimate(_mean(scores_P), low, high, "bootstrap", len(scores_P), is_share=True)
 
 
 def results_of(
@@ -229,7 +226,7 @@ def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comp
     first_P, second_P = (_means(values_P_K) for values_P_K in values)
     both = ~np.isnan(first_P) & ~np.isnan(second_P)
     first_P, second_P = first_P[both], second_P[both]
-    found = paired_bootstrap(first_P, second_P, _seed(seed))
+    low, high = bootstrap_interval(first_P - second_P, _seed(seed))
     better, worse = int((first_P > second_P).sum()), int((first_P < second_P).sum())
     return Comparison(
         metric=metric,
@@ -237,8 +234,8 @@ def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comp
         first=_mean(first_P),
         second=_mean(second_P),
         difference=_mean(first_P - second_P),
-        low=found.low,
-        high=found.high,
+        low=low,
+        high=high,
         better=better,
         worse=worse,
         p=mcnemar(better, worse),

@@ -54,8 +54,8 @@ async def test_the_centre_is_measured_greedily_by_tag() -> None:
     assert within == {
         "test/low/reward/mean": 0.5,
         "test/high/reward/mean": 2.0,
-        "test/low/env/all/correct": wilson_interval(3, 4).low,
-        "test/high/env/all/correct": wilson_interval(3, 4).high,
+        "test/low/env/all/correct": wilson_interval(3, 4)[0],
+        "test/high/env/all/correct": wilson_interval(3, 4)[1],
     }
     assert metrics == {
         "test/problems": 4,

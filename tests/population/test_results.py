@@ -38,7 +38,7 @@ def results(
 def test_a_share_of_single_attempts_has_wilsons_interval() -> None:
     found = results([[1], [1], [0], [1]]).estimate("correct")
     assert (found.value, found.method, found.problems) == (0.75, "Wilson", 4)
-    assert (found.low, found.high) == (wilson_interval(3, 4).low, wilson_interval(3, 4).high)
+    assert (found.low, found.high) == wilson_interval(3, 4)
     assert found.is_share
 
 
