@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import interleaved, report, row
-from es_cookbook.__main__ import COMMANDS, RECIPES
+from es_cookbook.commands import COMMANDS, RECIPES
 from es_cookbook.runs.directory import locked
 
 REPEATS = 9

@@ -35,8 +35,8 @@ import transformers  # noqa: F401
 
 from benchmarks.harness import report, row
 from es_cookbook import recipes
-from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.checkpoints import models  # noqa: F401
+from es_cookbook.commands import main as es_cookbook
 from es_cookbook.engines.torch import host  # noqa: F401
 from tests.hub_server import HubServer
 from tests.runs.test_hostile_files import FILES, FOLDERS

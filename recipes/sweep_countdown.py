@@ -16,7 +16,6 @@ import chz
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import SweepSettings, Value, Values, sweep
 
 
@@ -36,8 +35,7 @@ class CountdownSweep(SweepSettings):
 
 def config(base: CLIConfig, options: Mapping[str, Value]) -> CLIConfig:
     """A trial's Config; its seed and log_path are the sweep's to set."""
-    optimizer = chz.replace(base.optimizer, **options)
-    return chz.replace(base, optimizer=optimizer, trackers=JsonlTrackerBuilder())
+    return chz.replace(base, optimizer=chz.replace(base.optimizer, **options))
 
 
 def main(settings: CountdownSweep) -> None:

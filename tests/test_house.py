@@ -279,7 +279,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.commands.options": {"importlib.import_module"},
     "es_cookbook.commands.play": {"importlib.import_module"},
     "es_cookbook.evolution.optimizers.cma": {"importlib.import_module"},
-    "es_cookbook.__main__": {"importlib.import_module"},
+    "es_cookbook.commands": {"importlib.import_module"},
 }
 """Module -> calls in it that run what they are given."""
 CAN_RUN = re.compile(
