@@ -64,7 +64,7 @@ IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
 """Started as programs, and imported by nobody."""
 ABOUT_OTHERS = {
-    "es_cookbook.bridges.inspect_models",
+    "es_cookbook.commands.evaluate.inspect_models",
     *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
     *(f"es_cookbook.bridges.verifiers.{name}" for name in ("env", "library", "tools")),
 }

@@ -1,1 +1,1 @@
-"""Environments and evaluations of other libraries, played by a policy of this one."""
+"""Environments of other libraries, played by a policy of this one."""

@@ -34,7 +34,7 @@ from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
 
 if TYPE_CHECKING:
-    from es_cookbook.bridges.inspect_models import Evaluated
+    from es_cookbook.commands.evaluate.inspect_models import Evaluated
 
 
 @chz.chz
@@ -130,7 +130,7 @@ def _model(config: InspectConfig) -> str:
 
 async def _evaluated(config: InspectConfig, subject: Subject) -> "list[Evaluated]":
     try:
-        from es_cookbook.bridges.inspect_models import Source, run_task
+        from es_cookbook.commands.evaluate.inspect_models import Source, run_task
     except ModuleNotFoundError as error:
         if error.name != "inspect_ai":
             raise

@@ -17,9 +17,9 @@ from tests.chat_templates import CHATML, tokenizer_with
 # One worker for all: importing inspect-ai takes seconds.
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("inspect")]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "tests/data/recorded/low_rank"
-TASKS = ROOT / "tests/bridges/inspect_tasks/sums.py"
+TASKS = ROOT / "tests/commands/evaluate/inspect_tasks/sums.py"
 TOKENIZER = tokenizer_with(CHATML)
 HEAD = """@task
 def one():
@@ -32,7 +32,7 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
     """What came of a task, of `TASKS` or a path, what the model saw, and the log."""
     from inspect_ai.log import read_eval_log
 
-    from es_cookbook.bridges.inspect_models import Source, run_task
+    from es_cookbook.commands.evaluate.inspect_models import Source, run_task
 
     script = Script(texts, TOKENIZER, context_length)
 

@@ -1,3 +1,3 @@
-"""Tests of bridges to other libraries."""
+"""Tests of evaluations."""
 
 collect_ignore = ["inspect_tasks"]  # Not for their doctests: that would import inspect-ai.
