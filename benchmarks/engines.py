@@ -47,9 +47,9 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.sampler import rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import Action, Observation, SamplingParams
-from es_cookbook.train.setup import rare_garbage_collection
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -22,10 +22,9 @@ from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDataset, SamplingParams, TrajectoryGroup
-from es_cookbook.train.setup import rare_garbage_collection
 
 REPEATS = 9
 GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]

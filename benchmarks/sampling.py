@@ -58,10 +58,10 @@ from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.sampler import rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import EnvGroupBuilder, Observation, SamplingParams
-from es_cookbook.train.setup import rare_garbage_collection
 
 if TYPE_CHECKING:  # its kernels are nothing that vLLM wants to find in `benchmarks.engines`
     from es_cookbook.engines.torch.host import TorchEngine

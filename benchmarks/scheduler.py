@@ -43,7 +43,7 @@ from es_cookbook.engines.wire import encode_answers, encode_genomes, encode_requ
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.blocks import Shares
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
@@ -56,7 +56,6 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
-from es_cookbook.train.setup import rare_garbage_collection
 from tests.fakes import FakeEngine, FakePool
 
 PROBLEMS, GENOMES = 32, 64

@@ -36,7 +36,7 @@ from es_cookbook.engines.wire import encode_answers
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.types import (
@@ -46,7 +46,6 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.train.setup import rare_garbage_collection
 from tests.fakes import FakeEngine
 from tests.links import Link, inside
 from tests.ray_nodes import ADDRESS, start_head, start_there

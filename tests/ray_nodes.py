@@ -30,9 +30,8 @@ from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.member import Member
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.train.setup import rare_garbage_collection
 from tests.fakes import SmallDataset
 from tests.links import HERE, THERE, Link, inside
 from tests.ray_fakes import LightEngineBuilder

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 import chz
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.spans import NO_SPANS, Spans
@@ -222,6 +223,14 @@ class EngineBuilder(ABC):
         own = f"{type(self).__module__}:{type(self).__qualname__}"
         names = (name for name, target in ENGINE_NAMES.items() if target == own)
         return next(names, type(self).__name__)
+
+    def check(self, model_name: str) -> None:
+        """Refuse a model that is not there, before torch is imported; fetch it from the Hub.
+
+        Raises:
+            ModelError: It is not there.
+        """
+        model_directory(model_name)
 
     @abstractmethod
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:

@@ -25,10 +25,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -54,6 +55,8 @@ _MOST_CHARS = 8_000
 """Of a traceback: its end says what happened."""
 _CAUSE_OF = r"\n\n(?:The above exception|During handling) "
 """Before it in a traceback is where the failure began."""
+
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 _logger = logging.getLogger(__name__)
 
@@ -360,3 +363,22 @@ def _losses(
             for trajectory in trajectories_K:
                 if isinstance(trajectory, LostRollout):
                     yield _Loss(name, g, trajectory)
+
+
+@contextlib.contextmanager
+def rare_garbage_collection() -> Generator[None]:
+    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
+
+    A generation makes tens of thousands of objects, and hardly any of them need the collector.
+    Without this it walks the model and the libraries again each time, and the rollouts under way
+    over and over, which takes longer than all the rest of the bookkeeping
+    (`benchmarks/scheduler.py`).
+    """
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

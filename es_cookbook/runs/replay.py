@@ -161,6 +161,16 @@ class Replay:
             check_fingerprint(self.generation, self.fingerprint, found, self.model_name)
 
 
+def space_of(search_space: SearchSpaceBuilder, model_name: str) -> SearchSpace:
+    """The space of a model; of its weights nothing is read.
+
+    Raises:
+        ConfigError: The space does not fit it.
+        ModelError: The model cannot be read.
+    """
+    return search_space(parameter_infos(architecture_for(search_space, model_name)), read_adapter)
+
+
 def open_replay(
     log_path: Path,
     generation: int | None = None,

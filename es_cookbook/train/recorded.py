@@ -121,13 +121,9 @@ class RecordedRun:
 
     @functools.cached_property
     def _space(self) -> SearchSpace:
-        # torch and transformers, which a Config does without.
-        from es_cookbook.checkpoints.models import architecture_for, parameter_infos
-        from es_cookbook.checkpoints.peft import read_adapter
+        from es_cookbook.runs.replay import space_of  # torch, which a Config does without
 
-        search_space = self.config.space
-        infos = parameter_infos(architecture_for(search_space, self.model_name))
-        return search_space(infos, read_adapter)
+        return space_of(self.config.space, self.model_name)
 
     @property
     def last_with_genomes(self) -> int:

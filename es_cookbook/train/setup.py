@@ -10,13 +10,11 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import gc
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
 import chz
 
-from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.schedules import Schedule
@@ -25,6 +23,7 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
+from es_cookbook.population.sampler import rare_garbage_collection
 from es_cookbook.population.scoring import Scoring
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
@@ -49,8 +48,6 @@ from es_cookbook.train.loop import Run
 from es_cookbook.train.profile import Profile
 from es_cookbook.train.recorded import replay_dataset, replay_optimizer, restore
 from es_cookbook.train.recorder import Recorder
-
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 
 @contextlib.asynccontextmanager
@@ -86,7 +83,7 @@ def _check_outside(config: Config) -> None:
     for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
         if builder is not None:
             builder.check()
-    model_directory(config.model_name)  # Fetched last, and before an engine imports torch.
+    config.engine.check(config.model_name)  # Last: it may be fetched.
 
 
 def forking(config: Config, generation: int) -> str:
@@ -317,22 +314,3 @@ def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -
     if config.hub is not None:
         trackers.append(config.hub(run))
     return Trackers(trackers)
-
-
-@contextlib.contextmanager
-def rare_garbage_collection() -> Generator[None]:
-    """Inside, the collector leaves alone what is there already, and looks at the rest less often.
-
-    A generation makes tens of thousands of objects, and hardly any of them need the collector.
-    Without this it walks the model and the libraries again each time, and the rollouts under way
-    over and over, which takes longer than all the rest of the bookkeeping
-    (`benchmarks/scheduler.py`).
-    """
-    thresholds = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
