@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,10 @@ from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import SamplingParams, TrajectoryGroup
+from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
@@ -139,41 +139,38 @@ class StoppingBuilder(TrackerBuilder):
         return Stopping(self, JsonlTrackerBuilder()(run))
 
 
-class Stopping(Tracker):
+class Stopping(Trackers):
     def __init__(self, builder: StoppingBuilder, tracker: Tracker) -> None:
+        super().__init__([tracker])
         self.builder = builder
-        self.tracker = tracker
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         stops = generation == self.builder.generation
         if stops and self.builder.when == "before":
             raise InterruptedError
-        self.tracker.log(generation, metrics)
+        super().log(generation, metrics)
         if stops:
             raise InterruptedError
 
-    def log_rollouts(
-        self,
-        generation: int,
-        groups_P: Sequence[TrajectoryGroup],
-        decode: Callable[[Sequence[int]], str],
-    ) -> None:
-        self.tracker.log_rollouts(generation, groups_P, decode)
 
-    def close(self) -> None:
-        self.tracker.close()
+async def assert_goes_on_exactly(
+    tmp_path: Path, generation: int = 5, when: str = "after", **settings: Any
+) -> Path:
+    """A run that is stopped ends as an unbroken one, of which the directory is returned."""
+    await train.main(tiny(tmp_path / "unbroken", **settings))
+    stopping = StoppingBuilder(generation=generation, when=when)
+    with pytest.raises(InterruptedError):
+        await train.main(tiny(tmp_path / "broken", **settings, trackers=stopping))
+    await train.main(tiny(tmp_path / "broken", **settings))
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
+    return tmp_path / "unbroken"
 
 
 @pytest.mark.parametrize(("generation", "when"), [(0, "before"), (5, "after"), (12, "before")])
 async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
     tmp_path: Path, generation: int, when: str
 ) -> None:
-    await train.main(tiny(tmp_path / "unbroken"))
-    broken = tiny(tmp_path / "broken", trackers=StoppingBuilder(generation=generation, when=when))
-    with pytest.raises(InterruptedError):
-        await train.main(broken)
-    await train.main(tiny(tmp_path / "broken"))
-    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
+    await assert_goes_on_exactly(tmp_path, generation, when)
 
 
 def regularised(path: Path, **fields: Any) -> dict[str, Any]:
@@ -202,20 +199,14 @@ async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measu
         eval_attempts=4,
         eval_temperature=0.5,
     )
-    unbroken = tiny(tmp_path / "unbroken", **settings)
-    await train.main(unbroken)
-    stopping = StoppingBuilder(generation=5, when="after")
-    with pytest.raises(InterruptedError):
-        await train.main(tiny(tmp_path / "broken", **settings, trackers=stopping))
-    await train.main(tiny(tmp_path / "broken", **settings))
-    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
-    first, *_, last = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
+    unbroken = await assert_goes_on_exactly(tmp_path, **settings)
+    first, *_, last = read_metrics(unbroken / "metrics.jsonl")
     measured = {"objective/mean", "objective/std_genomes", "env/kl/kl", "env/preference/margin"}
     assert measured | {"env/preference/preferred", "reward/mean"} <= set(first)
     assert {"test/pass@1", "test/pass@2", "test/pass@4"} <= set(first) & set(last)
     assert first["progress/rollouts"] == 4 * 3 * (2 + 1 + 2)
-    again = load_config(tmp_path / "unbroken" / "config.json", train.Config, ["tests"])
-    assert again == unbroken
+    again = load_config(unbroken / "config.json", train.Config, ["tests"])
+    assert again == tiny(unbroken, **settings)
 
 
 async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_measure(
@@ -390,15 +381,17 @@ async def test_idle_workers_end_with_the_run(tmp_path: Path) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def command(log_path: Path, *options: str) -> list[str]:
-    fixed = [f"log_path={log_path}", "trackers=JsonlTrackerBuilder"]
-    return [sys.executable, "-m", "tests.tiny_run", *fixed, *options]
+ENDLESS = (
+    *(f"model_name={BASE}", "engine=tests.fakes:FakeEngineBuilder"),
+    "num_generations=100000",
+)
 
 
 def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen[str]:
     """A run in another process that has recorded some generations."""
+    fixed = (f"log_path={log_path}", "trackers=JsonlTrackerBuilder")
     run = subprocess.Popen(
-        command(log_path, *options),
+        [sys.executable, "-m", "tests.tiny_run", *fixed, *options],
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -414,12 +407,7 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
 async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
-    options = (
-        f"model_name={BASE}",
-        "engine=tests.fakes:FakeEngineBuilder",
-        "num_generations=100000",
-    )
-    run = started(tmp_path, 3, *options)
+    run = started(tmp_path, 3, *ENDLESS)
     run.send_signal(number)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
@@ -442,12 +430,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
 async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_model(
     tmp_path: Path,
 ) -> None:
-    options = (
-        f"model_name={BASE}",
-        "engine=tests.fakes:FakeEngineBuilder",
-        "num_generations=100000",
-    )
-    run = started(tmp_path, 1, *options)
+    run = started(tmp_path, 1, *ENDLESS)
     before = len(FakeEngineBuilder.made)
     with pytest.raises(RunDirectoryError, match=rf"being written by process {run.pid} on .* since"):
         await train.main(tiny(tmp_path, behavior_if_log_dir_exists="delete"))
@@ -739,24 +722,17 @@ def test_importing_the_loop_imports_no_engine() -> None:
 async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
     tmp_path: Path,
 ) -> None:
-    settings: dict[str, Any] = {"surrogate": Surrogate(attempts=6)}
     FakeEngineBuilder.made.clear()
-    await train.main(tiny(tmp_path / "unbroken", **settings))
-    (engine,) = FakeEngineBuilder.made
-    assert {who for who, _ in engine.requests} == {"centre"}
-    rows = read_metrics(tmp_path / "unbroken" / "metrics.jsonl")
+    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=Surrogate(attempts=6))
+    assert {who for who, _ in FakeEngineBuilder.made[0].requests} == {"centre"}
+    rows = read_metrics(unbroken / "metrics.jsonl")
     assert [row["progress/rollouts"] for row in rows] == [*range(12, 145, 12), 144]
-    logged = untimed(tmp_path / "unbroken" / "rollouts.jsonl")
+    logged = untimed(unbroken / "rollouts.jsonl")
     assert len(logged) == 12 * 2 * 2 and {row["genome"] for row in logged} == {0}
     measured = {"surrogate/answers", "surrogate/tokens", "objective/mean", "time/answer"}
     assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
     assert rows[0]["surrogate/answers"] > 2 and 0 <= rows[0]["env/all/correct"] <= 1
     assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
-    stopping = StoppingBuilder(generation=5, when="after")
-    with pytest.raises(InterruptedError):
-        await train.main(tiny(tmp_path / "broken", **settings, trackers=stopping))
-    await train.main(tiny(tmp_path / "broken", **settings))
-    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
 
 
 @pytest.mark.parametrize(
