@@ -16,7 +16,6 @@ baselines of its own problems. A weight of 0 changes no bit.
 Left out: fitness as a function of anything but rewards (novelty); an Env puts that in its reward.
 """
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -43,17 +42,9 @@ TIE = 1e-12
 """Scores closer together than this share of the largest reward difference count as equal."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Added:
-    """Rewards on other problems, added to the main ones.
-
-    Attributes:
-        weight: of their mean reward, relative to the main problems'.
-        rewards_P_G: of the same genomes; NaN where a rollout was lost.
-    """
-
-    weight: float
-    rewards_P_G: Floats
+Added: TypeAlias = Sequence[tuple[float, Floats]]
+"""Rewards of the same genomes on other problems (NaN where a rollout was lost), each with a weight,
+of their mean reward relative to the main problems'."""
 
 
 @chz.chz
@@ -61,12 +52,12 @@ class Fitness(ABC):
     """How rewards become fitness."""
 
     @abstractmethod
-    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+    def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
 
         Args:
             rewards_P_G: on the main problems.
-            added: on others, with their weights.
+            added: on others.
 
         Raises:
             EnvError: An infinite reward.
@@ -85,7 +76,7 @@ class ZScore(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+    def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """Scores minus their mean, over their (population) standard deviation."""
         scores_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(scores_G)
@@ -107,7 +98,7 @@ class CentredRank(Fitness):
     array([ 0. , -0.5,  0.5])
     """
 
-    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+    def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """The rank / (n - 1) - 1/2 over the n genomes that have a score."""
         fitness_G = total_scores(rewards_P_G, added)
         present_G = np.isfinite(fitness_G)
@@ -130,7 +121,7 @@ class Raw(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+    def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         return total_scores(rewards_P_G, added)
 
 
@@ -145,7 +136,7 @@ class PerProblemBaseline(Fitness):
     array([-1.,  1.])
     """
 
-    def __call__(self, rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+    def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """Scores over the global standard deviation of the rewards that were not lost.
 
         That of the main problems' rewards; where they are all the same, scores as they are.
@@ -198,13 +189,13 @@ def reliability(rewards_P_G: Floats) -> float:
     return max(0.0, 1.0 - error * per_score / variance)
 
 
-def total_scores(rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
+def total_scores(rewards_P_G: Floats, added: Added = ()) -> Floats:
     """Scores on the main problems, plus weight times the scores on each of the others.
 
     NaN for a genome without a main problem; one that lost all the others counts as average there.
 
     >>> main_P_G, other_P_G = np.array([[0.0, 1.0]]), np.array([[4.0, 2.0]])
-    >>> total_scores(main_P_G, [Added(0.25, other_P_G)])
+    >>> total_scores(main_P_G, [(0.25, other_P_G)])
     array([-0.25,  0.25])
 
     Raises:
@@ -213,10 +204,10 @@ def total_scores(rewards_P_G: Floats, added: Sequence[Added] = ()) -> Floats:
     """
     scores_G = centred_scores(rewards_P_G)
     parts = [scores_G]
-    for other in added:
-        if other.weight:
-            others_G = centred_scores(other.rewards_P_G)
-            parts.append(other.weight * np.where(np.isnan(others_G), 0.0, others_G))
+    for weight, others_P_G in added:
+        if weight:
+            others_G = centred_scores(others_P_G)
+            parts.append(weight * np.where(np.isnan(others_G), 0.0, others_G))
             scores_G = scores_G + parts[-1]
     if len(parts) == 1:
         return scores_G

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.fitness import Added, Fitness, reliability
+from es_cookbook.evolution.fitness import Fitness, reliability
 from es_cookbook.rl.data.problem_dataset import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers import Regulariser
@@ -156,9 +156,6 @@ class Scoring:
         batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
         added_P = list(itertools.chain(*added_R))
         metrics |= env_metrics([*batch_groups_P, *added_P]) | answer_lengths(batch_groups_P)
-        added = [
-            Added(weight, mean_rewards(groups))
-            for weight, groups in zip(self._weights, added_R, strict=True)
-        ]
-        fitness_G = self._fitness(scores_P_G, added)
+        added = zip(self._weights, map(mean_rewards, added_R), strict=True)
+        fitness_G = self._fitness(scores_P_G, list(added))
         return Scored(scores_P_G, fitness_G, batch_groups_P, [*attempted_P, *added_P], metrics)

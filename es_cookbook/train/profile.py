@@ -48,7 +48,7 @@ _ORDER = (
 """What is done, in the order in which the table has it."""
 
 
-class Span(NamedTuple):
+class _Span(NamedTuple):
     """What was done, and when, by `time.perf_counter`."""
 
     name: str
@@ -77,8 +77,8 @@ class Profile(Tracker, Spans):
         self._num_left_out = 0
         # Of the generation that is going on.
         self._room = _MOST_SPANS
-        self._spans: dict[str, list[Span]] = defaultdict(list)
-        self._under_way: dict[object, tuple[str, Span]] = {}
+        self._spans: dict[str, list[_Span]] = defaultdict(list)
+        self._under_way: dict[object, tuple[str, _Span]] = {}
         self._total = 0.0
         self._ended: float | None = None
         # Of the table: seconds by track and by what was done.
@@ -96,7 +96,7 @@ class Profile(Tracker, Spans):
         """One that does not end within its generation counts in each for its part."""
         began = time.perf_counter()
         own = object()
-        self._under_way[own] = track, Span(name, began, began)
+        self._under_way[own] = track, _Span(name, began, began)
         try:
             yield
         finally:
@@ -109,10 +109,10 @@ class Profile(Tracker, Spans):
             return
         spans = self._spans[track]
         if spans and spans[-1].name == name and began - spans[-1].ended < _GAP:
-            spans[-1] = Span(name, spans[-1].began, ended)
+            spans[-1] = _Span(name, spans[-1].began, ended)
         elif self._room > 0:
             self._room -= 1
-            spans.append(Span(name, began, ended))
+            spans.append(_Span(name, began, ended))
         else:
             self._num_left_out += 1
 
@@ -135,7 +135,7 @@ class Profile(Tracker, Spans):
         if not self._events:
             name = f"process {self._process} of the run, from generation {generations - 1}"
             self._events.append(_about("process_name", {"name": name}, self._process))
-        self._write_span(_GENERATIONS, Span(f"generation {generations - 1}", began, ended))
+        self._write_span(_GENERATIONS, _Span(f"generation {generations - 1}", began, ended))
         for own, (track, span) in self._under_way.items():
             self.add(track, span.name, span.began, ended)
             self._under_way[own] = track, span._replace(began=ended)
@@ -157,14 +157,14 @@ class Profile(Tracker, Spans):
             print("\n".join((*self._table(), f"written to {self._path}")), flush=True)
             self._by_track.clear()
 
-    def _with_idle(self, track: str, spans: Iterable[Span], ended: float) -> Iterator[Span]:
+    def _with_idle(self, track: str, spans: Iterable[_Span], ended: float) -> Iterator[_Span]:
         """The spans of a track, with idle ones between them if it is an engine's."""
         until = self._written_until.get(track, self._origin)
         last = max(until, ended)
-        end = [Span("", last, last)] if track.startswith("engine") else []
+        end = [_Span("", last, last)] if track.startswith("engine") else []
         for span in (*sorted(spans, key=lambda each: each.began), *end):
             if end and span.began - until > _GAP:
-                yield Span(_IDLE, until, span.began)
+                yield _Span(_IDLE, until, span.began)
                 until = span.began
             # One that a thread told of late may begin before what was written.
             if span.ended > max(span.began, until):
@@ -172,7 +172,7 @@ class Profile(Tracker, Spans):
             until = max(until, span.ended)
         self._written_until[track] = until
 
-    def _write_span(self, track: str, span: Span) -> None:
+    def _write_span(self, track: str, span: _Span) -> None:
         if track not in self._threads:
             self._threads[track] = len(self._threads)
             order = {"sort_index": _place(track)}

@@ -12,7 +12,6 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.common.references import resolve
 from es_cookbook.evolution.fitness import (
     FITNESS_NAMES,
-    Added,
     CentredRank,
     Fitness,
     PerProblemBaseline,
@@ -197,28 +196,28 @@ def test_every_name_a_user_types_is_a_fitness() -> None:
 def test_a_weight_of_zero_changes_nothing_to_the_bit(fitness: Fitness) -> None:
     rewards_P_G = array([0.1, 0.7, NAN, 0.3], [1 / 3, 0.2, 0.9, NAN])
     alone_G = fitness(rewards_P_G)
-    measured_only = [Added(0.0, array([5, NAN, 1, 2])), Added(0.0, array([NAN] * 4))]
+    measured_only = [(0.0, array([5, NAN, 1, 2])), (0.0, array([NAN] * 4))]
     assert fitness(rewards_P_G, measured_only).tobytes() == alone_G.tobytes()
 
 
 def test_totals_are_means_of_the_main_problems_plus_weighted_means_of_the_others() -> None:
     main_P_G = array([0, 1, 2], [0, 3, 0])  # means 0, 2, 1
-    others = [Added(0.5, array([4, 0, 2])), Added(2.0, array([1, 1, 4], [0, 0, 3]))]
+    others = [(0.5, array([4, 0, 2])), (2.0, array([1, 1, 4], [0, 0, 3]))]
     total_G = np.array([0, 2, 1]) + 0.5 * np.array([4, 0, 2]) + 2 * np.array([0.5, 0.5, 3.5])
     assert Raw()(main_P_G, others) == pytest.approx(total_G - total_G.mean())
 
 
 def test_other_problems_count_by_their_weight_and_not_by_their_number_or_their_level() -> None:
     main_P_G, other_P_G = array([0, 1, 3]), array([2, 0, 1])
-    once_G = Raw()(main_P_G, [Added(0.3, other_P_G)])
-    more_G = Raw()(main_P_G, [Added(0.3, np.concatenate([other_P_G, other_P_G - 100] * 3))])
+    once_G = Raw()(main_P_G, [(0.3, other_P_G)])
+    more_G = Raw()(main_P_G, [(0.3, np.concatenate([other_P_G, other_P_G - 100] * 3))])
     assert more_G == pytest.approx(once_G)
 
 
 def test_who_lost_all_of_the_others_is_average_there_and_who_lost_the_main_ones_is_left_out() -> (
     None
 ):
-    others = [Added(1.0, array([NAN, 2, 0]))]
+    others = [(1.0, array([NAN, 2, 0]))]
     assert Raw()(array([1, 1, 1]), others).tolist() == [0, 1, -1]
     assert np.isnan(Raw()(array([1, 1, NAN]), others)).tolist() == [False, False, True]
 
@@ -226,13 +225,13 @@ def test_who_lost_all_of_the_others_is_average_there_and_who_lost_the_main_ones_
 @each
 def test_what_cancels_up_to_rounding_is_no_signal(fitness: Fitness) -> None:
     rewards_P_G = array([0.1, 0.2, 0.7], [0.3, 0.6, 0.1])
-    against = [Added(1 / 3, -3 * rewards_P_G)]
+    against = [(1 / 3, -3 * rewards_P_G)]
     assert fitness(rewards_P_G, against).tolist() == [0, 0, 0]
 
 
 @each
 def test_the_others_alone_can_carry_the_signal(fitness: Fitness) -> None:
-    fitness_G = fitness(array([1, 1, 1]), [Added(0.1, array([0, 2, 1]))])
+    fitness_G = fitness(array([1, 1, 1]), [(0.1, array([0, 2, 1]))])
     assert np.argsort(fitness_G).tolist() == [0, 2, 1]
     assert np.isfinite(fitness_G).all()
 

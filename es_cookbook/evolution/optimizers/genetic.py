@@ -168,10 +168,10 @@ class Genetic(OptimizerBuilder):
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
-        return GeneticOptimizer(self, run_seed, num_generations)
+        return _GeneticOptimizer(self, run_seed, num_generations)
 
 
-class Population(NamedTuple):
+class _Population(NamedTuple):
     """A generation: everybody, in the order of the genomes.
 
     `outgrown` did not breed, or were crossed and not born, because of `max_terms`.
@@ -183,7 +183,7 @@ class Population(NamedTuple):
     num_species: int
 
 
-class GeneticOptimizer(Optimizer):
+class _GeneticOptimizer(Optimizer):
     """What it asks depends on the run seed, the generation and what was told.
 
     Attributes:
@@ -200,7 +200,7 @@ class GeneticOptimizer(Optimizer):
         self._trunk: list[Gene] = []
         self._centre: list[Gene] = []
         self._islands = [[Parent(BASE, 0.0)] for _ in range(config.num_islands)]
-        self._latest: Population | None = None
+        self._latest: _Population | None = None
         self.records_scores = config.species_by == "behaviour"
 
     def sigma(self, generation: int) -> float:
@@ -263,13 +263,13 @@ class GeneticOptimizer(Optimizer):
         """How many had outgrown `max_terms`, and how many species there were."""
         return self._metrics
 
-    def population(self, generation: int) -> Population:
+    def population(self, generation: int) -> _Population:
         """Everybody of a generation, island after island, each with its elites first."""
         if self._latest is None or self._latest.generation != generation:
             self._latest = self._bred(generation)
         return self._latest
 
-    def _bred(self, generation: int) -> Population:
+    def _bred(self, generation: int) -> _Population:
         """On each island: its elites, and children of those near enough to be hosted."""
         config, apart = self._config, DISTANCES[self._config.species_by]
         members_G: list[Parent] = []
@@ -289,7 +289,7 @@ class GeneticOptimizer(Optimizer):
             ]
             outgrown += len(parents) - len(near) + sum(crossed for *_, crossed in children)
             num_species += len(species)
-        return Population(generation, members_G, outgrown, num_species)
+        return _Population(generation, members_G, outgrown, num_species)
 
     def _child(
         self, generation: int, n: int, pool: Sequence[Parent]

@@ -121,7 +121,7 @@ class Adapter(DenseBuilder):
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
-    ) -> "AdapterSpace":
+    ) -> "_AdapterSpace":
         """Build the space over the linear weights among the selected, or those of `start`."""
         weights = self._targeted(parameters)
         lora, start = LoRA(self.rank, self.alpha, self.rslora), None
@@ -132,7 +132,7 @@ class Adapter(DenseBuilder):
             weights, lora = start.weights, start.lora
         targets = {name: factor_names(name) for name in weights}
         shapes = factor_shapes(weights, lora.rank)
-        space = AdapterSpace(
+        space = _AdapterSpace(
             shapes,
             self.noise,
             _shares(self, shapes, list(targets.values())),
@@ -179,7 +179,7 @@ class Adapter(DenseBuilder):
 
 
 @dataclasses.dataclass(frozen=True)
-class AdapterSpace(FullRankSpace):
+class _AdapterSpace(FullRankSpace):
     """The factors of some linear weights, A before B, perturbed by dense noise.
 
     Attributes:

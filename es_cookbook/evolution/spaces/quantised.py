@@ -83,7 +83,7 @@ class QuantScales(SearchSpaceBuilder):
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
-    ) -> "QuantScalesSpace":
+    ) -> "_QuantScalesSpace":
         """Build the space over the selected layers' scales, zero points, or both."""
         there = {parameter.kind for parameter in parameters}
         if "scales" in there and "zeros" in set(self.kinds) - there:
@@ -94,11 +94,11 @@ class QuantScales(SearchSpaceBuilder):
         selected = self.select(parameters)
         shapes = {p.name: p.shape for p in selected}
         bits = {p.name: p.bits for p in selected if p.kind == "zeros" and p.bits is not None}
-        return QuantScalesSpace(shapes, self.noise, self.shares(shapes), bits=bits)
+        return _QuantScalesSpace(shapes, self.noise, self.shares(shapes), bits=bits)
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantScalesSpace(FullRankSpace):
+class _QuantScalesSpace(FullRankSpace):
     """Factors on scales and offsets of zero points, perturbed by dense noise.
 
     Attributes:

@@ -82,7 +82,7 @@ class SingularValues(SearchSpaceBuilder):
         pairs = trained.adapter.targets.items()
         targets = {name: (offsets[a], offsets[b]) for name, (a, b) in pairs}
         shares = self.shares(shapes, together=list(targets.values()))
-        factors = DecomposedFactors(
+        factors = _DecomposedFactors(
             targets,
             trained.adapter.lora,
             trained.start,
@@ -93,7 +93,7 @@ class SingularValues(SearchSpaceBuilder):
 
 
 @dataclasses.dataclass(frozen=True)
-class DecomposedFactors(AdapterFactors):
+class _DecomposedFactors(AdapterFactors):
     """A trained adapter's factors, with singular values changed by offsets.
 
     Attributes:
@@ -117,7 +117,7 @@ class DecomposedFactors(AdapterFactors):
             yield a.at(offsets_a), b.at(offsets_b)
 
     @functools.cached_property
-    def decomposed(self) -> "Mapping[str, Decomposed]":
+    def decomposed(self) -> "Mapping[str, _Decomposed]":
         """Each factor of the adapter by name; made at the first use, once a process."""
         factors = self.start.read()
         return {name: _decompose(factors[name], n) for name, n in self.num_values.items()}
@@ -130,7 +130,7 @@ class DecomposedFactors(AdapterFactors):
 class SingularValuesSpace(FullRankSpace):
     """Offsets of singular values; an adapter whose factors are functions of them."""
 
-    adapter: DecomposedFactors = dataclasses.field(kw_only=True)
+    adapter: _DecomposedFactors = dataclasses.field(kw_only=True)
 
     @override
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
@@ -153,7 +153,7 @@ class SingularValuesSpace(FullRankSpace):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decomposed:
+class _Decomposed:
     """One factor, float32 on the CPU.
 
     Attributes:
@@ -176,10 +176,10 @@ class Decomposed:
         return factor
 
 
-def _decompose(factor: "torch.Tensor", num_values: int) -> Decomposed:
+def _decompose(factor: "torch.Tensor", num_values: int) -> _Decomposed:
     import torch
 
     left, _, right = np.linalg.svd(factor.double().numpy(), full_matrices=False)
     vectors = (left.T[:num_values], right[:num_values])
     columns, rows = (torch.from_numpy(np.ascontiguousarray(part, np.float32)) for part in vectors)
-    return Decomposed(factor, columns, rows)
+    return _Decomposed(factor, columns, rows)

@@ -31,7 +31,7 @@ def watch(hears: int, tells: int, pid: int) -> None:
     """Listen until the process ends or closes the descriptor, and end it where it does not."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    heard = Heard()
+    heard = _Heard()
     children: dict[int, str] = {}
     while os.getppid() == pid and time.monotonic() < heard.end_at:
         if heard.is_urgent:
@@ -54,7 +54,7 @@ def watch(hears: int, tells: int, pid: int) -> None:
             kill(child)
 
 
-class Heard:
+class _Heard:
     """What was heard, and when the process has to have ended."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from es_cookbook.evolution.optimizers.breeding import (
     uniform,
 )
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic import Genetic, GeneticOptimizer
+from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
@@ -45,11 +45,11 @@ SPACE = FullRankSpace(shapes={"x": (6,)})
 SMALL = Genetic(population_size=4, sigma=0.5, tournament_size=1, crossover_rate=0.0)
 
 
-def build(config: Genetic, run_seed: int = 0, num_generations: int = 400) -> GeneticOptimizer:
+def build(config: Genetic, run_seed: int = 0, num_generations: int = 400) -> Any:
     return config(run_seed=run_seed, num_generations=num_generations, space=SPACE)
 
 
-def tell(optimizer: GeneticOptimizer, generation: int, *fitness_G: float) -> Step:
+def tell(optimizer: Any, generation: int, *fitness_G: float) -> Step:
     return optimizer.tell(generation, optimizer.ask(generation), None, np.array(fitness_G))
 
 
@@ -85,7 +85,7 @@ def evolved(
     dimension: int,
     generations: int,
     run_seed: int = 0,
-) -> tuple[GeneticOptimizer, np.ndarray]:
+) -> tuple[Any, np.ndarray]:
     """The optimizer after so many generations, and the points of the last population."""
     optimizer, points_G = build(config, run_seed), np.zeros((1, dimension))
     for generation in range(generations):
