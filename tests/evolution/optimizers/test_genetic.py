@@ -45,6 +45,12 @@ SPACE = FullRankSpace(shapes={"x": (6,)})
 SMALL = Genetic(population_size=4, sigma=0.5, tournament_size=1, crossover_rate=0.0)
 
 
+def at_chance(population_size: int, **fields: Any) -> Genetic:
+    """Whoever is drawn breeds, if they are not too bad."""
+    settings = {"sigma": 0.5, "tournament_size": 1, "truncation": 1.0} | fields
+    return Genetic(population_size=population_size, **settings)
+
+
 def build(config: Genetic, run_seed: int = 0, num_generations: int = 400) -> Any:
     return config(run_seed=run_seed, num_generations=num_generations, space=SPACE)
 
@@ -107,11 +113,8 @@ def test_a_uniform_cross_takes_each_seed_as_one_of_the_parents_has_it() -> None:
 
 
 def test_a_genome_is_what_it_has_and_the_champion_has_not_and_the_reverse_negated() -> None:
-    assert difference(genes(0, 2, 5), genes(0, 1)) == (
-        Term(101, -0.5),
-        Term(102, 0.5),
-        Term(105, 0.5),
-    )
+    more, less = (Term(102, 0.5), Term(105, 0.5)), Term(101, -0.5)
+    assert difference(genes(0, 2, 5), genes(0, 1)) == (less, *more)
     assert difference(frozenset({gene(1, -0.5)}), genes(1)) == (Term(101, -0.5),) * 2
     assert distance(genes(0, 2, 5), genes(0, 1)) == 3
     assert distance(frozenset({gene(1, -0.5)}), genes(1)) == 2
@@ -266,9 +269,7 @@ def test_the_centre_becomes_the_champion_and_the_elite_is_asked_again() -> None:
 
 
 def test_another_line_takes_over_from_the_base_on() -> None:
-    optimizer = build(
-        Genetic(population_size=3, num_elites=2, tournament_size=1, sigma=0.5, truncation=1.0)
-    )
+    optimizer = build(at_chance(3, num_elites=2))
     (_, first, second) = optimizer.ask(0)
     tell(optimizer, 0, 0.0, 2.0, 1.0)
     negated = Term(first.terms[0].seed, -0.5)
@@ -301,8 +302,7 @@ def test_lost_genomes_are_neither_champions_nor_parents_nor_elites() -> None:
 
 def test_a_child_of_a_union_has_all_genes_of_two_parents() -> None:
     def inherited(**fields: Any) -> list[Individual]:
-        config = Genetic(population_size=8, sigma=0.5, tournament_size=1, truncation=1.0, **fields)
-        optimizer = build(config)
+        optimizer = build(at_chance(8, **fields))
         tell(optimizer, 0, *map(float, range(8)))
         return [m.individual - {m.mutation} for m in optimizer.population(1).members_G[1:]]
 
@@ -370,8 +370,7 @@ def test_no_genome_outgrows_an_engine_and_the_centre_is_the_champion_to_the_bit(
 
 
 def test_those_that_outgrew_do_not_breed_and_are_counted() -> None:
-    config = Genetic(population_size=6, max_terms=2, truncation=1.0, tournament_size=1, sigma=0.5)
-    optimizer = build(config)
+    optimizer = build(at_chance(6, max_terms=2))
     tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
     # The base is one seed from the champion, its other mutants are two.
     for member in optimizer.population(1).members_G:
@@ -381,8 +380,7 @@ def test_those_that_outgrew_do_not_breed_and_are_counted() -> None:
 
 
 def test_es_moves_everybody_by_the_new_mutations() -> None:
-    config = Genetic(population_size=3, tournament_size=1, sigma=0.5, es_weight=0.8, truncation=0.1)
-    optimizer = build(config)
+    optimizer = build(at_chance(3, es_weight=0.8, truncation=0.1))
     _, first, second = (genome.terms for genome in optimizer.ask(0))
     trunk = (Term(first[0].seed, 0.4 * 1.0), Term(second[0].seed, 0.4 * -1.0))
     assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step((*first, *trunk)), "the baseline is 2"
@@ -394,15 +392,7 @@ def test_es_moves_everybody_by_the_new_mutations() -> None:
 
 
 def test_merging_makes_one_of_all_and_everybody_begins_there() -> None:
-    config = Genetic(
-        population_size=3,
-        tournament_size=1,
-        sigma=0.5,
-        truncation=0.1,
-        merge_every=2,
-        es_weight=0.8,
-    )
-    optimizer = build(config)
+    optimizer = build(at_chance(3, truncation=0.1, merge_every=2, es_weight=0.8))
     _, first, _ = (genome.terms for genome in optimizer.ask(0))
     tell(optimizer, 0, 0.0, 3.0, 1.0)
     _, third, fourth = (genome.terms for genome in optimizer.ask(1))
@@ -419,10 +409,9 @@ def test_islands_breed_by_themselves_until_their_best_move_on() -> None:
     optimizer, rng = build(config), np.random.Generator(np.random.PCG64(1))
     for generation in range(5):
         members_G = optimizer.population(generation).members_G
-        held = [
-            {gene.seed for m in members_G if m.island == i for gene in m.individual}
-            for i in range(3)
-        ]
+        held: list[set[int]] = [set() for _ in range(3)]
+        for member in members_G:
+            held[member.island] |= {gene.seed for gene in member.individual}
         shared = [a & b for a, b in itertools.combinations(held, 2)]
         assert any(shared) == (generation == 4)
         optimizer.tell(generation, optimizer.ask(generation), None, rng.standard_normal(12))
@@ -436,10 +425,9 @@ def test_migrants_go_round_the_ring_and_replace_the_worst() -> None:
 
 
 def test_an_island_that_outgrew_begins_again_from_the_champion() -> None:
-    config = Genetic(
-        population_size=8, num_islands=2, migration_every=100, max_terms=3, sigma=0.5, num_elites=1
+    optimizer = build(
+        Genetic(population_size=8, num_islands=2, migration_every=100, max_terms=3, sigma=0.5)
     )
-    optimizer = build(config)
     for generation in range(6):  # The first island is always better, and each gains genes.
         tell(optimizer, generation, 8.0, 9.0, 7.0, 6.0, 0.0, 3.0, 2.0, 1.0)
     elite = optimizer.population(6).members_G[4]
@@ -495,13 +483,8 @@ def test_species_keep_two_niches_where_plain_selection_loses_one() -> None:
         return max(high, 0.9 * math.exp(-np.square(x + 2).sum() / 4))
 
     def both_alive(species_distance: int | None) -> int:
-        config = Genetic(
-            population_size=40,
-            sigma=0.5,
-            max_terms=80,
-            truncation=0.5,
-            species_distance=species_distance,
-        )
+        fields: dict[str, Any] = {"truncation": 0.5, "species_distance": species_distance}
+        config = Genetic(population_size=40, sigma=0.5, max_terms=80, **fields)
         count = 0
         for run_seed in range(8):
             _, points_G = evolved(config, two_peaks, 2, 30, run_seed)
@@ -526,14 +509,8 @@ def solves_the_others(individual: Individual) -> bool:
 def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
     species_by: Any, species_distance: float, run_seed: int
 ) -> None:
-    config = Genetic(
-        population_size=24,
-        num_elites=2,
-        max_terms=16,
-        sigma=0.5,
-        species_by=species_by,
-        species_distance=species_distance,
-    )
+    by: dict[str, Any] = {"species_by": species_by, "species_distance": species_distance}
+    config = Genetic(population_size=24, num_elites=2, max_terms=16, sigma=0.5, **by)
     optimizer, kept, generations = build(config, run_seed), 0, 40
     for generation in range(generations):
         genomes_G = optimizer.ask(generation)
@@ -555,15 +532,8 @@ def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
         assert kept <= 0.3 * generations
 
 
-BY_BEHAVIOUR = Genetic(
-    population_size=6,
-    num_islands=2,
-    migration_every=1,
-    tournament_size=1,
-    truncation=1.0,
-    sigma=0.5,
-    species_by="behaviour",
-    species_distance=0.0,
+BY_BEHAVIOUR = at_chance(
+    6, num_islands=2, migration_every=1, species_by="behaviour", species_distance=0.0
 )
 
 
@@ -591,7 +561,7 @@ def test_species_by_seeds_need_no_recorded_scores() -> None:
 
 def test_a_fork_goes_on_from_what_led_there() -> None:
     steps = [Step((Term(1, 0.5),)), Step((Term(2, 0.5),), decay=1.0), Step(), Step((Term(3, 1.0),))]
-    optimizer = build(Genetic(population_size=3, num_elites=2, tournament_size=1, truncation=1.0))
+    optimizer = build(at_chance(3, num_elites=2))
     optimizer.begin_after(steps)
     _, first, second = optimizer.ask(4)
     assert tell(optimizer, 4, 0.0, 2.0, 1.0) == Step(first.terms)
@@ -608,10 +578,7 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
     ("fields", "said"),
     [
         ({"population_size": 1}, "at least 3 for num_islands=1, num_elites=1 and tournament_size"),
-        (
-            {"population_size": 9, "num_islands": 4},
-            "population_size must be at least 12 .* found 9",
-        ),
+        ({"population_size": 9, "num_islands": 4}, "must be at least 12 .* found 9"),
         ({"population_size": 4, "num_elites": 4}, "population_size must be at least 5"),
         ({"max_terms": 0}, "max_terms must be at least 1, found 0"),
         ({"tournament_size": 0}, "tournament_size must be at least 1"),
@@ -621,10 +588,7 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"species_distance": -1}, "species_distance must be 0 or more, found -1"),
         ({"species_distance": NAN}, "species_distance must be 0 or more, found nan"),
         ({"species_by": "looks"}, "species_by must be seeds or behaviour, found 'looks'"),
-        (
-            {"species_by": "behaviour"},
-            "species_by=behaviour needs species_distance=...: how much a",
-        ),
+        ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance=...: how much"),
         ({"sigma": 0.0}, "sigma must be above 0"),
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
         ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),
