@@ -42,8 +42,8 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.wire import encode_answers, encode_genomes, encode_requests
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.population.blocks import Shares
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
+from es_cookbook.population.scheduling import BlockScheduler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.rollouts import env_metrics, mean_rewards
@@ -313,7 +313,7 @@ async def unequal(engines: int, genomes: int, slowness: float, service: Service)
     hosts_E = [ServingEngine(e, speed, service) for e, speed in enumerate(speeds)]
     sampler = PopulationSampler(FakePool(hosts_E), sampling=SamplingParams())
     clock = asyncio.get_running_loop().time
-    sampler._shares = Shares(clock)  # pyright: ignore[reportPrivateUsage]
+    sampler._scheduler = BlockScheduler(clock)  # pyright: ignore[reportPrivateUsage]
     found: list[Busy] = []
     for number in range(UNEQUAL_GENERATIONS):
         for host in hosts_E:

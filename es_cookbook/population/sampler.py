@@ -1,8 +1,8 @@
 """Who runs what, when: every genome attempts every problem, concurrently, on one engine or many.
 
 Whichever engine is free takes a block of the genomes that nobody has taken yet, as many as it can
-finish by the time at which all engines could end (`blocks`). A block is a task that has borrowed
-the engine, makes its genomes resident, runs their rollouts and gives the engine back. All rollouts
+finish by the time at which all engines could end (`scheduling`). A block is a task that borrows the
+engine, makes its genomes resident, runs their rollouts and gives the engine back. All rollouts
 are tasks of their own, so slow graders, judges and long answers do not hold anybody up, and engines
 always have something to batch. A group (one problem, all genomes) is scored and closed as soon as
 its last rollout ends, and closed also when the run is cancelled.
@@ -41,10 +41,10 @@ from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.blocks import Shares
 from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.population.results import problem_names
+from es_cookbook.population.scheduling import BlockScheduler, Overlap
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
 from es_cookbook.runs.directory import LOG, add_to_log
@@ -71,20 +71,6 @@ class Seconds:
     """All the rest of the rollouts, from making the Envs to closing them."""
     score: float = 0.0
     """The part of `sample` in which at least one Env or group reward had control."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Overlap:
-    """How a generation shares engines with the next one.
-
-    Attributes:
-        centre: its genomes stand around the centre after so many steps, from the base on, of which
-            engines may have taken more by now.
-        all_taken: is set when engines have taken all of its genomes: the next one may begin.
-    """
-
-    centre: int
-    all_taken: anyio.Event = dataclasses.field(default_factory=anyio.Event)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -122,14 +108,14 @@ class PopulationSampler:
     _kinds_told: set[tuple[str, str]] = dataclasses.field(
         default_factory=set[tuple[str, str]], init=False
     )
-    _shares: Shares = dataclasses.field(default_factory=Shares, init=False)
+    _scheduler: BlockScheduler = dataclasses.field(default_factory=BlockScheduler, init=False)
 
     async def rollout(
         self,
         generation: int,
         env_group_builders_P: Sequence[EnvGroupBuilder],
         genomes_G: Sequence[Genome],
-        overlap: "Overlap | None" = None,
+        overlap: Overlap | None = None,
     ) -> list[TrajectoryGroup]:
         """Every genome's K attempts at every problem; one group a problem.
 
@@ -149,7 +135,7 @@ class PopulationSampler:
         sampling = self.sampling if self.sampling_at is None else self.sampling_at(generation)
         size = len(genomes_G), self.attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
-            self._shares.begin(len(genomes_G), overlapping=overlap is not None)
+            self._scheduler.begin(len(genomes_G), overlapping=overlap is not None)
             async with anyio.create_task_group() as blocks:
                 population = _Population(genomes_G, together, overlap, rollouts, blocks)
                 blocks.start_soon(self._run_block, population)
@@ -161,8 +147,8 @@ class PopulationSampler:
         async with self.engine.lend(overlap and overlap.centre) as host:
             num_engines = 1 if population.together else self.engine.num_engines
             capacity = self.engine.traits.capacity
-            taken = self._shares.take(host.label, num_engines, capacity)
-            if self._shares.num_left:
+            taken = self._scheduler.take(host.label, num_engines, capacity)
+            if self._scheduler.num_left:
                 population.blocks.start_soon(self._run_block, population)
             elif overlap is not None:
                 overlap.all_taken.set()
@@ -179,7 +165,7 @@ class PopulationSampler:
                 with self.spans.span(host.label, "sample"):
                     await finished(rollouts.begin(block), rollouts.watch)
             finally:
-                self._shares.end(taken)
+                self._scheduler.end(taken)
             block.host = None
             rollouts.count(sampling=-1)
 

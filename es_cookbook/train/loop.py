@@ -2,7 +2,7 @@
 
 A generation counts once its history line is on the disk. Whatever comes before that line (rollouts,
 the step on the engine, metrics) is simply done again after a crash, and comes out the same. Where
-`max_staleness` lets it, the next generation begins while the last rollouts of one end (`ahead`).
+`max_staleness` lets it, the next generation begins while the last rollouts of one end (`InOrder`).
 
 The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` says
 what a run opens and closes, `recorder` what it writes.
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.population.ahead import InOrder
-from es_cookbook.population.sampler import Overlap, PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.population.scoring import Asked, Scoring
 from es_cookbook.rl.types import RLDataset, TrajectoryGroup
 from es_cookbook.runs.history.format import Record

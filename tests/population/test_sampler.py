@@ -15,7 +15,8 @@ import pytest
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.population.sampler import Overlap, PopulationSampler
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.scheduling import Overlap
 from es_cookbook.rl.data.problem_dataset import deal
 from es_cookbook.rl.rollouts import lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (

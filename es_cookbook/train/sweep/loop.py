@@ -43,7 +43,15 @@ from es_cookbook.train.sweep.results import (
     measured,
     write_results,
 )
-from es_cookbook.train.sweep.search import Space, Trial, Value, at_random, corners, grid
+from es_cookbook.train.sweep.search import (
+    OptunaSampler,
+    Space,
+    Trial,
+    Value,
+    at_random,
+    corners,
+    grid,
+)
 
 Make: TypeAlias = Callable[[Mapping[str, Value]], train.Config]
 """The Config of a trial's options; its seed and log_path are the sweep's to set."""
@@ -134,8 +142,6 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
             num_runs = len(trials) * len(settings.seeds)
             ask = functools.partial(next, iter(trials), None)
             return _Sweep(settings, make, num_runs, ask, None).run()
-        from es_cookbook.train.sweep.optuna_sampler import OptunaSampler
-
         seed, num_runs = settings.sampler_seed, settings.trials * len(settings.seeds)
         sampler = OptunaSampler(space, settings.trials, seed, settings.metric, log_path)
         return _Sweep(settings, make, num_runs, sampler.ask, sampler.tell).run()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from es_cookbook.population.blocks import Block, Shares
+from es_cookbook.population.scheduling import Block, BlockScheduler
 
 
 class Simulation:
@@ -18,7 +18,7 @@ class Simulation:
         self.now = 0.0
         self.seconds_E = dict(seconds_E)
         self.capacity = capacity
-        self.shares = Shares(lambda: self.now)
+        self.shares = BlockScheduler(lambda: self.now)
 
     def generation(
         self, num_genomes: int, meanwhile: Callable[[], None] = lambda: None
@@ -97,7 +97,7 @@ def test_blocks_fit_on_an_engine_and_one_alone_takes_all() -> None:
 
 def test_where_generations_overlap_every_share_is_whole_and_knows_of_blocks_that_go_on() -> None:
     now = 0.0
-    shares = Shares(lambda: now)
+    shares = BlockScheduler(lambda: now)
     shares.begin(8, overlapping=True)
     first = shares.take("one", 2, 1000)
     other = shares.take("two", 2, 1000)
