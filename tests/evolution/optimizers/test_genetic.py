@@ -16,9 +16,11 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.breeding import (
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.optimizers.genetic import (
     BASE,
     Gene,
+    Genetic,
     Individual,
     Parent,
     behaviour_apart,
@@ -34,8 +36,6 @@ from es_cookbook.evolution.optimizers.breeding import (
     tournament,
     uniform,
 )
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
