@@ -24,7 +24,6 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import chz
 import numpy as np
@@ -47,8 +46,7 @@ _SMALLEST_POPULATION = 4
 class OffsetsBuilder(OptimizerBuilder):
     """What they share; `name` is what users type, `package` the library."""
 
-    name: ClassVar[str]
-    package: ClassVar[str]
+    name = package = ""
     sigma: float = chz.field(
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
