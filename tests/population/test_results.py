@@ -96,6 +96,9 @@ def test_two_evaluations_are_compared_problem_by_problem() -> None:
     other_way = compare(second, first, "correct")
     assert (other_way.better, other_way.worse, other_way.p) == (1, 3, 0.625)
     assert other_way.difference == -found.difference
+    spread = [[[10.0 * p + more] for p in range(20)] for more in (1, 0)]
+    wide = compare(*(results([[1]] * 20, rewards) for rewards in spread), "reward")
+    assert (wide.low, wide.high) == (1.0, 1.0), "the problems' own spread cancels"
 
 
 def test_of_several_attempts_the_means_are_compared() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Linear, Table
-from es_cookbook.evolution.fitness import CentredRank, ZScore
+from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
@@ -199,24 +199,6 @@ def test_what_all_genomes_share_does_not_move_the_centre(fitness: list[float], s
         return [by_seed.get(seed, 0.0) for seed in seeds(tell(config, *fitness)[0])]
 
     np.testing.assert_allclose(coefficients(plain), coefficients(shifted), atol=1e-15)
-
-
-def test_it_climbs_a_quadratic() -> None:
-    target = np.linspace(-1, 1, 20)
-
-    def perturbation(terms: tuple[Term, ...]) -> np.ndarray:
-        draws = [np.random.Generator(np.random.PCG64(t.seed)).standard_normal(20) for t in terms]
-        return sum((t.coefficient * d for t, d in zip(terms, draws, strict=True)), np.zeros(20))
-
-    config = ES(population_size=16, sigma=0.05, learning_rate=0.2, learning_rate_schedule=Linear())
-    es, centre = optimizer(config, 150), np.zeros(20)
-    for generation in range(150):
-        genomes_G = es.ask(generation)
-        rewards_G = [-np.square(centre + perturbation(g.terms) - target).sum() for g in genomes_G]
-        fitness_G = CentredRank()(np.array([rewards_G]))
-        centre = centre + perturbation(es.tell(generation, genomes_G, None, fitness_G).terms)
-    assert np.square(target).sum() > 7
-    assert np.square(centre - target).sum() < 0.2
 
 
 def test_weight_decay_follows_the_schedule_and_waits_for_signal() -> None:
