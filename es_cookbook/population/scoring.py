@@ -15,7 +15,7 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.fitness import Fitness, reliability
 from es_cookbook.rl.data.problem_dataset import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
-from es_cookbook.rl.regularisers import Regulariser
+from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
@@ -71,42 +71,23 @@ class Scored:
     metrics: Mapping[str, float]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scoring:
     """How a run's genomes are judged.
 
-    Args:
+    Attributes:
         objective: from attempts to scores.
         fitness: from scores to fitness.
-        regularisers: what else is wanted of genomes; None for nothing.
-        engine: whose tokenizer and context they are loaded for.
-        run_seed: of the order in which they go through their rows.
+        regularisers: what else is wanted of genomes, as `loaded` returns it.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
         surrogate: what genomes are asked where the centre attempts the batch; None: they do.
-
-    Raises:
-        DataError: A regulariser's row that cannot be used.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        fitness: Fitness,
-        regularisers: Sequence[Regulariser | None],
-        engine: Engine,
-        run_seed: int,
-        num_pairs: int = 0,
-        surrogate: Surrogate | None = None,
-    ) -> None:
-        self._objective = objective
-        self._fitness = fitness
-        chosen = [regulariser for regulariser in regularisers if regulariser is not None]
-        self._weights = [regulariser.weight for regulariser in chosen]
-        self._problems_of = [
-            regulariser(engine.tokenizer, engine.traits.context_length, run_seed)
-            for regulariser in chosen
-        ]
-        self._num_pairs = num_pairs
-        self._surrogate = surrogate
+    objective: Objective
+    fitness: Fitness
+    regularisers: Sequence[tuple[float, AddedProblems]] = ()
+    num_pairs: int = 0
+    surrogate: Surrogate | None = None
 
     def problems(
         self,
@@ -118,10 +99,10 @@ class Scoring:
 
         With a surrogate, in place of the batch's problems the centre's answers to them.
         """
-        rows = deal(batch_P, self._num_pairs) if self._num_pairs else batch_P
-        if self._surrogate is not None:
-            rows = [self._surrogate.problem(group) for group in answered_P]
-        parts_R = [rows, *(problems(generation, batch_P) for problems in self._problems_of)]
+        rows = deal(batch_P, self.num_pairs) if self.num_pairs else batch_P
+        if self.surrogate is not None:
+            rows = [self.surrogate.problem(group) for group in answered_P]
+        parts_R = [rows, *(problems(generation, batch_P) for _, problems in self.regularisers)]
         return Asked(generation, batch_P, parts_R, answered_P)
 
     def score(self, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
@@ -133,29 +114,43 @@ class Scoring:
         """
         rest = iter(groups_P)
         batch_P, *added_R = (list(itertools.islice(rest, len(part))) for part in asked.parts_R)
-        is_plain = isinstance(self._objective, Mean)
+        is_plain = isinstance(self.objective, Mean)
         scores_P_G = (
             mean_rewards(batch_P)
             if is_plain
-            else self._objective(outcomes(batch_P, asked.generation))
+            else self.objective(outcomes(batch_P, asked.generation))
         )
-        attempted_P = batch_P if self._surrogate is None else asked.answered_P
+        attempted_P = batch_P if self.surrogate is None else asked.answered_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
-        if self._surrogate is not None:  # No genome has rewards of its own.
+        if self.surrogate is not None:  # No genome has rewards of its own.
             metrics = {"reward/mean": metrics["reward/mean"]}
-        if not is_plain or self._surrogate is not None:
+        if not is_plain or self.surrogate is not None:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
-        if self._surrogate is not None:
+        if self.surrogate is not None:
             answers_P = [each for each in asked.parts_R[0] if isinstance(each, AnswersProblem)]
             metrics["surrogate/answers"] = sum(len(each.answers) for each in answers_P)
             metrics["surrogate/tokens"] = sum(each.num_tokens for each in answers_P)
-        if not self._num_pairs:  # Else genomes also differ by their problems.
+        if not self.num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
-        batch_groups_P = gather(batch_P, asked.batch_P) if self._num_pairs else attempted_P
+        batch_groups_P = gather(batch_P, asked.batch_P) if self.num_pairs else attempted_P
         added_P = list(itertools.chain(*added_R))
         metrics |= env_metrics([*batch_groups_P, *added_P]) | answer_lengths(batch_groups_P)
-        added = zip(self._weights, map(mean_rewards, added_R), strict=True)
-        fitness_G = self._fitness(scores_P_G, list(added))
+        weights = [weight for weight, _ in self.regularisers]
+        added = zip(weights, map(mean_rewards, added_R), strict=True)
+        fitness_G = self.fitness(scores_P_G, list(added))
         return Scored(scores_P_G, fitness_G, batch_groups_P, [*attempted_P, *added_P], metrics)
+
+
+def loaded(
+    regularisers: Sequence[Regulariser | None], engine: Engine, run_seed: int
+) -> list[tuple[float, AddedProblems]]:
+    """Weight and problems of each regulariser, in the order that the run's seed gives its rows.
+
+    Raises:
+        DataError: A row that cannot be used.
+    """
+    tokenizer, context_length = engine.tokenizer, engine.traits.context_length
+    chosen = [regulariser for regulariser in regularisers if regulariser is not None]
+    return [(each.weight, each(tokenizer, context_length, run_seed)) for each in chosen]

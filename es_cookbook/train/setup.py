@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import chz
@@ -23,8 +23,8 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.sampler import rare_garbage_collection
-from es_cookbook.population.scoring import Scoring
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
+from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
     HISTORY,
@@ -35,7 +35,7 @@ from es_cookbook.runs.directory import (
     keep_trained_on,
     locked,
 )
-from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import check_same_base, header_of
 from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import RunState, open_run_directory, run_state
@@ -145,23 +145,10 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         stack.enter_context(library_log(log_path / LOG))
         stack.enter_context(no_silence())
         engine, datasets = await _loaded(config, stack)
-        regularisers = (config.kl, config.preference)
-        scoring = Scoring(
-            config.objective,
-            config.fitness,
-            regularisers,
-            engine,
-            config.seed,
-            config.num_pairs,
-            config.surrogate,
-        )
-        optimizer = _optimizer(config, engine)
-        _check_ahead(config, optimizer, datasets.train)
-        sampler = config.sampler(engine, Path(config.log_path))
-        header = await _header(config.model_name, engine.traits.base_dtype, state)
-        directory = open_run_directory(
-            log_path, config_to_json(config), config.num_generations, header, state
-        )
+        scoring = _scoring(config, engine)
+        optimizer = _optimizer(config, engine, datasets.train)
+        sampler = config.sampler(engine, log_path)
+        directory = await _directory(config, engine, state)
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         start = directory.history.next_generation
@@ -169,21 +156,13 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
         keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
         if not start and datasets.test_P:
-            say(
-                f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
-            )
+            count = len(datasets.test_P)
+            say(f"evaluating {count:,} held-out problems before the first generation")
         profile = Profile(log_path / PROFILE) if config.profile else None
         tracker = _tracker(config, directory, profile)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
-        held_out = functools.partial(
-            evaluate,
-            sampler,
-            datasets.test_P,
-            config.eval_attempts,
-            config.eval_temperature,
-            _kl_problems(config, engine, datasets.test_P),
-        )
+        held_out = _evaluation(config, sampler, datasets.test_P)
         recorder = Recorder(config, directory, engine, datasets.train, optimizer, tracker, held_out)
         if profile is not None:
             engine.spans = sampler.spans = recorder.spans = profile
@@ -213,15 +192,25 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
     return engine, datasets
 
 
-async def _header(model_name: str, base_dtype: str, state: RunState) -> Header:
-    """What a run begins with on this engine; the base of a recorded one has been compared."""
-    then = state.header
+def _scoring(config: Config, engine: Engine) -> Scoring:
+    regularisers = loaded((config.kl, config.preference), engine, config.seed)
+    how = config.objective, config.fitness
+    return Scoring(*how, regularisers, config.num_pairs, config.surrogate)
+
+
+async def _directory(config: Config, engine: Engine, state: RunState) -> RunDirectory:
+    """Open it, with what a run begins with here; the base of a recorded one has been compared."""
+    then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
     if state.generations and then is not None and then.weights is not None:
-        return dataclasses.replace(then, model_name=model_name, dtype=base_dtype)
-    return await asyncio.to_thread(header_of, model_name, base_dtype)
+        header = dataclasses.replace(then, model_name=name, dtype=dtype)
+    else:
+        header = await asyncio.to_thread(header_of, name, dtype)
+    length = config.num_generations
+    log_path, config_json = Path(config.log_path), config_to_json(config)
+    return open_run_directory(log_path, config_json, length, header, state)
 
 
-def _optimizer(config: Config, engine: Engine) -> Optimizer:
+def _optimizer(config: Config, engine: Engine, dataset: RLDataset) -> Optimizer:
     optimizer = config.new_optimizer(engine.space)
     room = engine.traits.max_terms
     if room is not None and optimizer.max_terms > room:
@@ -230,6 +219,7 @@ def _optimizer(config: Config, engine: Engine) -> Optimizer:
             f"engine has room for {room}: set its terms_per_genome to {optimizer.max_terms}, or "
             f"optimizer.max_terms to {room}"
         )
+    _check_ahead(config, optimizer, dataset)
     return optimizer
 
 
@@ -256,16 +246,19 @@ def _check_ahead(config: Config, optimizer: Optimizer, dataset: RLDataset) -> No
         )
 
 
-def _kl_problems(
-    config: Config, engine: Engine, test_P: Sequence[EnvGroupBuilder]
-) -> Sequence[EnvGroupBuilder]:
-    """On which the centre's KL to the base is measured: all held-out ones, or rows of its own."""
-    if config.kl is None or not test_P:
-        return ()
-    kl = config.kl
-    if kl.source is None:
-        kl = chz.replace(kl, problems_per_generation=len(test_P))
-    return kl(engine.tokenizer, engine.traits.context_length, config.seed)(0, test_P)
+def _evaluation(
+    config: Config, sampler: PopulationSampler, test_P: Sequence[EnvGroupBuilder]
+) -> Callable[[], Awaitable[Mapping[str, float]]]:
+    """What measures the centre on held-out problems, and its KL to the base."""
+    kl, engine = config.kl, sampler.engine
+    extra_P: Sequence[EnvGroupBuilder] = ()
+    if kl is not None and test_P:
+        if kl.source is None:
+            kl = chz.replace(kl, problems_per_generation=len(test_P))
+        problems = kl(engine.tokenizer, engine.traits.context_length, config.seed)
+        extra_P = problems(0, test_P)
+    attempts, temperature = config.eval_attempts, config.eval_temperature
+    return functools.partial(evaluate, sampler, test_P, attempts, temperature, extra_P)
 
 
 async def _go_on(

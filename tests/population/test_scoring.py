@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from es_cookbook.evolution.fitness import Raw
-from es_cookbook.population.scoring import Scoring
+from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
@@ -29,7 +29,7 @@ def scoring(pairs: str, objective: Objective, kl: float, preference: float) -> S
         KLToBase(weight=kl, problems_per_generation=2),
         PreferencePairs(weight=preference, source=pairs, problems_per_generation=1),
     )
-    return Scoring(objective, Raw(), regularisers, FakeEngine(), 0)
+    return Scoring(objective, Raw(), loaded(regularisers, FakeEngine(), 0))
 
 
 def group(reward_of: Callable[[int, int], float], metric: str) -> TrajectoryGroup:
@@ -85,7 +85,7 @@ def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pa
 def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     judge = scoring(pairs, Mean(), 0.0, 0.0)
     scored = judge.score(judge.problems(0, BATCH_P), groups())
-    alone = Scoring(Mean(), Raw(), (None, None), FakeEngine(), 0)
+    alone = Scoring(Mean(), Raw(), loaded((None, None), FakeEngine(), 0))
     asked = alone.problems(0, BATCH_P)
     assert list(asked.problems_P) == BATCH_P
     expected = alone.score(asked, groups()[:3])
@@ -95,7 +95,8 @@ def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
 
 def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
     kl = KLToBase(weight=0.5, problems_per_generation=1)
-    judge = Scoring(Mean(), Raw(), (kl,), FakeEngine(), 0, surrogate=Surrogate(attempts=2))
+    regularisers = loaded((kl,), FakeEngine(), 0)
+    judge = Scoring(Mean(), Raw(), regularisers, surrogate=Surrogate(attempts=2))
 
     def said(token: int, reward: float) -> Trajectory:
         action = Action((token,), "", "stop", (-0.5,))
