@@ -16,7 +16,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar, cast
 
@@ -25,11 +25,9 @@ from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.fields.chz_fields import doc_of
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
@@ -53,41 +51,6 @@ FEWER_GENOMES = {**HALF_KNOWN, "population_size": 128}
 def built_field(builder: Callable[..., _T], doc: str) -> _T:
     """A part that `builder` makes, and whose fields are options."""
     return chz.field(default_factory=builder, blueprint_unspecified=builder, doc=doc)
-
-
-class OptimizerNames(Names):
-    """Optimizers by name; whichever is chosen takes from the recipe's settings of `es` what it can.
-
-    Args:
-        settings: fields by an optimizer's name; those of `es` are the recipe's, others win for one.
-    """
-
-    def __init__(self, settings: Mapping[str, Mapping[str, object]]) -> None:
-        super().__init__(OPTIMIZER_NAMES, default="es", settings=settings)
-        self._es = settings["es"]
-
-    @override
-    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
-        own = super().settings_of(part, name)
-        if isinstance(part, type) and issubclass(part, OptimizerBuilder):
-            return {**part.carried(self._es), **own}
-        return own
-
-    @override
-    def note(self, part: object, given: Collection[str]) -> str:
-        """Which of the recipe's settings of `es` it has otherwise, or not at all."""
-        assert isinstance(part, OptimizerBuilder)
-        carried = part.carried(self._es)
-        own = {name: value for name, value in self._es.items() if name not in given}
-        unused = [name for name in own if name not in carried]
-        changed = [
-            f"{name} is {found:.3g} in place of es's {own[name]}"
-            for name in own
-            if name in carried and (found := getattr(part, name)) != own[name]
-        ]
-        if unused:
-            changed.append(f"what the recipe sets of es is not used: {', '.join(unused)}")
-        return "; ".join(changed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +91,9 @@ class Recipe:
     def settings(self) -> Mapping[str, Mapping[str, object]]:
         return {"es": self.es, **self.optimizers}
 
-    def fields(self) -> Mapping[str, tuple[type, object]]:
-        """The fields of a Config of which it has its own defaults: type and field by name."""
-        names = OptimizerNames(self.settings)
+    def fields(self) -> Mapping[str, object]:
+        """The fields of a Config of which it has its own defaults."""
+        names = train.OptimizerNames(self.settings)
         given = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         doc = {name: doc_of(field) for name, field in chz.chz_fields(train.Config).items()}
         optimizer = chz.field(
@@ -141,13 +104,13 @@ class Recipe:
         num_generations = chz.field(default=self.num_generations, doc=doc["num_generations"])
         where = f"run directory; runs/{self.name}-<digest of the options> if empty"
         return {
-            "model_name": (str, chz.field(default=str(self.model), doc=doc["model_name"])),
-            "dataset": (RLDatasetBuilder, built_field(self.dataset, what)),
-            "optimizer": (OptimizerBuilder, optimizer),
-            "sampling": (SamplingParams, sampling),
-            "num_generations": (int, num_generations),
-            "eval_every": (int, chz.field(default=self.eval_every, doc=doc["eval_every"])),
-            "log_path": (str, chz.field(default="", doc=where)),
+            "model_name": chz.field(default=str(self.model), doc=doc["model_name"]),
+            "dataset": built_field(self.dataset, what),
+            "optimizer": optimizer,
+            "sampling": sampling,
+            "num_generations": num_generations,
+            "eval_every": chz.field(default=self.eval_every, doc=doc["eval_every"]),
+            "log_path": chz.field(default="", doc=where),
         }
 
 
@@ -165,10 +128,10 @@ class RecipeConfig(train.Config):
     def __init_subclass__(cls, recipe: Recipe | None = None) -> None:
         if recipe is not None:
             cls.recipe = recipe
-            fields = recipe.fields()
+            fields, known = recipe.fields(), chz.chz_fields(train.Config)
             own = inspect.get_annotations(cls)
-            cls.__annotations__ = {name: of for name, (of, _) in fields.items()} | own
-            for name, (_, field) in fields.items():
+            cls.__annotations__ = {name: known[name].x_type for name in fields} | own
+            for name, field in fields.items():
                 setattr(cls, name, field)
 
     @property

@@ -1,5 +1,6 @@
 """Training: the Config of a run, the loop, what it opens and what it records."""
 
+from es_cookbook.evolution.optimizers.base import OptimizerNames
 from es_cookbook.runs.tracking.result import Result
 from es_cookbook.train.config import MAY_DIFFER, Config, recorded_config
 from es_cookbook.train.program import cli, main, run, train_and_tell
@@ -7,6 +8,7 @@ from es_cookbook.train.program import cli, main, run, train_and_tell
 __all__ = [
     "MAY_DIFFER",
     "Config",
+    "OptimizerNames",
     "Result",
     "cli",
     "main",

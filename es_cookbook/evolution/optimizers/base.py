@@ -9,11 +9,13 @@ to `OPTIMIZER_NAMES`.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import chz
 import numpy as np
+from typing_extensions import override
 
+from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.evolution.fitness import Floats
@@ -138,6 +140,41 @@ class OptimizerBuilder(ABC):
         Raises:
             ConfigError: Fields that cannot work in a run of this length or in this space.
         """
+
+
+class OptimizerNames(Names):
+    """Optimizers by name; whichever is chosen takes from the recipe's settings of `es` what it can.
+
+    Args:
+        settings: fields by an optimizer's name; those of `es` are the recipe's, others win for one.
+    """
+
+    def __init__(self, settings: Mapping[str, Mapping[str, object]]) -> None:
+        super().__init__(OPTIMIZER_NAMES, default="es", settings=settings)
+        self._es = settings["es"]
+
+    @override
+    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
+        own = super().settings_of(part, name)
+        if isinstance(part, type) and issubclass(part, OptimizerBuilder):
+            return {**part.carried(self._es), **own}
+        return own
+
+    @override
+    def note(self, part: object, given: Collection[str]) -> str:
+        """Which of the recipe's settings of `es` it has otherwise, or not at all."""
+        assert isinstance(part, OptimizerBuilder)
+        carried = part.carried(self._es)
+        own = {name: value for name, value in self._es.items() if name not in given}
+        unused = [name for name in own if name not in carried]
+        changed = [
+            f"{name} is {found:.3g} in place of es's {own[name]}"
+            for name in own
+            if name in carried and (found := getattr(part, name)) != own[name]
+        ]
+        if unused:
+            changed.append(f"what the recipe sets of es is not used: {', '.join(unused)}")
+        return "; ".join(changed)
 
 
 parts(OptimizerBuilder, *OPTIMIZER_NAMES.values(), f"{_HERE}.window:WindowedES")
