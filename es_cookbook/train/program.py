@@ -31,7 +31,7 @@ from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from es_cookbook.runs.trusted.scripts import trust_option
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened, prepared
-from es_cookbook.train.stopping.signals import run_until_signal
+from es_cookbook.train.stopping.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
@@ -68,18 +68,16 @@ def run(config: Config) -> Result:
     """
     refuse_while_imported()
     try:
-        interrupted = run_until_signal(functools.partial(main, config))
+        result_until_signal(functools.partial(main, config))
     except KeyboardInterrupt:
-        interrupted = True
-    except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
-        raise error.with_traceback(None) from None
-    if interrupted:
         recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
         when = f"after generation {recorded}" if recorded else "before the first generation ended"
         raise KeyboardInterrupt(
             f"interrupted {when}; to go on, run the same command with "
             f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
-        )
+        ) from None
+    except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
+        raise error.with_traceback(None) from None
     return result_of(Path(config.log_path))
 
 

@@ -45,42 +45,33 @@ _OnBegin: TypeAlias = Callable[[Callable[[], None]], None]
 """Is told how to stop what has begun."""
 
 
-def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
-    """Run `main` on an event loop until it ends (False) or a signal comes (True).
+def result_until_signal(main: Callable[[], Awaitable[_Result]], interrupted: str = "") -> _Result:
+    """Run `main` on an event loop and return its result, unless a signal comes.
 
     A loop that is running here already, a notebook's, takes no other beside it: then `main` has one
     in a thread, for which this one waits.
 
     Raises:
-        KeyboardInterrupt: A second signal came.
+        KeyboardInterrupt: A signal came, or a second one; says `interrupted`.
     """
     stops: list[Callable[[], None]] = []
+    found: list[_Result] = []
 
     def stop() -> None:
         for each in stops:
             each()
 
-    with end_on_signals(stop):
-        if not _is_loop_running():
-            return _run(main, stops.append)
-        context = contextvars.copy_context()  # The cell's: what is printed is shown below it.
-        with ThreadPoolExecutor(1, "run") as thread:
-            return thread.submit(context.run, _run, main, stops.append).result()
-
-
-def result_until_signal(main: Callable[[], Awaitable[_Result]], interrupted: str) -> _Result:
-    """The same for what `main` returns.
-
-    Raises:
-        KeyboardInterrupt: A signal came; says `interrupted`.
-    """
-    found: list[_Result] = []
-
     async def keep() -> None:
         found.append(await main())
 
     try:
-        stopped = run_until_signal(keep)
+        with end_on_signals(stop):
+            if not _is_loop_running():
+                stopped = _run(keep, stops.append)
+            else:
+                context = contextvars.copy_context()  # The cell's: what is printed is shown below.
+                with ThreadPoolExecutor(1, "run") as thread:
+                    stopped = thread.submit(context.run, _run, keep, stops.append).result()
     except KeyboardInterrupt:
         stopped = True
     if stopped:
