@@ -21,6 +21,7 @@ from es_cookbook.population.statistics import (
     RESAMPLES,
     bootstrap_interval,
     mcnemar,
+    paired_bootstrap,
     wilson_interval,
 )
 from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcomes
@@ -226,7 +227,7 @@ def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comp
     first_P, second_P = (_means(values_P_K) for values_P_K in values)
     both = ~np.isnan(first_P) & ~np.isnan(second_P)
     first_P, second_P = first_P[both], second_P[both]
-    low, high = bootstrap_interval(first_P - second_P, _seed(seed))
+    low, high = paired_bootstrap(first_P, second_P, _seed(seed))
     better, worse = int((first_P > second_P).sum()), int((first_P < second_P).sum())
     return Comparison(
         metric=metric,

@@ -17,19 +17,24 @@ but nothing else here needs its 110 MB.
 
 import math
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Interval: TypeAlias = tuple[float, float]
-"""Lower and upper end of where a mean lies, with a confidence of 95 %."""
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FEW = 30
 """With fewer values a bootstrap is too sure of itself."""
 _AT_ONCE = 4_000_000
 """Drawn numbers that are in memory together: 32 MB."""
+
+
+class Interval(NamedTuple):
+    """Where a mean lies with a confidence of 95 %."""
+
+    low: float
+    high: float
 
 
 def wilson_interval(successes: int, count: int) -> Interval:
@@ -39,17 +44,17 @@ def wilson_interval(successes: int, count: int) -> Interval:
     >>> low, round(high, 4)
     (0.0, 0.2775)
     >>> wilson_interval(0, 0)
-    (0.0, 1.0)
+    Interval(low=0.0, high=1.0)
     """
     if count == 0:
-        return 0.0, 1.0
+        return Interval(0.0, 1.0)
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share, of_z = successes / count, z * z / count
     middle = (share + of_z / 2) / (1 + of_z)
     half = z * math.sqrt(share * (1 - share) / count + of_z / (4 * count)) / (1 + of_z)
     # At the ends the formula gives the end itself, up to rounding.
     low = 0.0 if successes == 0 else middle - half
-    return low, 1.0 if successes == count else middle + half
+    return Interval(low, 1.0 if successes == count else middle + half)
 
 
 def bootstrap_interval(
@@ -67,12 +72,19 @@ def bootstrap_interval(
         resamples: drawn; fewer are faster, and the ends less exact.
     """
     if len(values_P) == 0:
-        return math.nan, math.nan
+        return Interval(math.nan, math.nan)
     if values_P.min() == values_P.max():  # So is every mean, which rounding would hide.
-        return float(values_P[0]), float(values_P[0])
+        return Interval(float(values_P[0]), float(values_P[0]))
     means = _resampled_means(values_P, np.random.default_rng(seed), weights_P, resamples)
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    return Interval(float(low), float(high))
+
+
+def paired_bootstrap(
+    first_P: NDArray[np.float64], second_P: NDArray[np.float64], seed: int
+) -> Interval:
+    """The interval of the mean of `first_P - second_P`, two values of the same problems."""
+    return bootstrap_interval(first_P - second_P, seed)
 
 
 def mcnemar(fixed: int, broken: int) -> float:

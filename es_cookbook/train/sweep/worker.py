@@ -153,5 +153,9 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-if __name__ == "__main__":
+def cli() -> None:
     run_cli(main, Worker)
+
+
+if __name__ == "__main__":
+    cli()
