@@ -4,8 +4,8 @@
                          Assoc. 22, 209-212), which is good for few, none or all
     bootstrap_interval   a mean of anything: percentiles of the means of resamples (Efron 1979,
                          Ann. Stat. 7, 1-26), drawn from the problems and not from the attempts,
-                         since attempts at one problem are alike; of two means on the same
-                         problems, of the differences
+                         since attempts at one problem are alike
+    paired_bootstrap     a mean difference on the same problems: a bootstrap of the differences
     mcnemar              whether as many problems were fixed as broken: the test of McNemar 1947
                          (Psychometrika 12, 153-157) in its exact form, which is the sign test
 
