@@ -1,8 +1,8 @@
 """Many Configs: in turn, or several at a time over a space of options, with a table in the end.
 
 `sweep` tries options (`search`) under several seeds, each run in a process of its own with its
-share of the cores (`worker`), stops those that fall behind and makes a table of what came out
-(`results`). `run_all` runs any Configs one after the other in this process.
+share of the cores (`worker`), stops those that fall behind and makes a table of what came out.
+`run_all` runs any Configs one after the other in this process.
 
 A run directory says by itself whether its run is complete, so all of it is repeated until it is
 done: nothing is run twice, and what was interrupted goes on.

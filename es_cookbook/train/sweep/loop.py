@@ -3,11 +3,18 @@
 Whoever decides is here, and only here: the next run goes to the first worker that is free, a run
 that falls behind is interrupted, one whose process was killed goes on, and a mistake in one is told
 in the end while the others are made. A run that was stopped early is marked in `pruned.json`.
+
+What came out is read from the run directories: a row a run in `results.parquet`, a line a trial in
+`results.md`. The metric's value is its last; the spread over seeds is the sample standard
+deviation, shown from two runs on. Runs that were stopped early or failed are listed, and do not
+count.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import signal
@@ -15,7 +22,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Literal, TypeAlias, cast
 
 import chz
@@ -23,26 +30,20 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError, SweepError, did_you_mean
+from es_cookbook.common.errors import ConfigError, HistoryError, SweepError, did_you_mean
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
-from es_cookbook.common.terminal import plural
-from es_cookbook.runs.directory import CONFIG, REPORT
+from es_cookbook.common.terminal import markdown, plural
+from es_cookbook.runs.directory import CONFIG, METRICS, REPORT
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.lock import RunLock
+from es_cookbook.runs.report.curves import is_share
+from es_cookbook.runs.report.frames import table_of, write_table
 from es_cookbook.runs.report.page.writing import write_report
-from es_cookbook.runs.tracking.jsonl import CORRECT
+from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 from es_cookbook.train.stopping.signals import end_on_signals
 from es_cookbook.train.sweep import worker
 from es_cookbook.train.sweep.in_turn import is_complete
-from es_cookbook.train.sweep.results import (
-    Curve,
-    Result,
-    State,
-    curve,
-    mean_of_complete,
-    measured,
-    write_results,
-)
 from es_cookbook.train.sweep.search import (
     OptunaSampler,
     Space,
@@ -53,6 +54,11 @@ from es_cookbook.train.sweep.search import (
     grid,
 )
 
+Curve: TypeAlias = Sequence[tuple[int, float]]
+"""(generation, metric) of a run, in order; no NaN."""
+State: TypeAlias = Literal[
+    "waiting", "running", "interrupted", "complete", "pruned", "skipped", "failed"
+]
 Make: TypeAlias = Callable[[Mapping[str, Value]], train.Config]
 """The Config of a trial's options; its seed and log_path are the sweep's to set."""
 SamplerName: TypeAlias = Literal["grid", "random", "optuna"]
@@ -106,6 +112,32 @@ class SweepSettings:
             raise ConfigError(f"devices must be different ones, found {self.devices}")
         if not self.metric:
             raise ConfigError("metric must be a key of metrics.jsonl, found none")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """A run of a sweep, as far as it has come.
+
+    Attributes:
+        run: its directory's name, `trial` its trial's number.
+        state: pruned: it was stopped early; skipped: another seed of its trial was.
+        generations: how many it recorded.
+        final: the metric's last value, `best` its highest; NaN where it was not measured.
+        seconds: of its generations.
+        problem: why it failed.
+    """
+
+    run: str
+    trial: int
+    options: Mapping[str, Value]
+    seed: int
+    state: State
+    generations: int
+    metric: str
+    final: float
+    best: float
+    seconds: float
+    problem: str
 
 
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
@@ -422,6 +454,80 @@ def _standing(curve: Curve, generation: int) -> float:
     """The best of what was measured until then, but at first; lowest where nothing was."""
     measured = (value for at, value in curve if 0 < at <= generation)
     return max(measured, default=-math.inf)
+
+
+def measured(log_path: Path) -> list[dict[str, float]]:
+    """The metrics of a run, of one in progress too; none where they cannot be read."""
+    with contextlib.suppress(HistoryError):
+        return read_metrics(log_path / METRICS)
+    return []
+
+
+def curve(rows: Sequence[Mapping[str, float]], metric: str) -> Curve:
+    """(generation, metric), where that was measured."""
+    pairs = [(row.get(GENERATION, math.nan), row.get(metric, math.nan)) for row in rows]
+    return [(int(g), value) for g, value in pairs if math.isfinite(g) and math.isfinite(value)]
+
+
+def write_results(log_path: Path, results: Sequence[Result], metric: str) -> str:
+    """Write `results.parquet` and `results.md`; returns the table of the latter.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    rows: list[dict[str, object]] = []
+    for result in results:
+        row = dataclasses.asdict(result)
+        options = row.pop("options")
+        rows.append({"run": result.run, "trial": result.trial, **options, **row})
+    write_table(table_of(rows), log_path / "results.parquet")
+    text = table(results, metric)
+    replace_file(log_path / "results.md", [text.encode(), b"\n"])
+    return text
+
+
+def table(results: Sequence[Result], metric: str) -> str:
+    """A line a trial as Markdown, the best first."""
+    by_trial = itertools.groupby(results, key=lambda result: result.trial)
+    trials = [list(of_trial) for _, of_trial in by_trial]
+    names = list(results[0].options) if results else []
+    heads = [*names, f"{metric}, mean ± spread", "best", "runs", "minutes"]
+    return markdown(heads, [_cells(trial_R, metric) for trial_R in sorted(trials, key=_rank)])
+
+
+def mean_of_complete(results_R: Sequence[Result]) -> float:
+    """Mean of the final values of runs that are complete; NaN where none is."""
+    values = [result.final for result in results_R if result.state == "complete"]
+    return fmean(values) if values else math.nan
+
+
+def _rank(trial_R: Sequence[Result]) -> tuple[bool, float]:
+    mean = mean_of_complete(trial_R)
+    return math.isnan(mean), -mean
+
+
+def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
+    complete_R = [result for result in trial_R if result.state == "complete"]
+    finals, bests = ([getattr(r, name) for r in complete_R] for name in ("final", "best"))
+    scale, unit = (100, " %") if is_share(metric) else (1, "")
+
+    def shown(value: float) -> str:
+        return f"{scale * value:.1f}" if unit else f"{value:.4g}"
+
+    spread = f" ± {shown(stdev(finals))}" if len(finals) > 1 else ""
+    counts = collections.Counter(result.state for result in trial_R)
+    return [
+        *(_text(value) for value in trial_R[0].options.values()),
+        f"{shown(fmean(finals))}{spread}{unit}" if finals else "–",
+        f"{shown(max(bests))}{unit}" if bests else "–",
+        ", ".join(f"{count} {state}" for state, count in counts.items()),
+        f"{math.fsum(result.seconds for result in trial_R) / 60:.1f}",
+    ]
+
+
+def _text(value: Value) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def _read_pruned(path: Path) -> set[str]:
