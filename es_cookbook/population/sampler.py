@@ -105,7 +105,7 @@ class PopulationSampler:
     seconds: Seconds = dataclasses.field(default=Seconds(), init=False)
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
     _warned: set[str] = dataclasses.field(default_factory=set[str], init=False)
-    _kinds_told: set[tuple[str, str]] = dataclasses.field(
+    _kinds_warned: set[tuple[str, str]] = dataclasses.field(
         default_factory=set[tuple[str, str]], init=False
     )
     _scheduler: BlockScheduler = dataclasses.field(default_factory=BlockScheduler, init=False)
@@ -248,7 +248,7 @@ class PopulationSampler:
         rollouts.results_P = [group.result() for group in groups_P]
         losses = list(_losses(env_group_builders_P, rollouts.results_P))
         num_rollouts = len(groups_P) * num_genomes * num_attempts
-        self._tell(losses, num_rollouts, generation)
+        self._warn(losses, num_rollouts, generation)
         if len(losses) > self.max_failed_fraction * num_rollouts:
             what = "an evaluation" if generation is None else f"generation {generation}"
             first = losses[0].lost
@@ -258,7 +258,7 @@ class PopulationSampler:
                 f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
 
-    def _tell(self, losses: "Sequence[_Loss]", num_rollouts: int, generation: int | None) -> None:
+    def _warn(self, losses: "Sequence[_Loss]", num_rollouts: int, generation: int | None) -> None:
         """Warn of each new kind of loss in one line; its traceback goes to the run's log.
 
         A run goes on without a lost rollout, so its user has to hear of it, on a terminal or not.
@@ -268,9 +268,9 @@ class PopulationSampler:
         for loss in losses:
             by_kind.setdefault(loss.kind, []).append(loss)
         for kind, (first, *others) in by_kind.items():
-            if kind in self._kinds_told or len(self._kinds_told) == _MOST_KINDS:
+            if kind in self._kinds_warned or len(self._kinds_warned) == _MOST_KINDS:
                 continue
-            self._kinds_told.add(kind)
+            self._kinds_warned.add(kind)
             sentence = (
                 f"{what}: {1 + len(others)} of {num_rollouts} rollouts lost, the first at "
                 f"{one_line(first.problem)} by genome {first.genome}: "
