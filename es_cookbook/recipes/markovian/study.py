@@ -29,12 +29,12 @@ from typing import TypeAlias, cast
 
 import chz
 
+from es_cookbook import train
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.engines.base import Engine
 from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import (
@@ -45,6 +45,7 @@ from es_cookbook.population.results import (
     compare,
     results_of,
 )
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder, check_room
 from es_cookbook.recipes.markovian.env import MarkovianProblem
 from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
@@ -53,8 +54,6 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
-from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
-from es_cookbook.train.stopping.signals import result_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
 _WRITTEN = ("written", "unrelated")
@@ -89,7 +88,7 @@ class Config:
 
 
 async def study(
-    config: Config, runs: Mapping[str, RecordedRun]
+    config: Config, runs: Mapping[str, train.RecordedRun]
 ) -> tuple[dict[str, Results], dict[str, Results], _Lines]:
     """Have the runs think, the studied one first, and others read what that thought.
 
@@ -102,8 +101,8 @@ async def study(
     found: dict[str, Results] = {}
     lines: list[_Lines] = []
     for name, run in runs.items():
-        async with _opened(name, run) as engine:
-            found[name], lines_P = await _thought(name, run.config, engine, config)
+        async with _opened(name, run) as sampler:
+            found[name], lines_P = await _thought(name, run.config, sampler, config)
             lines.append(lines_P)
     first_P, *others = (results.names_P for results in found.values())
     for other_P in others:
@@ -114,18 +113,18 @@ async def study(
         say(f"loading {model_name} on {run.engine.name}")
         space = run.space
         async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
-            scored[model_name] = await _read(run, engine, lines[0])
+            scored[model_name] = await _read(run, run.sampler(engine), lines[0])
     return found, scored, lines[0]
 
 
-def _recorded(name: str, config: Config) -> RecordedRun:
+def _recorded(name: str, config: Config) -> train.RecordedRun:
     """A run of either kind.
 
     Raises:
         RunDirectoryError: No run is there.
         ConfigError: It is a run of another recipe.
     """
-    run = open_run(Path(name), trust=config.trust, or_of_gradients=True)
+    run = train.open_run(Path(name), trust=config.trust, or_of_gradients=True)
     dataset = run.config.dataset
     if not isinstance(dataset, MarkovianDatasetBuilder):
         raise ConfigError(
@@ -141,18 +140,19 @@ def _dataset(run: RunConfig) -> MarkovianDatasetBuilder:
 
 
 @contextlib.asynccontextmanager
-async def _opened(name: str, run: RecordedRun) -> AsyncGenerator[Engine]:
-    """The run's centre as it is now on its engine."""
+async def _opened(name: str, run: train.RecordedRun) -> AsyncGenerator[PopulationSampler]:
+    """Samples the run's centre as it is now, on its engine."""
     say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
-    rebuilt = await rebuild(run)
+    rebuilt = await train.rebuild(run)
     async with closing(rebuilt.engine) as engine:
         await rebuilt.go_to(run.last_generation)
-        yield engine
+        yield run.config.sampler(engine)
 
 
 async def _thought(
-    name: str, run: RunConfig, engine: Engine, config: Config
+    name: str, run: RunConfig, sampler: PopulationSampler, config: Config
 ) -> tuple[Results, list[Mapping[str, object]]]:
+    engine = sampler.engine
     datasets = await run.dataset(engine.tokenizer)
     problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
     if not problems_P:
@@ -161,7 +161,7 @@ async def _thought(
     problems_P = problems_P[: config.num_problems]
     say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
     asked_P = studied(problems_P, config.seed)
-    groups_P = await attempt(run.sampler(engine), asked_P)
+    groups_P = await attempt(sampler, asked_P)
     results = results_of(asked_P, groups_P)
     return results, list(_lines(problems_P, groups_P, results))
 
@@ -177,9 +177,9 @@ def _lines(
         yield {**of, **logs, "metrics": metrics}
 
 
-async def _read(run: RunConfig, engine: Engine, lines_P: _Lines) -> Results:
+async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> Results:
     """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
-    scored_P: list[ProblemGroupBuilder] = []
+    engine, scored_P = sampler.engine, list[ProblemGroupBuilder]()
     for line in lines_P:
         if "thought" in line:
             name, thought = str(line["problem"]), str(line["thought"])
@@ -187,7 +187,7 @@ async def _read(run: RunConfig, engine: Engine, lines_P: _Lines) -> Results:
             asked = _dataset(run).builder(name, problem, engine.tokenizer).asked
             check_room(name, asked, engine.traits.context_length)
             scored_P.append(ProblemGroupBuilder(functools.partial(ScoredEnv, asked, thought), name))
-    return results_of(scored_P, await attempt(run.sampler(engine), scored_P))
+    return results_of(scored_P, await attempt(sampler, scored_P))
 
 
 def _estimates(found: Mapping[str, Results], seed: int) -> dict[str, dict[str, Estimate]]:
@@ -221,7 +221,7 @@ def main(config: Config) -> None:
         require_matplotlib()
     names = [name for name in (config.log_path, config.against) if name]
     runs = {name: _recorded(name, config) for name in names}
-    found, scored, lines_P = result_until_signal(
+    found, scored, lines_P = train.result_until_signal(
         functools.partial(study, config, runs), "interrupted; nothing was written"
     )
     of_runs, of_scorers = _estimates(found, config.seed), _estimates(scored, config.seed)
