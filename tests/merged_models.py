@@ -24,8 +24,8 @@ from tests.engines.torch.reference import request, sample_all, score_all
 
 GENOMES_G = [Genome((Term(11, 0.05),)), Genome((Term(12, -0.03), Term(11, 0.02)))]
 STEP = Step((Term(21, 0.03),))
-LENGTHS = (1, 2, 5, 11)
-"""Of prompts: from fewer tokens than the tiny models' windows to more."""
+LENGTHS = (1, 4, 9)
+"""Of prompts: fewer tokens than the tiny models' windows, as many while decoding, and more."""
 
 
 async def difference_from_merged(engine: TorchEngine, model: PreTrainedModel) -> float:
@@ -41,9 +41,9 @@ async def difference_from_merged(engine: TorchEngine, model: PreTrainedModel) ->
     assert await engine.apply(STEP) == centre.apply(STEP)
     await engine.load(GENOMES_G)
     targets: dict[Target, Genome | None] = {0: GENOMES_G[0], 1: GENOMES_G[1], "centre": Genome()}
-    requests = [request(who, prompt, max_tokens=8) for prompt in prompts for who in targets]
-    requests += [request("base", prompt, max_tokens=3) for prompt in prompts]
-    scored = [LogprobsRequest(who, (*prompts[2],), (*prompts[3],)) for who in targets]
+    requests = [request(who, prompt, max_tokens=5) for prompt in prompts for who in targets]
+    requests.append(request("base", prompts[-1], max_tokens=3))
+    scored = [LogprobsRequest(who, (*prompts[1],), (*prompts[2],)) for who in targets]
     actions = await sample_all(engine, requests)
     scores = await score_all(engine, scored)
     differences: list[float] = []

@@ -125,21 +125,6 @@ async def test_bfloat16_samples_and_scores(tiny_model: Callable[[str], Path]) ->
     assert action.logprobs_T == pytest.approx(scores, abs=0.2)  # bfloat16 has 8 bits of mantissa
 
 
-async def test_gpt2_runs_under_full_rank(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from tests.tiny_models import save_with_tokenizer
-
-    config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    save_with_tokenizer(GPT2LMHeadModel(config), tmp_path / "gpt2")
-    reference = Reference(tmp_path / "gpt2", FullRank())
-    requests = [request(0, prompt) for prompt in _prompts()]
-    async with running_engine(tmp_path / "gpt2", FullRank()) as engine:
-        await engine.load(GENOMES_G[:1])
-        actions = await sample_all(engine, requests)
-    reference.check_targets(GENOMES_G, requests, actions)
-
-
 @pytest.mark.parametrize("space", [LowRank(), FullRank()])
 async def test_a_step_leaves_no_genome_resident(
     tiny_model: Callable[[str], Path], space: SearchSpaceBuilder

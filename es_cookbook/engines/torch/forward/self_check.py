@@ -113,20 +113,18 @@ def right_path(
             paths = PATHS if is_large or part is _whole else PATHS[:2]
             for path in paths:
                 try:
-                    size = check.cache_size(path, context_length)
+                    size = check.cache_size(path, context_length) if path.flat else None
                     difference = check.difference(path)
+                    if difference <= TOLERANCE:
+                        if type(model).__name__ in _FORGETFUL and not path.flat:
+                            path = dataclasses.replace(path, cached=False)
+                        path = check.widened(path)
+                        if size is None or path.wide:
+                            size = check.cache_size(path, context_length)
+                        return path, size
+                    why = f"log-probabilities are off by {difference:.2g}"
                 except Exception as error:  # of any kind: the model is not made for this path
                     why = _sentence(error)
-                    continue
-                if difference <= TOLERANCE:
-                    if type(model).__name__ in _FORGETFUL and not path.flat:
-                        path = dataclasses.replace(path, cached=False)
-                        size = own_cache_size(model, path)
-                    path = check.widened(path)
-                    if path.flat and path.wide:
-                        size = check.cache_size(path, context_length)
-                    return path, size
-                why = f"log-probabilities are off by {difference:.2g}"
             if is_large:
                 break
     raise ModelError(

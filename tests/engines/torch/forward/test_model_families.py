@@ -45,7 +45,7 @@ async def test_a_class_of_transformers_is_right_or_refused_as_the_page_says(name
         return
     assert name not in REFUSED
     assert said == str(path)
-    options = TorchEngineBuilder(num_lanes=2, max_model_len=CONTEXT, max_batch_size=64)
+    options = TorchEngineBuilder(num_lanes=1, max_model_len=CONTEXT, max_batch_size=32)
     device = torch.device("cpu")
     engine = options.around(Loaded(model, character_tokenizer(), space, device), path, size)
     try:

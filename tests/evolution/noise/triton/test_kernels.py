@@ -297,9 +297,10 @@ class TestPrograms:
 
 _CENTRE, _ENGINES = "tests/evolution/test_centre.py", "tests/engines"
 INTERPRETED = {
-    "programs": [str(Path(__file__).parent), f"{_ENGINES}/test_genome_terms.py"],
-    # The pinned fingerprints are NumPy's.
-    "centre": [
+    "programs and centre": [
+        str(Path(__file__)),
+        f"{_ENGINES}/test_genome_terms.py",
+        # The pinned fingerprints are NumPy's.
         f"{_CENTRE}::test_known_steps",
         f"{_CENTRE}::test_restoring_equals_having_taken_the_steps[builder1]",
         f"{_CENTRE}::test_restoring_equals_having_taken_the_steps[builder4]",
