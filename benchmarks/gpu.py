@@ -60,7 +60,7 @@ from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, pa
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.engines.base import Engine, Target
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms, Slots
+from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.centre import Centre
@@ -250,7 +250,6 @@ def slots(sizes: Sizes, model: Path) -> list[Row]:
     low_rank, adapters = LowRank()(infos), Adapter(rank=8, init="orthogonal")(infos)
     assert adapters.adapter is not None
     genomes_G = [Genome((Term(1 + g // 2, 0.01 * (-1) ** g),)) for g in range(sizes.genomes)]
-    places_G = range(len(genomes_G))
     shapes = {info.name: info.shape for info in infos if info.name in low_rank.shapes}
     centre = Centre({}, adapters, device=device)
 
@@ -271,13 +270,13 @@ def slots(sizes: Sizes, model: Path) -> list[Row]:
         factors.finish()
 
     def population(where: torch.device) -> GenomeFactors:
-        return GenomeTerms(genomes_G, low_rank, where)
+        return GenomeFactors(genomes_G, low_rank, where)
 
     of_terms, of_adapters = empty(1, device), empty(8, device)
     there, factors = adapters.adapter, adapters.adapter.lora.scale
 
     def in_one_launch() -> None:
-        fill(GenomeAdapters(genomes_G, places_G, adapters, there, centre, device), of_adapters)
+        fill(GenomeFactors(genomes_G, adapters, device, centre), of_adapters)
 
     def one_after_the_other() -> None:
         for name, (a, b) in of_adapters.items():

@@ -202,7 +202,7 @@ class NearCluster:
         return actor
 
     async def reserve(self, count: int, needs: Any, strategy: str) -> list[Place]:
-        return [Place(None, index) for index in range(count)]
+        return [(None, index) for index in range(count)]
 
     def resources(self) -> dict[str, float]:
         return {"CPU": 1}

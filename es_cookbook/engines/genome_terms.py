@@ -7,22 +7,20 @@ places.
 """
 
 import functools
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
-from typing_extensions import override
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.factors import AdapterFactors
+from es_cookbook.evolution.spaces.factors import AdapterFactors, LowRankTerms
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.noise.triton.kernels import Entries, Job
+    from es_cookbook.evolution.noise.triton.kernels import Job
 
 Places: TypeAlias = slice | torch.Tensor
 """Rows or columns of a weight: neighbours, or whole numbers, in the order in which they stand."""
@@ -52,57 +50,6 @@ class Slots(NamedTuple):
         return Slots(self.name, self.b.mT, self.a.mT, self.columns, self.rows)
 
 
-class GenomeFactors(ABC):
-    """The factors of a block of genomes, ready to be written, weight by weight.
-
-    Attributes:
-        num_genomes: how many they are.
-        num_ranks: the most ranks that one of them has.
-    """
-
-    num_genomes: int
-    num_ranks: int
-
-    def __init__(self, space: SearchSpace, device: torch.device) -> None:
-        self._space, self._device = space, device
-        self._in_one_launch = on_gpu(device)
-        self._kinds = space.shares.kinds(list(space.shapes))
-        self._jobs: list[Job] = []
-
-    def write(self, slots: Slots) -> None:
-        """Write one weight's factors of all genomes, `finish` at the latest; all else stays."""
-        rows, columns = slots.rows, slots.columns
-        if not self.num_ranks:
-            return
-        if self._in_one_launch and isinstance(rows, slice) and isinstance(columns, slice):
-            self._jobs += self._collected(slots, rows, columns)
-        else:
-            self._write(slots)
-
-    def finish(self) -> None:
-        """Make what is not written yet; the tensors must not have moved since."""
-        if self._jobs:
-            from es_cookbook.evolution.noise.triton.kernels import fill
-
-            fill(self._jobs, self._entries(), self._space.noise, self._space.mask)
-            self._jobs = []
-
-    def _kind(self, name: str) -> int:
-        return list(self._kinds).index(self._space.shares.kind(name))
-
-    @abstractmethod
-    def _write(self, slots: Slots) -> None:
-        """Write them now."""
-
-    @abstractmethod
-    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
-        """What is to be written in one launch."""
-
-    @abstractmethod
-    def _entries(self) -> "Entries":
-        """Who is written in it."""
-
-
 class _Terms(NamedTuple):
     """What weights with the same share of every term have of the genomes' terms."""
 
@@ -112,38 +59,58 @@ class _Terms(NamedTuple):
     terms_G: Sequence[Sequence[Term]]
 
 
-class GenomeTerms(GenomeFactors):
-    """Low-rank genomes: Bᵀ in `lora_a`, and scale · A, rounded to float32 and cast, in `lora_b`.
+class GenomeFactors:
+    """The factors of a block of genomes, ready to be written, weight by weight.
 
-    Genome g has place g, and its term t the ranks from t · rank on.
+    Of low-rank genomes Bᵀ goes into `Slots.a`, and scale · A, rounded to float32 and cast, into
+    `Slots.b`; term t has the ranks from t · rank on. Of adapters A and s · B do.
 
     Args:
         genomes_G: a block of the population.
-        space: what they perturb, by `low_rank` terms.
+        space: what they perturb, by low-rank terms or by an adapter.
         device: where their factors are made: the CPU, or one that `noise_device` returns.
+        centre: what adapters begin at.
+        places_G: of adapters, in the slots; 0, 1, ... if not given, as those of low-rank genomes.
+
+    Attributes:
+        num_genomes: how many they are.
+        num_ranks: the most ranks that one of them has.
 
     Raises:
-        EngineError: One of them is given by coordinates.
+        EngineError: A low-rank one is given by coordinates.
     """
 
     def __init__(
-        self, genomes_G: Sequence[Genome], space: SearchSpace, device: torch.device
+        self,
+        genomes_G: Sequence[Genome],
+        space: SearchSpace,
+        device: torch.device,
+        centre: Centre | None = None,
+        places_G: Sequence[int] | None = None,
     ) -> None:
-        super().__init__(space, device)
-        if any(genome.offsets is not None for genome in genomes_G):
+        self._genomes_G, self._space, self._device, self._centre = genomes_G, space, device, centre
+        self._places_G = range(len(genomes_G)) if places_G is None else places_G
+        self._kinds = space.shares.kinds(list(space.shapes))
+        self._in_one_launch = on_gpu(device)
+        self._jobs: list[Job] = []
+        self.num_genomes = len(genomes_G)
+        has_coordinates = any(genome.offsets is not None for genome in genomes_G)
+        if space.adapter is not None:
+            self.num_ranks = space.adapter.lora.rank
+            self._in_one_launch &= space.adapter.are_parameters and not has_coordinates
+            return
+        if has_coordinates:
             raise EngineError(
                 "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
                 "adapter or singular_values"
             )
         assert space.low_rank is not None
-        self._low_rank = space.low_rank
-        self.num_genomes = len(genomes_G)
         self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
-        self.num_ranks = self._num_terms * self._low_rank.rank
-        self._of_kind = [self._shared(name, genomes_G) for name in self._kinds.values()]
+        self.num_ranks = self._num_terms * space.low_rank.rank
+        self._of_kind = [self._shared(name, space.low_rank) for name in self._kinds.values()]
 
-    def _shared(self, name: str, genomes_G: Sequence[Genome]) -> _Terms:
-        shares, low_rank = self._space.shares, self._low_rank
+    def _shared(self, name: str, low_rank: LowRankTerms) -> _Terms:
+        shares, genomes_G = self._space.shares, self._genomes_G
         seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
         # Noise of seeds that have no part in the weight need not be made, but some has to be.
         seeds = [seed for seed in seeds if shares.of(name, [Term(seed, 1.0)])] or seeds[:1]
@@ -156,101 +123,83 @@ class GenomeTerms(GenomeFactors):
 
         terms_G = [[own(genome, t) for t in range(self._num_terms)] for genome in genomes_G]
         terms_t_G = list(zip(*terms_G, strict=True))
-        return _Terms(
-            seeds,
-            [torch.tensor([place_of_seed[term.seed] for term in of_G]) for of_G in terms_t_G],
-            [
-                torch.from_numpy(low_rank.scales([term.coefficient for term in of_G]))
-                for of_G in terms_t_G
-            ],
-            terms_G,
-        )
+        place_t_G = [torch.tensor([place_of_seed[t.seed] for t in of_G]) for of_G in terms_t_G]
+        scale_t_G = [low_rank.scales([t.coefficient for t in of_G]) for of_G in terms_t_G]
+        return _Terms(seeds, place_t_G, list(map(torch.from_numpy, scale_t_G)), terms_G)
 
-    @override
-    def _write(self, slots: Slots) -> None:
-        rank, own = self._low_rank.rank, self._of_kind[self._kind(slots.name)]
+    def write(self, slots: Slots) -> None:
+        """Write one weight's factors of all genomes, `finish` at the latest; all else stays."""
+        rows, columns = slots.rows, slots.columns
+        if not self.num_ranks:
+            return
+        if self._in_one_launch and isinstance(rows, slice) and isinstance(columns, slice):
+            self._jobs += self._collected(slots, rows, columns)
+        elif self._space.adapter is not None:
+            self._write_adapters(slots, self._space.adapter)
+        else:
+            self._write_terms(slots)
+
+    def finish(self) -> None:
+        """Make what is not written yet; the tensors must not have moved since."""
+        if not self._jobs:
+            return
+        from es_cookbook.evolution.noise.triton.kernels import dense_entries, fill, low_rank_entries
+
+        space = self._space
+        if space.low_rank is not None:
+            terms_of = [own.terms_G for own in self._of_kind]
+            entries = low_rank_entries(terms_of, space.low_rank.rank, self._device)
+        else:
+            of_names = self._kinds.values()
+            terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in of_names]
+            entries = dense_entries(terms_of, self._places_G, self._device)
+        fill(self._jobs, entries, space.noise, space.mask)
+        self._jobs = []
+
+    def _kind(self, name: str) -> int:
+        return list(self._kinds).index(self._space.shares.kind(name))
+
+    def _write_terms(self, slots: Slots) -> None:
+        low_rank, own = self._space.low_rank, self._of_kind[self._kind(slots.name)]
+        assert low_rank is not None
         height, width = self._space.shapes[slots.name]
-        factors_S = self._low_rank.factors_S(slots.name, (height, width), own.seeds)
+        factors_S = low_rank.factors_S(slots.name, (height, width), own.seeds)
         a_S, b_S = map(torch.from_numpy, factors_S)
         a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
         for t, (place_G, scale_G) in enumerate(zip(own.place_t_G, own.scale_t_G, strict=True)):
-            ranks = slice(t * rank, (t + 1) * rank)
+            ranks = slice(t * low_rank.rank, (t + 1) * low_rank.rank)
             slots.a[: self.num_genomes, ranks] = b_S[place_G].mT.to(slots.a)
             scaled_G = a_S[place_G] * scale_G[:, None, None]
             slots.b[: self.num_genomes, :, ranks] = scaled_G.to(slots.b)
 
-    @override
-    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
-        from es_cookbook.evolution.noise.triton.kernels import low_rank_jobs
-
-        part = Part.within(self._space.shapes[slots.name], rows, columns)
-        kind = self._kind(slots.name)
-        return low_rank_jobs(slots.name, slots.a, slots.b, self._low_rank.rank, part, kind)
-
-    @override
-    def _entries(self) -> "Entries":
-        from es_cookbook.evolution.noise.triton.kernels import low_rank_entries
-
-        terms_of = [own.terms_G for own in self._of_kind]
-        return low_rank_entries(terms_of, self._low_rank.rank, self._device)
-
-
-class GenomeAdapters(GenomeFactors):
-    """Adapters of genomes: A in `lora_a`, and s · B, rounded to float32 and cast, in `lora_b`.
-
-    Args:
-        genomes_G: a block of the population, each at the place that `places_G` says.
-        space: the adapter's.
-        adapter: the space's own.
-        centre: what genomes begin at.
-        device: where their factors are made, and where the centre is.
-    """
-
-    def __init__(
-        self,
-        genomes_G: Sequence[Genome],
-        places_G: Sequence[int],
-        space: SearchSpace,
-        adapter: AdapterFactors,
-        centre: Centre,
-        device: torch.device,
-    ) -> None:
-        super().__init__(space, device)
-        self._genomes_G, self._places_G = genomes_G, places_G
-        self._adapter, self._centre = adapter, centre
-        self.num_genomes, self.num_ranks = len(genomes_G), adapter.lora.rank
-        at_centre = all(genome.offsets is None for genome in genomes_G)
-        self._in_one_launch &= adapter.are_parameters and at_centre
-
-    @override
-    def _write(self, slots: Slots) -> None:
-        ranks, scale = slice(0, self.num_ranks), self._adapter.lora.scale
+    def _write_adapters(self, slots: Slots, adapter: AdapterFactors) -> None:
+        assert self._centre is not None
+        ranks, scale = slice(0, self.num_ranks), adapter.lora.scale
         values_G = [functools.partial(self._centre.perturbed, g) for g in self._genomes_G]
-        factors_G = self._adapter.factors(slots.name, values_G)
+        factors_G = adapter.factors(slots.name, values_G)
         for place, (a, b) in zip(self._places_G, factors_G, strict=True):
             slots.a[place, ranks] = a[:, slots.columns].to(slots.a)
             slots.b[place, :, ranks] = (b[slots.rows] * scale).to(slots.b)
 
-    @override
-    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterable[Job]":
-        from es_cookbook.evolution.noise.triton.kernels import Job
+    def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterator[Job]":
+        """What is to be written in one launch."""
+        from es_cookbook.evolution.noise.triton.kernels import Job, low_rank_jobs
 
-        a, b = self._adapter.targets[slots.name]
-        ranks, scale = slice(0, self.num_ranks), self._adapter.lora.scale
+        space = self._space
+        if space.low_rank is not None:
+            part, kind = (
+                Part.within(space.shapes[slots.name], rows, columns),
+                self._kind(slots.name),
+            )
+            yield from low_rank_jobs(slots.name, slots.a, slots.b, space.low_rank.rank, part, kind)
+            return
+        assert space.adapter is not None and self._centre is not None
+        a, b = space.adapter.targets[slots.name]
+        ranks, scale = slice(0, self.num_ranks), space.adapter.lora.scale
         for factor, out, of_factor, by in (
             (a, slots.a[:, ranks], (_ALL, columns), 1.0),
             (b, slots.b[:, :, ranks], (rows, _ALL), scale),
         ):
-            part = Part.within(self._space.shapes[factor], *of_factor)
+            part = Part.within(space.shapes[factor], *of_factor)
             centre = self._centre.weights[factor][of_factor]
             yield Job(out, factor, part, centre=centre, factor=by, kind=self._kind(factor))
-
-    @override
-    def _entries(self) -> "Entries":
-        from es_cookbook.evolution.noise.triton.kernels import dense_entries
-
-        terms_of = [
-            [self._space.shares.of(name, genome.terms) for genome in self._genomes_G]
-            for name in self._kinds.values()
-        ]
-        return dense_entries(terms_of, self._places_G, self._device)

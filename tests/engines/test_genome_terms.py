@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms, Slots
+from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
@@ -49,7 +49,7 @@ def test_factors_of_all_weights_are_written_scaled_and_cast(
 ) -> None:
     shapes = {"w": (OUT, IN), "one row": (1, 3), "one column": (17, 1), "wide": (3, 341)}
     space = LowRankSpace(shapes, kind, rank=rank)
-    terms = GenomeTerms(GENOMES, space, DEVICE)
+    terms = GenomeFactors(GENOMES, space, DEVICE)
     assert (terms.num_genomes, terms.num_ranks) == (4, 2 * rank)
     rows = {name: slice(0, height) for name, (height, _) in shapes.items()} | {"w": slice(5, 30)}
     columns = {name: slice(0, width) for name, (_, width) in shapes.items()} | {"w": slice(11, 70)}
@@ -98,7 +98,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
         Genome((Term(7, 0.3), Term(9, 0.3))),
         Genome(),
     ]
-    terms = GenomeTerms(genomes_G, space, DEVICE)
+    terms = GenomeFactors(genomes_G, space, DEVICE)
     for i, factor in enumerate((1.0, 0.1, 3.0, 1.0)):
         name, (a_slots, b_slots) = f"{i}.weight", slots(rank, torch.float32, OUT, IN)
         terms.write(Slots(name, a_slots, b_slots))
@@ -121,7 +121,7 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
 
 def test_genomes_without_terms_write_nothing() -> None:
     for genomes_G in ([], [Genome(), Genome()]):
-        terms = GenomeTerms(genomes_G, LowRankSpace({"w": (OUT, IN)}, rank=1), DEVICE)
+        terms = GenomeFactors(genomes_G, LowRankSpace({"w": (OUT, IN)}, rank=1), DEVICE)
         assert terms.num_ranks == 0
         found = slots(1, torch.float32, OUT, IN)
         terms.write(Slots("w", *found))
@@ -148,7 +148,7 @@ def test_adapters_are_the_centre_and_the_genomes_terms(
     centre = Centre({}, space, 1, device=DEVICE)
     centre.apply(Step((Term(8, 0.5), Term(9, -0.5))))
     places, rows, columns = [3, 0, 1, 4], slice(5, 30), slice(11, 70)
-    adapters = GenomeAdapters(GENOMES, places, space, space.adapter, centre, DEVICE)
+    adapters = GenomeFactors(GENOMES, space, DEVICE, centre, places)
     assert (adapters.num_genomes, adapters.num_ranks) == (4, rank)
     found = {name: slots(2, dtype, 25, 59) for name in space.adapter.targets}
     expected = {name: [t.cpu() for t in tensors] for name, tensors in found.items()}

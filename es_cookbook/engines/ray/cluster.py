@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, not_installed
 from es_cookbook.engines.ray.actor import EngineActor
@@ -49,11 +49,8 @@ class Needs(NamedTuple):
     env: Mapping[str, str]
 
 
-class Place(NamedTuple):
-    """Room for one engine, reserved: a bundle of one of Ray's placement groups."""
-
-    group: object
-    bundle: int
+Place: TypeAlias = tuple[object, int]
+"""Room for one engine, reserved: one of Ray's placement groups, and which bundle of it."""
 
 
 class Cluster:
@@ -125,11 +122,11 @@ class Cluster:
             self._ray.util.remove_placement_group(group)
             raise
         self._groups.append(group)
-        return [Place(group, index) for index in range(count)]
+        return [(group, index) for index in range(count)]
 
     def release(self, places: Sequence[Place]) -> None:
         """Give back places that were reserved together."""
-        for group in {place.group for place in places}:
+        for group in {group for group, _ in places}:
             self._groups.remove(group)
             self._ray.util.remove_placement_group(group)
 
@@ -139,9 +136,8 @@ class Cluster:
         Raises:
             ActorLostError: It does not come up within a minute.
         """
-        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            place.group, place.bundle
-        )
+        strategies = self._ray.util.scheduling_strategies
+        strategy = strategies.PlacementGroupSchedulingStrategy(*place)
         threads = str(max(1, int(needs.num_cpus)))
         handle = (
             self._ray.remote(EngineActor)

@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.models import AsStored, load_architecture, stored_f
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, ESCookbookError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeTerms, Slots
+from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.vllm import cpu
 from es_cookbook.engines.vllm.layout import Placement, find_placements, find_slots
 from es_cookbook.engines.wire import decode_genomes, decode_steps
@@ -225,14 +225,11 @@ class _RankGenomes:
         if not self._slots:
             return
         num_slots, slot_rank = next(iter(self._slots.values())).a.shape[:2]
-        reserved, adapter = 1, self._space.adapter
-        if adapter is None:
-            factors = GenomeTerms(genomes_G, self._space, self._device)
-        else:
+        reserved, rows_G, places_G = 1, genomes_G, None
+        if self._space.adapter is not None:
             reserved, rows_G = 2, [*genomes_G, Genome()]
             places_G = [*range(len(genomes_G)), num_slots - 2]
-            centre, device = self.centre, self._device
-            factors = GenomeAdapters(rows_G, places_G, self._space, adapter, centre, device)
+        factors = GenomeFactors(rows_G, self._space, self._device, self.centre, places_G)
         if len(genomes_G) > num_slots - reserved or factors.num_ranks > slot_rank:
             raise EngineError(
                 f"no room for {plural(len(genomes_G), 'genome')} of rank {factors.num_ranks}: the "

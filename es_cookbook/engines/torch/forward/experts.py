@@ -32,7 +32,7 @@ class ExpertFactors(NamedTuple):
     genome_of_block: torch.Tensor
 
 
-class Routing(NamedTuple):
+class _Routing(NamedTuple):
     """Rows that are sorted by expert.
 
     Attributes:
@@ -69,7 +69,7 @@ class ExpertGroup:
         self._rows_per_step = rows_per_step
 
     def __call__(
-        self, x_B_N: torch.Tensor, routing: Routing, factors: ExpertFactors | None
+        self, x_B_N: torch.Tensor, routing: _Routing, factors: ExpertFactors | None
     ) -> torch.Tensor:
         """(rows, in) -> (rows, out)."""
         parts: list[torch.Tensor] = []
@@ -89,7 +89,7 @@ class ExpertGroup:
 
     @staticmethod
     def _add_low_rank(
-        y_B_N: torch.Tensor, x_B_N: torch.Tensor, routing: Routing, factors: ExpertFactors
+        y_B_N: torch.Tensor, x_B_N: torch.Tensor, routing: _Routing, factors: ExpertFactors
     ) -> None:
         a, b, genome_of_block = factors
         height = routing.num_tokens // len(genome_of_block)
@@ -138,7 +138,7 @@ class PopulationExperts(nn.Module):
         # Some models number experts that do nothing from the number of the real ones on.
         counts = torch.bincount(expert_of_pair, minlength=len(up.weight))[: len(up.weight)].tolist()
         order = order[: sum(counts)]
-        routing = Routing(order // num_chosen, expert_of_pair[order], counts, num_tokens)
+        routing = _Routing(order // num_chosen, expert_of_pair[order], counts, num_tokens)
         x_B = up(x_T_N[routing.token_of_row], routing, self._factors(up))
         y_B = down(self._apply_gate(x_B), routing, self._factors(down))
         share_B = top_k_weights.reshape(-1)[order]

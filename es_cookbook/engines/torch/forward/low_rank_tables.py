@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from es_cookbook.engines.genome_terms import GenomeAdapters, GenomeFactors, GenomeTerms, Slots
+from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.torch.forward.experts import ExpertGroup
 from es_cookbook.engines.torch.forward.population_layers import (
     LinearGroup,
@@ -56,15 +56,9 @@ class GenomeTables:
 
     def fill(self, genomes_G: Sequence[Genome]) -> Tables | None:
         """Make the tables of these genomes, or None where all of them would be zero."""
-        adapter = self._space.adapter
-        if adapter is None:
-            factors = GenomeTerms(genomes_G, self._space, self._device)
-        else:
-            rows_G = [*genomes_G, Genome()]
-            places_G = range(len(rows_G))
-            factors = GenomeAdapters(
-                rows_G, places_G, self._space, adapter, self._centre, self._device
-            )
+        if self._space.adapter is not None:
+            genomes_G = [*genomes_G, Genome()]
+        factors = GenomeFactors(genomes_G, self._space, self._device, self._centre)
         return self._fill(factors) if factors.num_ranks else None
 
     def bytes_of_genome(self) -> int:
