@@ -5,7 +5,9 @@ a test's sequences, soft caps, partial rotary positions. The end of sequence has
 greedy sequence all but never ends by itself, and a hot one does after some tens of tokens.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -30,6 +32,8 @@ from transformers import (
 
 FAMILIES = ("qwen2", "qwen3", "llama", "gemma2", "gemma3", "gpt_neox")
 """Besides, there are "experts", of which a token takes two, and "all experts", which each takes."""
+TinyModel: TypeAlias = Callable[[str], Path]
+"""The fixture `tiny_model`: the directory of a model, by family."""
 VOCABULARY = 40
 PAD, EOS, BOS = 0, 1, 2
 FIRST_CHARACTER = 3

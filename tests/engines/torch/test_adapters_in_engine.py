@@ -1,6 +1,5 @@
 """Adapters in the torch engine: PEFT's own are a start, and a saved centre has them merged."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from tests.engines.torch.reference import running_engine, score_all
+from tests.tiny_models import TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ STEP = Step((Term(1, 0.05), Term(2, -0.1)))
 
 
 async def test_it_goes_on_from_an_adapter_of_pefts_and_answers_as_peft_does(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     base = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"), dtype=torch.float32)
     config = LoraConfig(
@@ -44,7 +44,7 @@ async def test_it_goes_on_from_an_adapter_of_pefts_and_answers_as_peft_does(
 
 
 async def test_the_saved_centre_has_the_adapter_merged(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     prompt, continuation = (5, 7, 9), (11, 12, 13)
     asked = [LogprobsRequest("centre", prompt, continuation)]

@@ -1,7 +1,6 @@
 """Whatever cannot work is refused in one sentence that says what, where and what is accepted."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine
-from tests.tiny_models import CONTEXT, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import CONTEXT, VOCABULARY, TinyModel, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +34,7 @@ async def _build(model_name: object, **options: object) -> None:
     ],
 )
 async def test_a_directory_without_a_part_of_the_model_is_named(
-    tiny_model: Callable[[str], Path], tmp_path: Path, missing: str, sentence: str
+    tiny_model: TinyModel, tmp_path: Path, missing: str, sentence: str
 ) -> None:
     path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
     for file in path.glob(missing):
@@ -47,7 +46,7 @@ async def test_a_directory_without_a_part_of_the_model_is_named(
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", "tokenizer.json", "config.json"], ids=str)
 async def test_a_damaged_file_is_one_sentence(
-    tiny_model: Callable[[str], Path], tmp_path: Path, damaged: str
+    tiny_model: TinyModel, tmp_path: Path, damaged: str
 ) -> None:
     path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
     (path / damaged).write_bytes(b"{]")
@@ -58,7 +57,7 @@ async def test_a_damaged_file_is_one_sentence(
 
 
 async def test_a_checkpoint_that_lacks_a_weight_is_refused_not_made_up(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     path = shutil.copytree(tiny_model("qwen2"), tmp_path / "model")
     weights = load_file(path / "model.safetensors")
@@ -73,7 +72,7 @@ async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
         await _build(tmp_path / "nowhere")
 
 
-async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: Callable[[str], Path]) -> None:
+async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: TinyModel) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank(), max_model_len=20) as engine:
         assert engine.traits.context_length == 20
         await engine.sample(request("centre", [5] * 19))
@@ -86,7 +85,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: Callable[[str
 
 
 async def test_requests_that_can_never_be_served_are_refused_and_the_engine_goes_on(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
 ) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
         await engine.load([Genome((Term(1, 0.1),))])
@@ -108,9 +107,7 @@ async def test_requests_that_can_never_be_served_are_refused_and_the_engine_goes
         assert len((await engine.sample(request(0, [5]))).tokens_T) == 12
 
 
-async def test_more_genomes_than_memory_holds_are_refused(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_more_genomes_than_memory_holds_are_refused(tiny_model: TinyModel) -> None:
     genomes_G = [Genome((Term(g, 0.1),)) for g in range(40)]
     for space, gib in ((LowRank(), 1e-4), (FullRank(), 5e-4)):
         async with running_engine(tiny_model("qwen2"), space, memory_gib=gib) as engine:
@@ -123,7 +120,7 @@ async def test_more_genomes_than_memory_holds_are_refused(
             await engine.sample(request(capacity - 1, [5], max_tokens=1))
 
 
-async def test_capacity_grows_with_memory(tiny_model: Callable[[str], Path]) -> None:
+async def test_capacity_grows_with_memory(tiny_model: TinyModel) -> None:
     for space in (LowRank(rank=2), FullRank()):
         async with running_engine(tiny_model("qwen2"), space, memory_gib=0.01) as engine:
             small = engine.traits.capacity
@@ -132,7 +129,7 @@ async def test_capacity_grows_with_memory(tiny_model: Callable[[str], Path]) -> 
 
 
 async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
 ) -> None:
     sentence = (
         rf"kv_cache_gib=0.0001 holds \d+ tokens .* context of {CONTEXT}; raise .*max_model_len"
@@ -144,9 +141,7 @@ async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-async def test_a_device_that_is_not_there_is_refused(
-    tiny_model: Callable[[str], Path], device: str
-) -> None:
+async def test_a_device_that_is_not_there_is_refused(tiny_model: TinyModel, device: str) -> None:
     with pytest.raises(ConfigError, match=f"engine.device: '{device}' .*accepted are auto, cpu"):
         await _build(tiny_model("qwen2"), device=device)
 

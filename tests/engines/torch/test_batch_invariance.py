@@ -1,7 +1,6 @@
 """An answer is a function of its request, bit for bit: not of the batch, the lanes or the slots."""
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
-from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, save_with_tokenizer
+from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -52,14 +51,14 @@ def _requests() -> list[SampleRequest]:
     ],
 )
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder, dtype: str
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtype: str
 ) -> None:
     await _check(tiny_model(family), space, dtype)
 
 
 @pytest.mark.parametrize(("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16")])
 async def test_experts_do_not_depend_on_the_batch(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
 ) -> None:
     monkeypatch.setattr(experts, "ELEMENTS_AT_ONCE", 1000 * rank)  # a few rows at once
     await _check(tiny_model("experts"), LowRank(rank=rank), dtype)
@@ -106,7 +105,7 @@ async def test_an_answer_does_not_depend_on_its_place_in_the_batch(
     assert len(found) == 1, found
 
 
-async def test_scores_do_not_depend_on_the_batch(tiny_model: Callable[[str], Path]) -> None:
+async def test_scores_do_not_depend_on_the_batch(tiny_model: TinyModel) -> None:
     rng = random.Random(5)
     requests = [
         LogprobsRequest(
@@ -125,9 +124,7 @@ async def test_scores_do_not_depend_on_the_batch(tiny_model: Callable[[str], Pat
     assert all(s == scores[0] for s in scores)
 
 
-async def test_other_genomes_beside_it_do_not_change_a_genome(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_other_genomes_beside_it_do_not_change_a_genome(tiny_model: TinyModel) -> None:
     requests = [request(0, [9] * n, max_tokens=20) for n in (1, 8, 20)]
     async with running_engine(tiny_model("llama"), LowRank()) as engine:
         await engine.load(GENOMES_G[:1])

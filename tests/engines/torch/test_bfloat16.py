@@ -1,7 +1,6 @@
 """Sampling in bfloat16 over the float32 centre: near what float32 says of the same weights."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, score_all, who
-from tests.tiny_models import CONTEXT
+from tests.tiny_models import CONTEXT, TinyModel
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 STEPS = [Step((Term(1, 0.05),)), Step((Term(2, -0.05), Term(3, 1e-6)))]
@@ -69,15 +68,13 @@ async def check(path: Path, space: SearchSpaceBuilder) -> None:
     ],
 )
 async def test_answers_are_those_of_float32_up_to_rounding(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     await check(tiny_model(family), space)
 
 
 @pytest.mark.anyio
-async def test_dense_genomes_have_weights_that_are_rounded(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_dense_genomes_have_weights_that_are_rounded(tiny_model: TinyModel) -> None:
     path, space = tiny_model("qwen2"), FullRank()
     reference = rounded_reference(path, space)
     asked = [LogprobsRequest(0, (5, 6), CONTINUATION)]
@@ -98,9 +95,7 @@ def path_of(reference: Reference) -> tuple[RowPath, CacheSize]:
     return self_check.right_path(model, reference.space, CONTEXT)
 
 
-def test_keys_and_values_take_half_of_what_they_take_in_float32(
-    tiny_model: Callable[[str], Path],
-) -> None:
+def test_keys_and_values_take_half_of_what_they_take_in_float32(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
     _, in_float32 = self_check.right_path(reference.model, reference.space, CONTEXT)
     path, size = path_of(reference)
@@ -109,7 +104,7 @@ def test_keys_and_values_take_half_of_what_they_take_in_float32(
 
 
 def test_a_model_that_float32_around_products_breaks_stays_in_bfloat16(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
 

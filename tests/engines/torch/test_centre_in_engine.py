@@ -1,7 +1,6 @@
 """The engine's centre moves as `Centre` does, and is written out as it samples."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from tests.engines.torch.reference import (
     wait_until_sampling,
 )
 from tests.runs.recorded_run import record_run
-from tests.tiny_models import CONTEXT
+from tests.tiny_models import CONTEXT, TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +35,7 @@ PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
 
 @pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
 async def test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same(
-    tiny_model: Callable[[str], Path], space: SearchSpaceBuilder
+    tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:
     reference = Reference(tiny_model("llama"), space)
     expected = [reference.centre.apply(step) for step in STEPS]
@@ -59,7 +58,7 @@ async def test_fingerprints_are_the_centres_own_and_restoring_comes_to_the_same(
     "space", [LowRank(), FullRank(), Adapter(rank=2)], ids=["low rank", "full rank", "adapter"]
 )
 async def test_restoring_begins_at_a_snapshot_that_can_be_read(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     space: SearchSpaceBuilder,
@@ -94,9 +93,7 @@ async def test_restoring_begins_at_a_snapshot_that_can_be_read(
         assert "holds other parameters than the search space" in caplog.text
 
 
-async def test_the_base_answers_as_before_when_the_centre_has_moved(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_the_base_answers_as_before_when_the_centre_has_moved(tiny_model: TinyModel) -> None:
     requests = [request("base", prompt) for prompt in PROMPTS]
     for space in (LowRank(), FullRank()):
         async with running_engine(tiny_model("llama"), space) as engine:
@@ -118,7 +115,7 @@ async def test_the_base_answers_as_before_when_the_centre_has_moved(
     ids=["low rank", "full rank", "hundreds of times in bfloat16"],
 )
 async def test_perturbing_and_moving_without_signal_leaves_every_bit(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
     tmp_path: Path,
     space: SearchSpaceBuilder,
     dtype: str,
@@ -143,7 +140,7 @@ async def test_perturbing_and_moving_without_signal_leaves_every_bit(
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])
 async def test_a_saved_centre_is_a_model_that_transformers_runs_alike(
-    tiny_model: Callable[[str], Path], tmp_path: Path, family: str
+    tiny_model: TinyModel, tmp_path: Path, family: str
 ) -> None:
     requests = [request("centre", prompt) for prompt in PROMPTS]
     async with running_engine(tiny_model(family), LowRank()) as engine:
@@ -160,7 +157,7 @@ async def test_a_saved_centre_is_a_model_that_transformers_runs_alike(
 
 
 async def test_a_save_that_fails_midway_leaves_nothing(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
 
@@ -179,7 +176,7 @@ async def test_a_save_that_fails_midway_leaves_nothing(
 
 
 async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
         await engine.load(GENOMES_G)
@@ -196,9 +193,7 @@ async def test_genomes_and_the_centre_stay_while_requests_are_in_flight(
         await running
 
 
-async def test_requests_are_refused_while_the_centre_moves(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_requests_are_refused_while_the_centre_moves(tiny_model: TinyModel) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
         moving = asyncio.ensure_future(engine.apply(STEPS[0]))
         await asyncio.sleep(0)

@@ -2,8 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,7 +13,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
-from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY
+from tests.tiny_models import FAMILIES, FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -38,7 +37,7 @@ def _prompts(lengths: Sequence[int] = LENGTHS) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("space", SPACES, ids=lambda s: f"{type(s).__name__}-{s.noise}")
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_population_in_one_batch_answers_as_each_genome_alone(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     path = tiny_model(family)
     reference = Reference(path, space)
@@ -60,7 +59,7 @@ async def test_a_population_in_one_batch_answers_as_each_genome_alone(
 @pytest.mark.parametrize("space", [LowRank(rank=2), FullRank()], ids=["low rank", "full rank"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 async def test_logprobs_of_a_continuation_are_those_of_merged_weights(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     path = tiny_model(family)
     reference = Reference(path, space)
@@ -77,9 +76,7 @@ async def test_logprobs_of_a_continuation_are_those_of_merged_weights(
                     )
 
 
-async def test_an_untied_head_is_perturbed_under_low_rank(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_an_untied_head_is_perturbed_under_low_rank(tiny_model: TinyModel) -> None:
     space = LowRank(include=("lm_head.weight",))
     reference = Reference(tiny_model("llama"), space)
     requests = [request(target, p) for p in _prompts() for target in (0, 1, "centre")]
@@ -92,7 +89,7 @@ async def test_an_untied_head_is_perturbed_under_low_rank(
 
 @pytest.mark.parametrize("genomes_G", [[], [Genome()], [Genome(), GENOMES_G[0]]], ids=len)
 async def test_genomes_without_terms_are_the_centre(
-    tiny_model: Callable[[str], Path], genomes_G: list[Genome]
+    tiny_model: TinyModel, genomes_G: list[Genome]
 ) -> None:
     requests = [request(t, p) for t in ("centre", *range(len(genomes_G))) for p in _prompts((3, 9))]
     reference = Reference(tiny_model("qwen2"), LowRank())
@@ -102,9 +99,7 @@ async def test_genomes_without_terms_are_the_centre(
     reference.check_targets(genomes_G, requests, actions)
 
 
-async def test_newly_loaded_genomes_take_the_place_of_those_before(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_newly_loaded_genomes_take_the_place_of_those_before(tiny_model: TinyModel) -> None:
     for space in (LowRank(), FullRank()):
         reference = Reference(tiny_model("qwen2"), space)
         requests = [request(0, prompt) for prompt in _prompts()]
@@ -114,7 +109,7 @@ async def test_newly_loaded_genomes_take_the_place_of_those_before(
                 reference.check_targets([genome], requests, await sample_all(engine, requests))
 
 
-async def test_bfloat16_samples_and_scores(tiny_model: Callable[[str], Path]) -> None:
+async def test_bfloat16_samples_and_scores(tiny_model: TinyModel) -> None:
     (prompt,) = _prompts((9,))
     async with running_engine(tiny_model("qwen2"), LowRank(), dtype="bfloat16") as engine:
         await engine.load(GENOMES_G)
@@ -127,7 +122,7 @@ async def test_bfloat16_samples_and_scores(tiny_model: Callable[[str], Path]) ->
 
 @pytest.mark.parametrize("space", [LowRank(), FullRank()])
 async def test_a_step_leaves_no_genome_resident(
-    tiny_model: Callable[[str], Path], space: SearchSpaceBuilder
+    tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:
     (prompt,) = _prompts((9,))
     async with running_engine(tiny_model("qwen2"), space) as engine:

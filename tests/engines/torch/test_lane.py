@@ -3,8 +3,6 @@
 import asyncio
 import random
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ from tests.engines.torch.reference import (
     sample_all,
     wait_until_sampling,
 )
-from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY
+from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +29,7 @@ SMALL = {"num_lanes": 1, "max_batch_size": 16}
 
 
 async def test_more_requests_than_slots_of_very_different_lengths_are_all_served(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
 ) -> None:
     rng = random.Random(6)
     requests = [
@@ -54,9 +52,7 @@ async def test_more_requests_than_slots_of_very_different_lengths_are_all_served
     reference.check_targets(GENOMES_G, requests, actions)
 
 
-async def test_a_longer_request_later_gets_a_longer_cache(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_a_longer_request_later_gets_a_longer_cache(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
     short = [request("centre", [5 + i], max_tokens=60) for i in range(4)]
     long = [request("centre", [7] * n, max_tokens=30) for n in (100, 150)]
@@ -69,9 +65,7 @@ async def test_a_longer_request_later_gets_a_longer_cache(
     reference.check_targets([], [*short, *long, *short[:1]], actions)
 
 
-async def test_models_that_wait_for_one_lane_are_all_served(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_models_that_wait_for_one_lane_are_all_served(tiny_model: TinyModel) -> None:
     requests = [
         request(target, [3 + i, 9], max_tokens=3)
         for i in range(30)
@@ -90,7 +84,7 @@ async def test_models_that_wait_for_one_lane_are_all_served(
 
 
 async def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
 ) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
         requests = [request("centre", [4 + i], max_tokens=100) for i in range(15)]
@@ -110,7 +104,7 @@ async def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone(
 
 
 async def test_a_lane_that_raises_fails_its_requests_and_goes_on(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = PopulationModel.forward
     failures = [RuntimeError("out of paper")]
@@ -134,7 +128,7 @@ async def test_a_lane_that_raises_fails_its_requests_and_goes_on(
 
 
 async def test_a_lane_that_raises_while_decoding_fails_only_what_it_had(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = PopulationModel.forward
     calls = 0
@@ -157,9 +151,7 @@ async def test_a_lane_that_raises_while_decoding_fails_only_what_it_had(
     assert all(r == e for r, e in zip(results, expected, strict=True) if r not in failed)
 
 
-async def test_closing_fails_requests_in_flight_and_ends_the_threads(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_closing_fails_requests_in_flight_and_ends_the_threads(tiny_model: TinyModel) -> None:
     before = set(threading.enumerate())
     async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
         assert {t.name for t in set(threading.enumerate()) - before} >= {"lane-0"}

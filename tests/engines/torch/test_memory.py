@@ -1,7 +1,5 @@
 """Memory is divided by what is free, and less runs at a time before anything is refused."""
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -18,7 +16,7 @@ from es_cookbook.engines.torch.memory import CachePlan, Memory, free_bytes, weig
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
-from tests.tiny_models import CONTEXT
+from tests.tiny_models import CONTEXT, TinyModel
 
 MIB, GIB = 1 << 20, 1 << 30
 QWEN_HALF_B = CacheSize(0, 2 * 24 * 2 * 64 * 2)
@@ -88,7 +86,7 @@ def test_a_share_of_the_cores_has_that_share_of_the_memory(monkeypatch: pytest.M
 
 @pytest.mark.anyio
 async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 100_000)
     monkeypatch.setattr(host, "load_causal_lm", None)  # would be called
@@ -101,7 +99,7 @@ async def test_a_model_larger_than_the_memory_is_refused_before_it_is_loaded(
 
 @pytest.mark.anyio
 async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tiny_model("llama"))
     monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 160_000)
@@ -115,9 +113,7 @@ async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
 
 
 @pytest.mark.anyio
-async def test_one_block_of_rows_in_one_lane_answers_right(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_one_block_of_rows_in_one_lane_answers_right(tiny_model: TinyModel) -> None:
     reference = Reference(tiny_model("qwen2"), LowRank())
     requests = [request("centre", [5] * n, max_tokens=9) for n in (1, 8, 30, CONTEXT - 9)] * 4
     least = 8 * CONTEXT * 2 * 2 * (8 + 16) * 4 / GIB  # values have columns for whole steps

@@ -21,6 +21,7 @@ from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.quantised_models import How, quantise
 from tests.runs.recorded_run import record_run
+from tests.tiny_models import TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ SPACES = {
 
 
 @pytest.fixture
-def quantised(tiny_model: Callable[[str], Path], tmp_path: Path) -> Callable[[How], Path]:
+def quantised(tiny_model: TinyModel, tmp_path: Path) -> Callable[[How], Path]:
     """The directory of a quantised tiny model; its plain twin is beside it, as `numbers`."""
 
     def make(how: How) -> Path:
@@ -157,7 +158,7 @@ async def test_what_is_not_quantised_may_move_beside_it(quantised: Callable[[How
 
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 async def test_quantised_spaces_are_refused_over_plain_models(
-    tiny_model: Callable[[str], Path], space: SearchSpaceBuilder
+    tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:
     with pytest.raises(ConfigError, match="this model has no quantised weight; accepted are GPTQ"):
         async with running_engine(tiny_model("qwen2"), space):

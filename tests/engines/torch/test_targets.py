@@ -21,6 +21,7 @@ from es_cookbook.evolution.spaces.singular_values import SingularValues
 from tests.adapters import make_adapter
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.linear_models import make_linear_model
+from tests.tiny_models import TinyModel
 
 pytestmark = pytest.mark.anyio
 
@@ -73,14 +74,14 @@ async def test_parts_of_parameters_and_transposed_ones(
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2"])
-async def test_adapters(tiny_model: Callable[[str], Path], family: str) -> None:
+async def test_adapters(tiny_model: TinyModel, family: str) -> None:
     space = Adapter(rank=3, alpha=12.0, exclude=("*up_proj*",))
     genomes_G = [*twins(4, 0.1), Genome((Term(20, 0.1), Term(21, -0.05)))]
     await check(tiny_model(family), space, genomes_G, [None, *STEPS])
 
 
 async def test_adapters_of_some_targets_with_shares_masks_and_an_orthogonal_start(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
 ) -> None:
     space = Adapter(
         rank=4,
@@ -96,9 +97,7 @@ async def test_adapters_of_some_targets_with_shares_masks_and_an_orthogonal_star
 
 
 @pytest.mark.parametrize("kind", ["singular values", "adapter", "full rank"])
-async def test_genomes_with_coordinates(
-    tiny_model: Callable[[str], Path], tmp_path: Path, kind: str
-) -> None:
+async def test_genomes_with_coordinates(tiny_model: TinyModel, tmp_path: Path, kind: str) -> None:
     model = tiny_model("qwen2")
     space = Adapter(rank=2) if kind == "adapter" else FullRank()
     if kind == "singular values":

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Action
 from tests.engines.torch.reference import request, running_engine
-from tests.tiny_models import (
-    CONTEXT,
-    FIRST_CHARACTER,
-    VOCABULARY,
-    save_with_tokenizer,
-)
+from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel, save_with_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -88,7 +82,7 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
     ],
 )
 async def test_turns_have_the_same_answers_whatever_is_kept(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     await _check(tiny_model(family), space)
 
@@ -102,7 +96,7 @@ async def test_so_they_have_where_many_heads_share_a_key(tmp_path: Path, heads: 
     await _check(tmp_path / "model", LowRank())
 
 
-async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: Callable[[str], Path]) -> None:
+async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: TinyModel) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
         await engine.load(GENOMES_G)
         first = await engine.sample(request(0, [5] * 20, max_tokens=6))
@@ -115,9 +109,7 @@ async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: Callable[[str
         assert engine.stats()["cached_tokens"] == 25
 
 
-async def test_a_genome_whose_numbers_overflow_changes_nobody_else(
-    tiny_model: Callable[[str], Path],
-) -> None:
+async def test_a_genome_whose_numbers_overflow_changes_nobody_else(tiny_model: TinyModel) -> None:
     broken = Genome((Term(3, 1e38),))
     requests = [request(0, [5] * n, max_tokens=20) for n in (3, 20, 40)]
     async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:

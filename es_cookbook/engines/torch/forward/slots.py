@@ -52,18 +52,12 @@ class SlotTable:
         self.num_slots = num_slots
         self.slot_length = slot_length
         self.works: list[Work | None] = [None] * num_slots
-        self.active = np.zeros(num_slots, dtype=bool)
-        self.position = np.zeros(num_slots, dtype=np.int64)
-        self.newest = np.zeros(num_slots, dtype=np.int64)
-        self.count = np.zeros(num_slots, dtype=np.int64)
-        self.limit = np.zeros(num_slots, dtype=np.int64)
-        self.tokens = np.zeros((num_slots, slot_length), dtype=np.int64)
-        self.logprobs = np.zeros((num_slots, slot_length), dtype=np.float32)
-        self.wants_logprobs = np.zeros(num_slots, dtype=bool)
-        self.has_stops = np.zeros(num_slots, dtype=bool)
-        self.temperature = np.zeros(num_slots, dtype=np.float64)
-        self.top_p = np.ones(num_slots, dtype=np.float64)
-        self.uniforms = np.zeros((num_slots, slot_length), dtype=np.float64)
+        self.active, self.wants_logprobs, self.has_stops = np.zeros((3, num_slots), dtype=bool)
+        self.position, self.newest, self.count, self.limit = np.zeros((4, num_slots), np.int64)
+        self.temperature, self.top_p = np.zeros(num_slots), np.ones(num_slots)
+        self.tokens = np.zeros((num_slots, slot_length), np.int64)
+        self.logprobs = np.zeros((num_slots, slot_length), np.float32)
+        self.uniforms = np.zeros((num_slots, slot_length))
         self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NOBODY)
         # State that must be 0 in idle slots, which still take part in decode batches.
         self._cleared = (self.active, self.position, self.newest, self.temperature)

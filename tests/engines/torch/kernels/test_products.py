@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
+from tests.tiny_models import TinyModel
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
@@ -70,7 +69,7 @@ print(psutil.Process().memory_info().rss - before)
 @pytest.mark.parametrize("family", ["qwen2", "gpt_neox"])
 @pytest.mark.parametrize("space", [LowRank(), Adapter(rank=2)], ids=["low rank", "adapter"])
 async def test_what_a_step_moved_is_packed_again(
-    tiny_model: Callable[[str], Path], family: str, space: SearchSpaceBuilder
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
     reference = Reference(tiny_model(family), space)
     requests = [request(target, prompt) for target in ("centre", 0, 1) for prompt in PROMPTS]
@@ -89,7 +88,7 @@ async def test_what_a_step_moved_is_packed_again(
     ids=["two layers of many", "adapter"],
 )
 async def test_only_what_a_step_moved_is_packed_again(
-    tiny_model: Callable[[str], Path],
+    tiny_model: TinyModel,
     monkeypatch: pytest.MonkeyPatch,
     space: SearchSpaceBuilder,
     packed_again: int,
@@ -111,7 +110,7 @@ async def test_only_what_a_step_moved_is_packed_again(
         assert len(packs) == packed_again
 
 
-def test_it_is_decided_once_and_packed_copies_count(tiny_model: Callable[[str], Path]) -> None:
+def test_it_is_decided_once_and_packed_copies_count(tiny_model: TinyModel) -> None:
     assert packing_pays(torch.float32) is packing_pays(torch.float32)
     assert packing_pays.cache_info().misses <= 2  # a dtype each
     reference = Reference(tiny_model("qwen2"), LowRank())
