@@ -143,16 +143,15 @@ class GenomeFactors:
         """Make what is not written yet; the tensors must not have moved since."""
         if not self._jobs:
             return
-        from es_cookbook.evolution.noise.triton.kernels import dense_entries, fill, low_rank_entries
+        from es_cookbook.evolution.noise.triton.kernels import entries_of, fill
 
-        space = self._space
+        space, rank = self._space, None
         if space.low_rank is not None:
-            terms_of = [own.terms_G for own in self._of_kind]
-            entries = low_rank_entries(terms_of, space.low_rank.rank, self._device)
+            terms_of, rank = [own.terms_G for own in self._of_kind], space.low_rank.rank
         else:
             of_names = self._kinds.values()
             terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in of_names]
-            entries = dense_entries(terms_of, self._places_G, self._device)
+        entries = entries_of(terms_of, self._places_G, self._device, rank)
         fill(self._jobs, entries, space.noise, space.mask)
         self._jobs = []
 
@@ -183,22 +182,22 @@ class GenomeFactors:
 
     def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterator[Job]":
         """What is to be written in one launch."""
-        from es_cookbook.evolution.noise.triton.kernels import Job, low_rank_jobs
+        from es_cookbook.evolution.noise.triton.kernels import Job
 
         space = self._space
         if space.low_rank is not None:
-            part, kind = (
-                Part.within(space.shapes[slots.name], rows, columns),
-                self._kind(slots.name),
-            )
-            yield from low_rank_jobs(slots.name, slots.a, slots.b, space.low_rank.rank, part, kind)
+            rank, kind = space.low_rank.rank, self._kind(slots.name)
+            of_a, of_b = ((side, rank) for side in space.shapes[slots.name])
+            a, b = Part.within(of_a, rows, _ALL), Part.within(of_b, columns, _ALL)
+            yield Job(slots.b, f"{slots.name}.A", a, kind=kind)
+            yield Job(slots.a.mT, f"{slots.name}.B", b, scaled=False, kind=kind)
             return
         assert space.adapter is not None and self._centre is not None
-        a, b = space.adapter.targets[slots.name]
+        name_a, name_b = space.adapter.targets[slots.name]
         ranks, scale = slice(0, self.num_ranks), space.adapter.lora.scale
         for factor, out, of_factor, by in (
-            (a, slots.a[:, ranks], (_ALL, columns), 1.0),
-            (b, slots.b[:, :, ranks], (rows, _ALL), scale),
+            (name_a, slots.a[:, ranks], (_ALL, columns), 1.0),
+            (name_b, slots.b[:, :, ranks], (rows, _ALL), scale),
         ):
             part = Part.within(space.shapes[factor], *of_factor)
             centre = self._centre.weights[factor][of_factor]

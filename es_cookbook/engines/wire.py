@@ -113,7 +113,7 @@ def decode_requests(batch: Batch) -> Iterator[Request]:
     questions, who = map(pickle.loads, batch)
     remaining = iter(questions)
     for numbers, num_questions in who:
-        targets: list[Target] = list(map(_target, numbers))
+        targets: list[Target] = [_target(number) for number in numbers]
         for question in itertools.islice(remaining, num_questions):
             kind = SampleRequest if isinstance(question[0], Observation) else LogprobsRequest
             yield from (kind(target, *question) for target in targets)

@@ -35,26 +35,14 @@ class CacheSize:
         return self.fixed + self.per_token * num_tokens
 
 
-class _Probed(threading.local):
-    """What attention layers asked for in the run of this thread.
+class _Noted(threading.local):
+    """What attention layers asked for in the run of this thread: keys, values, window and mask."""
 
-    Attributes:
-        on_cpu: whether what is kept will be kept there, as the kernel wants it.
-    """
-
-    def __init__(self, on_cpu: bool = False) -> None:
-        self.on_cpu = on_cpu
-        self.bytes_of_layer: dict[int, int] = {}
-        self.looks_back: list[tuple[int | None, object]] = []
-
-    def bytes_of_token(self, key: torch.Tensor, value: torch.Tensor) -> int:
-        """Of one token's keys and values, (1, kv heads, tokens, d) each."""
-        columns = round_up(value.shape[3], STEP) if self.on_cpu else value.shape[3]
-        elements = key[0, :, 0].numel() + value.shape[1] * columns
-        return elements * (torch.float32.itemsize if self.on_cpu else key.element_size())
+    def __init__(self) -> None:
+        self.layers: list[tuple[int, torch.Tensor, torch.Tensor, int | None, object]] = []
 
 
-_probed = _Probed()
+_noted = _Noted()
 
 
 _Mask: TypeAlias = Callable[[int, int, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -77,8 +65,8 @@ def _probe(
     """Attention that only notes what a token needs. As in `population_layers`."""
     if (name := unknown_option(options)) is not None:
         raise Unfit(f"its attention takes {name}")
-    _probed.bytes_of_layer[cast("int", module.layer_idx)] = _probed.bytes_of_token(key, value)
-    _probed.looks_back.append((sliding_window, attention_mask))
+    index = cast("int", module.layer_idx)
+    _noted.layers.append((index, key, value, sliding_window, attention_mask))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -108,28 +96,35 @@ def flat_cache_size(
     if not getattr(model, "_supports_attention_backend", False):
         raise Unfit("it has no attention hook in transformers")
     try:
-        _run_probe(_without_weights(model), on_cpu)
+        _run_probe(_without_weights(model))
     except Unfit:
         raise
     except Exception:  # what looks at values, as a router does, cannot be run without
-        _run_probe(_with_weights(model), on_cpu)
-    if not _probed.bytes_of_layer:
+        _run_probe(_with_weights(model))
+    noted, _noted.layers = _noted.layers, []
+    if not noted:
         raise Unfit("it does not use its attention hook")
-    for window, mask in _probed.looks_back:
+    for *_, window, mask in noted:
         if isinstance(mask, torch.Tensor):
             raise Unfit("it makes a mask of its own")
         if callable(mask) and not _is_causal(cast(_Mask, mask), window, context_length):
             raise Unfit("its attention looks back otherwise than over a window")
-    bytes_of_layer = dict(_probed.bytes_of_layer)
-    _probed.__init__()
+    bytes_of_layer = {i: _bytes_of_token(key, value, on_cpu) for i, key, value, *_ in noted}
     if layers is None:
         return CacheSize(0, sum(bytes_of_layer.values()))
     return CacheSize(0, sum(bytes_of_layer.get(layer, 0) for layer in layers))
 
 
-def _run_probe(probe: PreTrainedModel, on_cpu: bool) -> None:
+def _bytes_of_token(key: torch.Tensor, value: torch.Tensor, on_cpu: bool) -> int:
+    """Of one token's keys and values, (1, kv heads, tokens, d) each, as the cache has them."""
+    columns = round_up(value.shape[3], STEP) if on_cpu else value.shape[3]
+    elements = key[0, :, 0].numel() + value.shape[1] * columns
+    return elements * (torch.float32.itemsize if on_cpu else key.element_size())
+
+
+def _run_probe(probe: PreTrainedModel) -> None:
     set_attention(probe, _PROBE)
-    _probed.__init__(on_cpu)
+    _noted.layers = []
     tokens = torch.zeros(1, _SHORT, dtype=torch.int64, device=probe.device)
     # Without a mask, transformers would look at the values of positions.
     probe(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)

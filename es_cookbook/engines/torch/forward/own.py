@@ -69,12 +69,6 @@ class OwnForward(Forward):
         self._cache = None
 
     @override
-    def fit(self, num_slots: int, slot_length: int) -> None:
-        """A cohort's cache grows with it: there is nothing to prepare."""
-        del num_slots, slot_length
-        self._cache = None
-
-    @override
     def alike(self, work: Work) -> Hashable:
         """The prompt's length and the genome, as far as the path wants one of each."""
         return (

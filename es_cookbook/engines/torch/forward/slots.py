@@ -191,9 +191,8 @@ class Forward(Admission, ABC):
         self.device, self.prefill_tokens = device, prefill_tokens
         self.num_prefilled = self.num_cached = 0
 
-    @abstractmethod
     def fit(self, num_slots: int, slot_length: int) -> None:
-        """Make room for so many requests of so many tokens each."""
+        """Make room for so many requests of so many tokens, if it has to be made beforehand."""
 
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""

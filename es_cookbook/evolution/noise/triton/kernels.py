@@ -6,8 +6,7 @@ as `FullRankSpace` and `LowRankSpace` take them: term after term in exact arithm
 and written once for many terms. And `fill` makes the factors of all genomes, in the LoRA slots or
 tables that sample with them:
 
-    jobs = [job for name in weights for job in low_rank_jobs(name, a[name], b[name], rank)]
-    fill(jobs, low_rank_entries([terms_G], rank, device))
+    fill(jobs, entries_of([terms_G], places_G, device, rank))
 
 Every number is what NumPy's arithmetic makes, rounded to float32, and then cast once.
 
@@ -31,7 +30,7 @@ whole Philox blocks, one program per tile.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -370,60 +369,44 @@ class Job:
             )
 
 
-def low_rank_jobs(
-    name: str,
-    lora_a: torch.Tensor,
-    lora_b: torch.Tensor,
-    rank: int,
-    part: Part | None = None,
-    kind: int = 0,
-) -> Iterator[Job]:
-    """The two factors of a weight's low-rank terms: Bᵀ in `lora_a`, scale · A in `lora_b`.
-
-    A LoRA layer computes y += (x lora_aᵀ) lora_bᵀ.
-
-    Args:
-        name: the weight's; its factors are noise of `name` + ".A" and ".B".
-        lora_a: (places, at least all terms' ranks, in), any strides.
-        lora_b: (places, out, ranks), any strides.
-        rank: of a term.
-        part: of the weight (out, in), these outputs and inputs; all if None.
-        kind: of its share of terms.
-    """
-    part = part or Part.whole((lora_b.shape[1], lora_a.shape[2]))
-    rows, columns = (Part(side, (0, rank), rank) for side in (part.rows, part.columns))
-    yield Job(lora_b, f"{name}.A", rows, kind=kind)
-    yield Job(lora_a.mT, f"{name}.B", columns, scaled=False, kind=kind)
-
-
-def low_rank_entries(
-    terms_of: Sequence[Sequence[Sequence[Term]]], rank: int, device: torch.device
-) -> Entries:
-    """Low-rank genomes at places 0, 1, ...; term t of each is shifted by t · rank columns.
-
-    Args:
-        terms_of: of each kind of parameter, each genome's; genomes with fewer terms than others
-            have zeros there.
-        rank: of a term.
-        device: where to.
-    """
-    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
-    num_genomes = len(terms_of[0])
-    places = [g for g in range(num_genomes) for _ in range(num_terms)]
-    shifts = [t * rank for _ in range(num_genomes) for t in range(num_terms)]
-    one_by_one = [
-        [terms[t : t + 1] for terms in of_kind for t in range(num_terms)] for of_kind in terms_of
-    ]
-    return _entries(one_by_one, places, shifts, rank, device)
-
-
-def dense_entries(
+def entries_of(
     terms_of: Sequence[Sequence[Sequence[Term]]],
     places_G: Sequence[int],
     device: torch.device,
+    rank: int | None = None,
 ) -> Entries:
-    """Genomes whose parameters are the centre's + Σ coefficient · ε(seed), at these places."""
-    return _entries(terms_of, places_G, [0] * len(places_G), None, device)
+    """Genomes at these places: the centre + Σ coefficient · ε(seed), or low-rank terms.
+
+    Args:
+        terms_of: of each kind of parameter, each genome's; those with fewer than others have zeros.
+        places_G: of each genome.
+        device: where to.
+        rank: of a term, if they are low-rank ones; term t is shifted by t · rank columns.
+    """
+    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
+    places, shifts = list(places_G), [0] * len(places_G)
+    if rank is not None:
+        places = [place for place in places for _ in range(num_terms)]
+        shifts = [t * rank for _ in places_G for t in range(num_terms)]
+        columns = range(num_terms)
+        terms_of = [[own[t : t + 1] for own in of_kind for t in columns] for of_kind in terms_of]
+        num_terms = 1
+    num_terms, nothing = max(1, num_terms), Term(0, 0.0)
+    shape = len(terms_of), len(places), num_terms
+    flat = [
+        term
+        for of_kind in terms_of
+        for terms in of_kind
+        for term in (*terms, *[nothing] * (num_terms - len(terms)))
+    ]
+    scales = np.array([term.coefficient for term in flat], np.float64) / math.sqrt(rank or 1)
+    return Entries(
+        torch.tensor(places, dtype=torch.int64, device=device),
+        torch.tensor(shifts, dtype=torch.int64, device=device),
+        torch.tensor([term.seed for term in flat], dtype=torch.int64).view(shape).to(device),
+        torch.from_numpy(scales.astype(np.float32)).view(shape).to(device),
+        rank is None,
+    )
 
 
 def fill(
@@ -483,37 +466,8 @@ def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | 
         num_terms,
         *((mask.seed, mask.threshold) if mask else (0, 0)),
         SIZE=len(numbers[0]),
-        DTYPE=programs.type_named(str(jobs[0].out.dtype).removeprefix("torch.")),
+        DTYPE=getattr(programs.tl, str(jobs[0].out.dtype).removeprefix("torch.")),
         DENSE=entries.is_dense,
         MASKED=mask is not None,
         **settings,
-    )
-
-
-def _entries(
-    terms_of: Sequence[Sequence[Sequence[Term]]],
-    places: Sequence[int],
-    shifts: Sequence[int],
-    rank: int | None,
-    device: torch.device,
-) -> Entries:
-    """Of each kind of parameter, and of each entry, the terms; fewer than others' are filled up."""
-    num_terms = max((len(terms) for of_kind in terms_of for terms in of_kind), default=0)
-    num_terms = max(1, num_terms)
-    shape = (len(terms_of), len(places), num_terms)
-    nothing = Term(0, 0.0)
-    flat = [
-        term
-        for of_kind in terms_of
-        for terms in of_kind
-        for term in (*terms, *[nothing] * (num_terms - len(terms)))
-    ]
-    divisor = 1.0 if rank is None else math.sqrt(rank)
-    scales = np.array([term.coefficient for term in flat], np.float64) / divisor
-    return Entries(
-        torch.tensor(list(places), dtype=torch.int64, device=device),
-        torch.tensor(list(shifts), dtype=torch.int64, device=device),
-        torch.tensor([term.seed for term in flat], dtype=torch.int64).view(shape).to(device),
-        torch.from_numpy(scales.astype(np.float32)).view(shape).to(device),
-        rank is None,
     )

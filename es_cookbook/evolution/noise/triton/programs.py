@@ -186,11 +186,6 @@ def _rounded(value: tensor, dtype: constexpr) -> tensor:
     return result
 
 
-def type_named(name: str) -> object:
-    """Triton's type of that name, such as "bfloat16"."""
-    return getattr(tl, name)
-
-
 @_jit
 def factor_program(
     out: tensor,

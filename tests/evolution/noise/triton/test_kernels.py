@@ -258,9 +258,9 @@ class TestPrograms:
             twin.Job(out, "w", Part.whole((out.shape[1], 3)), scaled=False)
             for out in (*outs, outs[0])
         ]
-        twin.fill(jobs, twin.low_rank_entries([[]], 3, DEVICE))
+        twin.fill(jobs, twin.entries_of([[]], [], DEVICE, 3))
         assert launches == [] and not any(out.any() for out in outs)
-        twin.fill(jobs, twin.low_rank_entries([[[Term(3, 1.0)]]], 3, DEVICE))
+        twin.fill(jobs, twin.entries_of([[[Term(3, 1.0)]]], [0], DEVICE, 3))
         assert len(launches) == 2 and all(out.all() for out in outs[:2])
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -273,7 +273,7 @@ class TestPrograms:
         out = torch.empty(1, *centre.shape, dtype=dtype, device=DEVICE)
         job = twin.Job(out, "w", Part.whole(tuple(centre.shape)), centre=centre.to(DEVICE))
         with np.errstate(over="ignore", invalid="ignore"):
-            twin.fill([job], twin.dense_entries([[[]]], [0], DEVICE))
+            twin.fill([job], twin.entries_of([[[]]], [0], DEVICE))
             assert same_bits(out[0, :, :-3], centre[:, :-3].to(dtype))
         assert out[0, :, -3:].isnan().all()
 
