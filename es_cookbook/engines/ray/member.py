@@ -55,7 +55,7 @@ class DisagreementError(EngineError):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Asked:
+class _Pending:
     """A request, who waits for its answer, and its number while it is with the engine."""
 
     request: Request
@@ -86,8 +86,8 @@ class Mailbox:
         self._actor: Actor | None = None
         self._is_paused = False
         self._refusing: EngineError | None = None
-        self._outbox: dict[_Asked, None] = {}
-        self._sent: dict[int, _Asked] = {}
+        self._outbox: dict[_Pending, None] = {}
+        self._sent: dict[int, _Pending] = {}
         self._nothing_sent = asyncio.Event()
         self._nothing_sent.set()
         self._cancelled: list[int] = []
@@ -109,19 +109,19 @@ class Mailbox:
         """
         if self._refusing is not None:
             raise self._refusing
-        asked = _Asked(request, asyncio.get_running_loop().create_future())
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
         if not self._outbox:
             self._flush_soon()
-        self._outbox[asked] = None
+        self._outbox[pending] = None
         try:
-            return await asked.answer
+            return await pending.answer
         except asyncio.CancelledError:
             # Its task was cancelled: so is the request, wherever it is.
-            self._outbox.pop(asked, None)
-            if asked.number is not None and self._sent.pop(asked.number, None) is not None:
+            self._outbox.pop(pending, None)
+            if pending.number is not None and self._sent.pop(pending.number, None) is not None:
                 if not self._cancelled:
                     self._flush_soon()
-                self._cancelled.append(asked.number)
+                self._cancelled.append(pending.number)
                 if not self._sent:
                     self._expect_answers()
             raise
@@ -144,9 +144,9 @@ class Mailbox:
     def refuse(self, future: EngineError, waiting: EngineError) -> None:
         """Raise one error in all future requests, another in those that wait."""
         self._refusing = future
-        for asked in self._take_back():
-            if not asked.answer.done():
-                asked.answer.set_exception(waiting)
+        for pending in self._take_back():
+            if not pending.answer.done():
+                pending.answer.set_exception(waiting)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -166,14 +166,14 @@ class Mailbox:
             self._cancelled = []
         if not self._outbox or self._is_paused:
             return
-        asked, self._outbox = list(self._outbox), {}
-        batch, order = encode_requests([one.request for one in asked])
+        pending, self._outbox = list(self._outbox), {}
+        batch, order = encode_requests([one.request for one in pending])
         was_idle = not self._sent
         first = self._next_number
-        self._next_number += len(asked)
+        self._next_number += len(pending)
         for number, i in enumerate(order, first):
-            asked[i].number = number
-            self._sent[number] = asked[i]
+            pending[i].number = number
+            self._sent[number] = pending[i]
         if was_idle:
             self._expect_answers()
         self._counters["sent_bytes"] += sum(map(len, batch))
@@ -194,23 +194,23 @@ class Mailbox:
     def _take(self, actor: Actor, answers: Iterable[tuple[int, Answer]]) -> None:
         failure: EngineError | None = None
         for number, answer in answers:
-            asked = self._sent.get(number)
-            if asked is None:  # Cancelled meanwhile.
+            pending = self._sent.get(number)
+            if pending is None:  # Cancelled meanwhile.
                 continue
             if isinstance(answer, EngineError):
                 failure = answer
                 continue
             del self._sent[number]
-            asked.number = None
-            if asked.answer.done():  # Cancelled in this turn of the event loop.
+            pending.number = None
+            if pending.answer.done():  # Cancelled in this turn of the event loop.
                 continue
             self._counters["requests"] += 1
             if isinstance(answer, Exception):
-                asked.answer.set_exception(answer)
+                pending.answer.set_exception(answer)
             else:
                 if isinstance(answer, Action):
                     self._counters["tokens"] += len(answer.tokens_T)
-                asked.answer.set_result(answer)
+                pending.answer.set_result(answer)
         if failure is not None:
             self._fail(actor, failure)
         self._expect_answers()
@@ -233,12 +233,12 @@ class Mailbox:
         self._outbox = dict.fromkeys(self._take_back())
         self._on_failure(error)
 
-    def _take_back(self) -> list[_Asked]:
+    def _take_back(self) -> list[_Pending]:
         """Have no process any more. Returns what is not answered."""
         self._actor = None
         unanswered = [*self._sent.values(), *self._outbox]
-        for asked in unanswered:
-            asked.number = None
+        for pending in unanswered:
+            pending.number = None
         self._outbox = {}
         self._sent.clear()
         self._cancelled.clear()
@@ -365,8 +365,7 @@ class Member:
                 await self._restore()
             while self._broken is None and self._position < self._wanted:
                 step = self._ledger.steps[self._position]
-                answer = await self._call("apply", step)
-                self._fingerprint = cast(int, answer)
+                self._fingerprint = cast(int, await self._call("apply", step))
                 self._position += 1
             self._ledger.spans.add(self.label, "apply", began, time.perf_counter())
         return self._fingerprint
@@ -520,8 +519,7 @@ class Member:
     async def _restore(self, *, from_base: bool = False) -> None:
         steps = self._ledger.steps[: self._wanted]
         snapshot = None if from_base else self._ledger.snapshot
-        answer = await self._call("restore", b"".join(steps), snapshot)
-        self._fingerprint = cast(int, answer)
+        self._fingerprint = cast(int, await self._call("restore", b"".join(steps), snapshot))
         self._position = len(steps)
 
     async def _call(self, method: str, *arguments: object) -> object:

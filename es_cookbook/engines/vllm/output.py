@@ -41,7 +41,7 @@ class Output:
         self.is_shown = _LEVEL in os.environ and not Output._num_kept
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._ignored = 0
-        self._told: tuple[int, str | None, str] = (0, None, "")
+        self._summary: tuple[int, str | None, str] = (0, None, "")
         self._has_failed = False
 
     @contextmanager
@@ -79,7 +79,7 @@ class Output:
     def failure(self, what: str, error: Exception) -> EngineError:
         """An error of vLLM's in one sentence with its cause, and with all that was printed."""
         self._has_failed = True
-        cause, printed = self._tell()
+        cause, printed = self._summarise()
         said = informative_line(error)
         if not self.is_shown and _SEE_ABOVE.search(cause or said):
             cause = "its process ended without a word, perhaps killed for its memory"
@@ -96,13 +96,13 @@ class Output:
                 _logger.info("vLLM's processes printed:\n%s", _page(lines))
         self._file.close()
 
-    def _tell(self) -> tuple[str | None, str]:
+    def _summarise(self) -> tuple[str | None, str]:
         """The cause, and what was printed; many requests fail at once, and ask."""
         size = 0 if self._file.closed else os.fstat(self._file.fileno()).st_size
-        if size > self._told[0]:
+        if size > self._summary[0]:
             lines = self._lines(self._ignored)
-            self._told = (size, _root_cause(lines), _page(lines))
-        return self._told[1:]
+            self._summary = (size, _root_cause(lines), _page(lines))
+        return self._summary[1:]
 
     def _lines(self, start: int) -> list[str]:
         """What was printed from a byte on."""
@@ -127,8 +127,8 @@ def _root_cause(lines: Iterable[str]) -> str | None:
 def informative_line(error: Exception) -> str:
     """The first line that says something; validation errors begin with a count."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "validation error" not in line]
-    return (telling or lines or [type(error).__name__])[0]
+    informative = [line for line in lines if "validation error" not in line]
+    return (informative or lines or [type(error).__name__])[0]
 
 
 def _flush() -> None:

@@ -235,12 +235,12 @@ class PrefixCache:
         with self._lock:
             kept = self._tokens.get(who, [])
             place = bisect.bisect_left(kept, prompt_T)
-            beside = kept[max(0, place - 1) : place + 1]
-            common = [_num_common(tokens, prompt_T) for tokens in beside]
+            neighbours = kept[max(0, place - 1) : place + 1]
+            common = [_num_common(tokens, prompt_T) for tokens in neighbours]
             length = min(max(common, default=0), len(prompt_T) - 1)
             if length == 0:
                 return 0, {}
-            key = who, beside[common.index(max(common))]
+            key = who, neighbours[common.index(max(common))]
             states = self._states[key] = self._states.pop(key)
             return length, states
 

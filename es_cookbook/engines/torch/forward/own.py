@@ -331,11 +331,11 @@ def _of_rows(function: _OfRows, caches: Sequence[object]) -> object:
     if type(first).__module__.startswith("transformers.") and not isinstance(
         first, PreTrainedConfig
     ):
-        made = copy.copy(first)
+        joined = copy.copy(first)
         for name in vars(first):
             values = [getattr(cache, name) for cache in caches]
-            setattr(made, name, _of_rows(function, values))
-        return made
+            setattr(joined, name, _of_rows(function, values))
+        return joined
     return first
 
 

@@ -448,19 +448,19 @@ class PopulationModel:
         self.groups: list[LinearGroup | ExpertGroup] = []
         self.tables: list[LowRankTable | None] | None = None
         head = module.get_output_embeddings()
-        made: dict[tuple[int, ...], LinearGroup] = {}  # layers may share their weights
+        group_of: dict[tuple[int, ...], LinearGroup] = {}  # layers may share their weights
         for parent in list(module.modules()):
             children = dict(parent.named_children())
             linears = {n: c for n, c in children.items() if is_linear(c)}
             for names in _partition(linears):
                 layers = [linears[name] for name in names]
                 weights = tuple(id(layer.weight) for layer in layers)
-                if weights not in made:
+                if weights not in group_of:
                     is_head = layers[0] is head
-                    made[weights] = LinearGroup(len(self.groups), layers, is_head, path.wide)
-                    self.groups.append(made[weights])
+                    group_of[weights] = LinearGroup(len(self.groups), layers, is_head, path.wide)
+                    self.groups.append(group_of[weights])
                 for member, (name, layer) in enumerate(zip(names, layers, strict=True)):
-                    setattr(parent, name, PopulationLinear(layer, made[weights], member))
+                    setattr(parent, name, PopulationLinear(layer, group_of[weights], member))
             for name, child in children.items():
                 if projections := expert_groups(len(self.groups), child, MIN_ROWS, path.wide):
                     self.groups += projections
