@@ -61,7 +61,11 @@ async def check(
     assert len(seen) > 2 * len(PROMPTS)
 
 
-@pytest.mark.parametrize("kind", [FullRank, LowRank, partial(Adapter, rank=2, init="orthogonal")])
+@pytest.mark.parametrize(
+    "kind",
+    [FullRank, LowRank, partial(Adapter, rank=2, init="orthogonal")],
+    ids=["full rank", "low rank", "adapter"],
+)
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt2", "gpt_oss"])
 async def test_parts_of_parameters_and_transposed_ones(
     tmp_path: Path, family: str, kind: Callable[..., SearchSpaceBuilder]
