@@ -126,20 +126,18 @@ class VLLMEngineBuilder(ModelEngineBuilder):
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "VLLMEngine":
         # torch and transformers, which a Config does without.
         from es_cookbook.checkpoints.models import (
-            end_of_sequence_ids,
             load_architecture,
             load_tokenizer,
             parameter_infos,
         )
         from es_cookbook.checkpoints.peft import read_adapter
-        from es_cookbook.engines.vllm.host import Hosted, VLLMEngine
+        from es_cookbook.engines.vllm.host import VLLMEngine
         from es_cookbook.engines.vllm.memory import slots_for
 
         self.check_space(search_space)
         tokenizer = load_tokenizer(model_name)
         model = load_architecture(model_name)
-        infos = parameter_infos(model)
-        space = search_space(infos, read_adapter)
+        space = search_space(parameter_infos(model), read_adapter)
         slots = slots_for(space, self.max_genomes, self.terms_per_genome)
         context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
@@ -162,8 +160,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             str(llm.model_config.dtype).removeprefix("torch."),
             slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
         )
-        hosted = Hosted(model_name, infos, space, end_of_sequence_ids(model, tokenizer))
-        return VLLMEngine(llm, output, tokenizer, hosted, traits, slots.get("max_loras", 0))
+        num_slots = slots.get("max_loras", 0)
+        return VLLMEngine(llm, output, tokenizer, model, space, traits, num_slots)
 
     def _start(
         self,

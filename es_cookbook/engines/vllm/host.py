@@ -35,14 +35,19 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.checkpoints.models import load_causal_lm, save_model
+from es_cookbook.checkpoints.models import (
+    end_of_sequence_ids,
+    load_causal_lm,
+    parameter_infos,
+    save_model,
+)
 from es_cookbook.common import errors
 from es_cookbook.common.errors import EngineError, ESCookbookError, RequestError
 from es_cookbook.engines.base import (
@@ -59,7 +64,7 @@ from es_cookbook.engines.vllm.output import Output, informative_line
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.rl.types import Action, SamplingParams
 
 if TYPE_CHECKING:
@@ -71,22 +76,14 @@ if TYPE_CHECKING:
     from es_cookbook.engines.vllm.worker import FingerprintPiece
 
 
-class Hosted(NamedTuple):
-    """A Hugging Face model, its parameters, what genomes perturb of them, and which tokens end."""
-
-    model_name: str
-    infos: Sequence[ParameterInfo]
-    space: SearchSpace
-    eos_token_ids: Sequence[int]
-
-
 class VLLMEngine(Engine):
     """An engine on `AsyncLLM`; call `open` before anything else.
 
     Args:
         llm: started, with `GenomeWorker` as its workers' extension.
         output: what its processes print; closed with the engine.
-        hosted: the model that runs there.
+        model: the Hugging Face model that runs there, without its weights.
+        space: what genomes perturb of it.
         num_slots: LoRA slots, more than its capacity; 0 for dense genomes.
     """
 
@@ -95,7 +92,8 @@ class VLLMEngine(Engine):
         llm: "AsyncLLM",
         output: Output,
         tokenizer: PreTrainedTokenizerBase,
-        hosted: Hosted,
+        model: PreTrainedModel,
+        space: SearchSpace,
         traits: EngineTraits,
         num_slots: int,
     ) -> None:
@@ -103,10 +101,12 @@ class VLLMEngine(Engine):
         self._output = output
         self.tokenizer = tokenizer
         self.traits = traits
-        self._model_name, self._infos, self.space, eos_token_ids = hosted
+        self.space = space
+        self._model_name, self._infos = str(model.name_or_path), parameter_infos(model)
         self._num_slots = num_slots
         self._vocabulary_size = next(i.shape[0] for i in self._infos if i.kind == "embedding")
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
+        eos_token_ids = end_of_sequence_ids(model, tokenizer)
         self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
         self._perturbs_logits = "lm_head.weight" in self.space.weights
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
