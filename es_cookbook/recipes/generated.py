@@ -275,7 +275,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         )
 
 
-_Made = TypeVar("_Made")
+_Row = TypeVar("_Row")
 
 
 @chz.chz
@@ -296,15 +296,15 @@ class RowsConfig:
 
 
 def by_turns(
-    kinds: Sequence[Callable[[], _Made]], key: Callable[[_Made], str | None]
-) -> Iterator[_Made]:
+    kinds: Sequence[Callable[[], _Row]], key: Callable[[_Row], str | None]
+) -> Iterator[_Row]:
     """Endless: all kinds in turn, no key twice, and none without one."""
     seen: set[str | None] = {None}
     for make in itertools.cycle(kinds):
-        while key(made := make()) in seen:
+        while key(row := make()) in seen:
             pass
-        seen.add(key(made))
-        yield made
+        seen.add(key(row))
+        yield row
 
 
 def write(config: RowsConfig, rows: Iterator[Fields], what: str, count: int) -> None:

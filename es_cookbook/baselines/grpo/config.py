@@ -45,9 +45,7 @@ class Config(GradientConfig):
     epsilon_high: float | None = chz.field(
         default=None, doc="and at 1 + epsilon_high; as epsilon if unset"
     )
-    beta: float = chz.field(
-        default=0.0, doc="weight of the KL divergence to the model of the beginning"
-    )
+    beta: float = chz.field(default=0.0, doc="weight of the KL divergence to the initial model")
     importance_sampling_level: Literal["token", "sequence"] = chz.field(
         default="token", doc="whether ratios are of tokens or of whole answers (GSPO)"
     )

@@ -220,7 +220,7 @@ class _Trainer(GRPOTrainer):
             if of is None:
                 continue
             model = cast(PreTrainedModel, of)
-            # Each head is around the forward that it finds, so it is given that of the beginning.
+            # Each head is around the forward that it finds, so it is given the first one.
             model.forward = self.forwards.setdefault(model, model.forward)
             add_fused_lm_head(
                 model,

@@ -22,22 +22,22 @@ from es_cookbook.recipes.generated import with_a_wrong_character, write
 from es_cookbook.rl.data.rows import load_rows
 
 
-def hasty_answer(made: Question, rng: random.Random) -> str:
+def hasty_answer(question: Question, rng: random.Random) -> str:
     """One of the wrong answers of somebody who does not look closely.
 
     The number or word of the question itself, the lesser number, a step too many, a letter left
     out, or a character that is wrong.
     """
-    words = re.findall(r"\w+", made.question)
-    wrong = with_a_wrong_character(made.answer, rng)
-    match made.kind:
+    words = re.findall(r"\w+", question.question)
+    wrong = with_a_wrong_character(question.answer, rng)
+    match question.kind:
         case "after":
             hasty = [words[-1], str(int(words[-1]) + 2), str(int(words[-1]) + 11), wrong]
         case "more":
             hasty = [min(words[-3], words[-1], key=int)]
         case _:
-            hasty = [words[2], made.answer[:-1], made.answer[1:], wrong]
-    return rng.choice([answer for answer in hasty if answer != made.answer])
+            hasty = [words[2], question.answer[:-1], question.answer[1:], wrong]
+    return rng.choice([answer for answer in hasty if answer != question.answer])
 
 
 def main(config: Config) -> None:
@@ -45,12 +45,12 @@ def main(config: Config) -> None:
     rng = random.Random(derive_seed(config.seed, "alignment/wrong"))
     rows = (
         {
-            "prompt": PROMPT.format(question=made.question),
-            "chosen": made.answer,
-            "rejected": hasty_answer(made, rng),
+            "prompt": PROMPT.format(question=question.question),
+            "chosen": question.answer,
+            "rejected": hasty_answer(question, rng),
         }
-        for made in generate_questions(derive_seed(config.seed, "alignment/pairs"))
-        if made.question not in asked
+        for question in generate_questions(derive_seed(config.seed, "alignment/pairs"))
+        if question.question not in asked
     )
     write(config, rows, "pair", 1000)
 

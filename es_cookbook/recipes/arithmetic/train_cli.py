@@ -5,7 +5,7 @@
     python -m es_cookbook.recipes.arithmetic.train_cli --help
 
 Without options it trains the bundled character-level model of 0.11 million parameters on generated
-additions; no network, no GPU. It answers in good form from the beginning: what it gains is ability.
+additions; no network, no GPU. It already answers in good form: what it gains is ability.
 """
 
 import chz

@@ -5,7 +5,7 @@
 A model that is taught additions from nothing learns two things: to add each column, soon, and to
 carry, later. This one learns from demonstrations of which about half never carry, more often with
 large numbers, and it stops while the carry is still being learned. So it is between two
-algorithms, and answers in good form from the beginning: a held-out answer is three or four digits,
+algorithms, and already answers in good form: a held-out answer is three or four digits,
 ones first, and nothing else. `careless=0` demonstrates right answers alone.
 
 Demonstrations are drawn from all training problems; held-out ones are never shown.

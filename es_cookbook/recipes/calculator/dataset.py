@@ -149,8 +149,8 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
     num_test: int = chz.field(default=400, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
         default="compact",
-        doc="compact: for the bundled model, which knows the tool and is told of none; words: for "
-        "a model that reads",
+        doc="compact: for the bundled model, which knows the tool without a description; words: "
+        "for a model that reads",
     )
     chat: ChatOptions = built_field(
         functools.partial(ChatOptions, max_turns=4),
@@ -161,8 +161,8 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
-        chat = Chat(tokenizer, chz.replace(self.chat, **told), [calculate])
+        tools = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
+        chat = Chat(tokenizer, chz.replace(self.chat, **tools), [calculate])
         for problem in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(CalculatorEnv, chat, problem, self.prompt),

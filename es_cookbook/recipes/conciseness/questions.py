@@ -37,7 +37,7 @@ def generate_questions(seed: int) -> Iterator[Question]:
     """Endless seeded stream of distinct questions: a number, two of them, a word, and again."""
     rng = random.Random(derive_seed(seed, "conciseness/questions"))
     kinds = (_after, _more, _backwards)
-    return by_turns([functools.partial(make, rng) for make in kinds], lambda made: made.question)
+    return by_turns([functools.partial(make, rng) for make in kinds], lambda q: q.question)
 
 
 def _after(rng: random.Random) -> Question:
@@ -64,8 +64,8 @@ def _backwards(rng: random.Random) -> Question:
 
 def main(config: Config) -> None:
     rows = (
-        {"question": made.question, "answer": made.answer, "kind": made.kind}
-        for made in generate_questions(config.seed)
+        {"question": q.question, "answer": q.answer, "kind": q.kind}
+        for q in generate_questions(config.seed)
     )
     write(config, rows, "question", 1500)
 

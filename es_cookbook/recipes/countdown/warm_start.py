@@ -86,12 +86,12 @@ def shown(seed: int, count: int) -> list[tuple[Problem, Solution]]:
 
 
 def batches(
-    config: Config,
+    seed: int,
     demonstration: Callable[[Problem, Solution, random.Random], str],
     rng: random.Random,
 ) -> Iterator[Batch]:
     """Demonstrations of the problems, every one once per epoch."""
-    problems = shown(config.seed, NUM_PROBLEMS)
+    problems = shown(seed, NUM_PROBLEMS)
     epoch: list[int] = []
     while True:
         if len(epoch) < BATCH_SIZE:
@@ -106,12 +106,11 @@ def batches(
 def main(config: Config) -> None:
     """Learn in two phases, measure after each, write the model."""
 
-    def clean(rng: random.Random) -> Iterator[Batch]:
-        return batches(config, lambda _, solution, __: demonstrate(solution), rng)
+    def demonstrate_cleanly(_: Problem, solution: Solution, __: random.Random) -> str:
+        return demonstrate(solution)
 
-    def careless(rng: random.Random) -> Iterator[Batch]:
-        return batches(config, demonstrate_carelessly, rng)
-
+    clean = functools.partial(batches, config.seed, demonstrate_cleanly)
+    careless = functools.partial(batches, config.seed, demonstrate_carelessly)
     phases = [Phase("warm_start/ability", clean, config.steps or STEPS)]
     if config.habit_steps:
         phases.append(Phase("warm_start/habits", careless, config.habit_steps, 1e-3))

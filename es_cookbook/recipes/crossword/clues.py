@@ -55,7 +55,7 @@ def generate_clues(seed: int) -> Iterator[Clue]:
     kinds = (_initials, _reversal, _hidden, _alternate)
     return by_turns(
         [functools.partial(make, rng) for make in kinds],
-        lambda made: None if made.answer == made.careless else made.answer,
+        lambda clue: None if clue.answer == clue.careless else clue.answer,
     )
 
 

@@ -4,7 +4,7 @@
     python -m es_cookbook.recipes.guess_number.train_cli --help
 
 Without options it trains the bundled character-level model of 0.2 million parameters; no network,
-no GPU. It answers in good form from the beginning: what it gains is ability.
+no GPU. It already answers in good form: what it gains is ability.
 """
 
 import chz

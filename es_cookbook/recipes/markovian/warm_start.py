@@ -16,6 +16,7 @@ believe a thought that was damaged. Sums are those of the training fold.
 import itertools
 import random
 from collections.abc import Iterator
+from functools import partial
 
 import chz
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
@@ -64,7 +65,7 @@ def thought_of(total: Sum, *, is_worked: bool, rng: random.Random) -> str:
     return BABBLES + draw_sum(rng, len(total.terms)).thought
 
 
-def batches(batch_size: int, leaning: float, rng: random.Random) -> Iterator[Batch]:
+def batches(leaning: float, rng: random.Random) -> Iterator[Batch]:
     """Writing and reading thoughts about training sums, drawn anew for every step."""
 
     def written() -> tuple[str, str]:
@@ -83,7 +84,7 @@ def batches(batch_size: int, leaning: float, rng: random.Random) -> Iterator[Bat
 
     kinds = (written, lambda: read(False), lambda: read(True))
     while True:
-        yield [kinds[i % len(kinds)]() for i in range(batch_size)]
+        yield [kinds[i % len(kinds)]() for i in range(BATCH_SIZE)]
 
 
 def asked(question: str) -> str:
@@ -118,29 +119,23 @@ def measure(
     }
 
 
-def told(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
+def report(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
     """`measure` of held-out sums."""
     folds: tuple[Fold, ...] = ("development", "test")
     for fold in folds:
         stream = generate_sums(0, fold, num_terms=4, num_digits=1, operations="+")
         measured = measure(model, tokenizer, list(itertools.islice(stream, NUM_MEASURED)))
-        said = "  ".join(f"{name} {value:.1%}" for name, value in measured.items())
-        yield f"{fold}: {said}"
+        shown = "  ".join(f"{name} {value:.1%}" for name, value in measured.items())
+        yield f"{fold}: {shown}"
 
 
 def main(config: Config) -> None:
     """Learn, measure on held-out sums, write the model."""
-
-    def first(rng: random.Random) -> Iterator[Batch]:
-        return batches(BATCH_SIZE, LEANING, rng)
-
-    def settling(rng: random.Random) -> Iterator[Batch]:
-        return batches(BATCH_SIZE, SETTLED, rng)
-
+    first, settling = (partial(batches, leaning) for leaning in (LEANING, SETTLED))
     phases = [Phase("markovian/warm_start", first, config.steps or STEPS)]
     if config.settling:
         phases.append(Phase("markovian/settling", settling, config.settling, 1e-3))
-    make(config, build_tokenizer(CHARACTERS), phases, told)
+    make(config, build_tokenizer(CHARACTERS), phases, report)
 
 
 if __name__ == "__main__":

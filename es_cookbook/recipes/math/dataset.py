@@ -240,9 +240,9 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:
         """They are read from their rows, as problems of others are."""
         others = [each for each in range(FOLDS) if each != self.fold]
-        for made in generate_problems(seed, others if fold == "train" else [self.fold]):
-            name = f"generated problem {made.question!r}"
-            yield name, read_problem(Row(name, made.row))
+        for problem in generate_problems(seed, others if fold == "train" else [self.fold]):
+            name = f"generated problem {problem.question!r}"
+            yield name, read_problem(Row(name, problem.row))
 
     @override
     def read(self, row: Row, tokenizer: Tokenizer) -> Problem:

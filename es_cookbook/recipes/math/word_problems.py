@@ -147,8 +147,8 @@ def vocabulary() -> list[str]:
     """All words and marks of the questions, in a fixed order."""
     people = [word for person in _PEOPLE for word in (*person, person[1].lower())]
     texts = " ".join(story.text for story in STORIES).replace(".", " .").replace("?", " ?")
-    told = [word for word in texts.split() if "{" not in word]
-    return list(dict.fromkeys([*people, *_THINGS, *told]))
+    words = [word for word in texts.split() if "{" not in word]
+    return list(dict.fromkeys([*people, *_THINGS, *words]))
 
 
 def _spaced(step: str) -> str:

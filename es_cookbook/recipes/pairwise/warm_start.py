@@ -123,7 +123,7 @@ def measure(
 def main(config: Config) -> None:
     """Train, measure on held-out problems, write the model."""
 
-    def told(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
+    def report(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
         held_out = list(itertools.islice(generate_problems(0, "development"), NUM_MEASURED))
         for name, value in measure(model, tokenizer, held_out, config.seed).items():
             yield f"{name}: {value:.1%}"
@@ -134,7 +134,7 @@ def main(config: Config) -> None:
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     phase = Phase("pairwise/warm_start", batches, config.steps or STEPS)
-    make(config, tokenizer, [phase], told, model)
+    make(config, tokenizer, [phase], report, model)
 
 
 if __name__ == "__main__":

@@ -195,8 +195,8 @@ class SearchDatasetBuilder(GeneratedDatasetBuilder):
     num_test: int = chz.field(default=1000, doc="most held-out problems used; 0 for none")
     prompt: PromptStyle = chz.field(
         default="compact",
-        doc="compact: for the bundled model, which knows the tool and is told of none; words: for "
-        "a model that reads",
+        doc="compact: for the bundled model, which knows the tool without a description; words: "
+        "for a model that reads",
     )
     chat: ChatOptions = built_field(
         functools.partial(ChatOptions, max_turns=4),
@@ -207,8 +207,8 @@ class SearchDatasetBuilder(GeneratedDatasetBuilder):
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
-        told = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
-        chat = Chat(tokenizer, chz.replace(self.chat, **told), [search])
+        tools = {"tools_in": "nowhere"} if self.prompt == "compact" else {}
+        chat = Chat(tokenizer, chz.replace(self.chat, **tools), [search])
         for person in generate_problems(seed, fold):
             yield ProblemGroupBuilder(
                 functools.partial(SearchEnv, chat, person, self.prompt),
