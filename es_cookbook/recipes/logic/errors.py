@@ -10,13 +10,13 @@ among what the model could do. Else it is new.
 """
 
 import collections
+from pathlib import Path
 
 import chz
 import torch
 from transformers import AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.baselines.small_model import answer
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.dataset import question
@@ -26,32 +26,24 @@ from es_cookbook.recipes.logic.warm_start import (
     without_last_term,
 )
 
+NUM_TEST, SAMPLES = 500, 8
+"""Held-out problems, and answers of the bundled model to each at temperature 1."""
 KINDS = ("right", "without the last term", "wrong otherwise")
 
 
 @chz.chz
 class Config:
-    """Which models to compare, and on what."""
+    """Which model to compare with the bundled one."""
 
     after: str = chz.field(doc="directory of the trained model, as export writes it")
-    before: str = chz.field(default=str(RECIPE.model), doc="directory of the model it began with")
-    num_test: int = chz.field(default=500, doc="held-out problems")
-    fold: int = chz.field(default=0, doc="which of them")
-    samples: int = chz.field(default=8, doc="answers of before at temperature 1, for each problem")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "num_test", at_least=1)
-        check_range(self, "samples", at_least=2)
-        check_range(self, "fold", at_least=0)
 
 
 def main(config: Config) -> None:
     """Print how many answers of each kind became which, and what was within reach."""
-    problems_P = held_out(config.fold, config.num_test)
+    problems_P = held_out(0, NUM_TEST)
     questions = [question(problem, "compact") for problem in problems_P]
 
-    def answers(model_name: str, samples: int = 1) -> list[list[str]]:
+    def answers(model_name: str | Path, samples: int = 1) -> list[list[str]]:
         model = Qwen2ForCausalLM.from_pretrained(model_name)
         tokenizer: Qwen2Tokenizer = AutoTokenizer.from_pretrained(
             model_name, trust_remote_code=False
@@ -60,24 +52,24 @@ def main(config: Config) -> None:
             torch.manual_seed(derive_seed(0, "logic/errors"))
             return answer(model, tokenizer, questions, RECIPE.max_tokens, samples)
 
-    def kinds(model_name: str) -> list[str]:
+    def kinds(model_name: str | Path) -> list[str]:
         found: list[str] = []
         for (text,), problem in zip(answers(model_name), problems_P, strict=True):
             careless = without_last_term(problem)
             found.append(KINDS[0 if text == problem.gold else 1 if text == careless else 2])
         return found
 
-    before, after = kinds(config.before), kinds(config.after)
+    before, after = kinds(RECIPE.model), kinds(config.after)
     became = collections.Counter(zip(before, after, strict=True))
     print(f"{'before':24}{'answers':>8}   of which after: " + ", ".join(KINDS))
     for kind in KINDS:
         row = [became[kind, other] for other in KINDS]
         print(f"{kind:24}{sum(row):8}   {', '.join(map(str, row))}")
-    sampled = answers(config.before, config.samples)
+    sampled = answers(RECIPE.model, SAMPLES)
     gained = [i for i, kind in enumerate(after) if kind == KINDS[0] != before[i]]
     near = sum(problems_P[i].gold in sampled[i] for i in gained)
     print(
-        f"{len(gained)} answers became right; {near} of them were among {config.samples} answers "
+        f"{len(gained)} answers became right; {near} of them were among {SAMPLES} answers "
         f"of before at temperature 1, {len(gained) - near} were not"
     )
 

@@ -159,8 +159,11 @@ def test_held_out_problems_of_two_folds_differ() -> None:
     assert len({problem.question for problems_P in folds for problem in problems_P}) == 40
 
 
-def test_errors_are_sorted_before_and_after(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.main(errors.Config(after=str(RECIPE.model), num_test=40))
+def test_errors_are_sorted_before_and_after(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(errors, "NUM_TEST", 40)
+    errors.main(errors.Config(after=str(RECIPE.model)))
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.endswith("of which after: right, without the last term, wrong otherwise")
     right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)
