@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from typing_extensions import override
 
-from es_cookbook.baselines.checkpoints import latest_checkpoint
+from es_cookbook.runs.checkpoints import latest_checkpoint
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
@@ -161,7 +161,7 @@ class _EchoDataset(RLDataset):
     @override
     def get_batch(self, generation: int) -> Sequence[EnvGroupBuilder]:
         prompts = (7, 8, generation + 1), (9,)
-        return [_Echoes(prompt, self.config.turns, self.config.forgets) for prompt in prompts]
+        return [EchoGroup(prompt, self.config.turns, self.config.forgets) for prompt in prompts]
 
     @override
     def __len__(self) -> int:
@@ -172,7 +172,9 @@ class _EchoDataset(RLDataset):
         pass
 
 
-class _Echoes(EnvGroupBuilder):
+class EchoGroup(EnvGroupBuilder):
+    """A prompt, the turns, and whether it forgets."""
+
     def __init__(self, *how: Any) -> None:
         self.how = how
 

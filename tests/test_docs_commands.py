@@ -135,7 +135,7 @@ REQUIRED = {"study": "log_path=x", "errors": "after=x"}
 RECIPE_PROGRAMS = {
     f"es_cookbook.recipes.{path.parent.name}.{path.stem}": REQUIRED.get(path.stem, "output=x")
     for path in (ROOT / "es_cookbook/recipes").glob("*/*.py")
-    if path.stem != "train_cli" and "def cli()" in path.read_text(encoding="utf-8")
+    if path.stem != "train_cli" and "run_cli(main, Config)" in path.read_text(encoding="utf-8")
 }
 
 NOT_LINES = {
@@ -193,9 +193,6 @@ SHORTENED = {
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("count=4",),
-    "es_cookbook.recipes.countdown.warm_start": (
-        *("num_problems=8", "steps=1", "habit_steps=1", "batch_size=2"),
-    ),
 }
 """Command -> options that a reader in a hurry would add."""
 COVERED = {
@@ -503,7 +500,8 @@ def type_line(name: str, options: Sequence[str], typed: str = "") -> str:
                 es_cookbook_main()
         else:
             with mock.patch.object(sys, "argv", [name, *options]):
-                importlib.import_module(name).cli()
+                module = importlib.import_module(name)
+                module.cli() if hasattr(module, "cli") else run_cli(module.main, module.Config)
     return out.getvalue()
 
 

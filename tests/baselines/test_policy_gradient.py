@@ -4,34 +4,38 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
 import chz
 import pytest
 import torch
-from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.baselines.learner import Learner, in_parts
-from es_cookbook.baselines.policy_gradient import PPO, Config, Expert, Group, main, to_examples
+from es_cookbook.baselines.policy_gradient import (
+    PPO,
+    Config,
+    Expert,
+    Group,
+    Method,
+    main,
+    to_examples,
+)
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.rollouts import Example, sequences_of
+from es_cookbook.rl.rollouts import Example, readings_of, sequences_of
 from es_cookbook.rl.types import (
     Action,
-    Env,
-    EnvGroup,
-    EnvGroupBuilder,
     LostRollout,
     Observation,
+    Reading,
     SamplingParams,
-    StepResult,
     Trajectory,
     TrajectoryGroup,
     Transition,
@@ -40,9 +44,14 @@ from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.curves import points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.grpo_runs import check_resumed_as_if_never_stopped, gradient_config, metrics_of
+from tests.grpo_runs import (
+    EchoGroup,
+    check_resumed_as_if_never_stopped,
+    gradient_config,
+    metrics_of,
+)
 from tests.said import typed
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -135,34 +144,14 @@ def test_lost_rollouts_are_left_out_and_equal_ones_are_one() -> None:
 # --- learning ------------------------------------------------------------------------------------
 
 
-class Echo(Env):
-    """Two turns: what is said comes back with a comma behind it."""
-
-    @override
-    async def initial_observation(self) -> Observation:
-        self.said = (7, 8)
-        return Observation(self.said)
-
-    @override
-    async def step(self, action: Action) -> StepResult:
-        self.said = (*self.said, *action.tokens_T, 12)
-        done = len(self.said) > 8
-        return StepResult(0.0, done, None if done else Observation(self.said))
-
-
-class Echoes(EnvGroupBuilder):
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        return EnvGroup([Echo() for _ in range(num_envs)])
-
-
 async def test_log_probabilities_are_those_with_which_the_engine_sampled(model: Path) -> None:
     builder = TorchEngineBuilder(device="cpu", num_lanes=1)
     engine = await builder(model_name=str(model), search_space=FullRank())
     sampling = SamplingParams(max_tokens=4, temperature=1.0, logprobs=True)
     try:
         sampler = PopulationSampler(engine, sampling=sampling)
-        groups = await sampler.rollout_centre([Echoes()], sampling, 8, generation=3)
-        again = await sampler.rollout_centre([Echoes()], sampling, 8, generation=4)
+        groups = await sampler.rollout_centre([EchoGroup((7, 8), 2)], sampling, 8, generation=3)
+        again = await sampler.rollout_centre([EchoGroup((7, 8), 2)], sampling, 8, generation=4)
     finally:
         await engine.close()
     assert groups != again, "another generation, other answers"
@@ -313,3 +302,106 @@ def test_the_command_begins_with_what_a_recipe_has() -> None:
     assert (options["method"], options["method.clip"]) == ("ppo", "0.2")
     assert "did you mean 'arithmetic'?" in command("policy_gradient", "recipe=arithmetc")
     assert "missing model_name=" in command("policy_gradient")
+
+
+PROMPT, ANSWER = (4, 5), (7, 8, 9)
+
+
+def thought(token: int, reward: float, correct: float = 1.0) -> Trajectory:
+    """One token about a prompt, and an answer of three behind it."""
+    read = Reading((6, token), ANSWER, (-1.0, -2.0, -3.0))
+    observation, action = Observation(PROMPT), Action((token,), "", "stop", (-0.5,))
+    metrics = {"correct": correct}
+    return Trajectory((Transition(observation, action, reward, metrics, {}, read),))
+
+
+def test_what_was_read_is_learned_with_the_weight_of_its_mean() -> None:
+    (example,) = readings_of(thought(3, 1.0), 6.0)
+    assert example == Example(
+        (6, 3, *ANSWER),
+        (False, False, True, True, True),
+        2.0,
+        (0.0, 0.0, -1.0, -2.0, -3.0),
+        is_read=True,
+    )
+    plain = Trajectory((Transition(Observation(PROMPT), Action((3,), "", "stop"), 1.0, {}, {}),))
+    assert readings_of(plain, 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [
+        (Group(), {3: 1 / 3, 4: 1 / 3}),
+        (Group(reading=0.0), {}),
+        (PPO(reading=0.3), {3: 0.1, 4: 0.1}),
+        (Expert(), {3: 1 / 3}),
+        (Expert(keep="best"), {3: 1 / 3}),
+    ],
+)
+def test_methods_say_what_is_read(method: Method, weights: dict[int, float]) -> None:
+    group = TrajectoryGroup([[thought(3, 1.0), thought(4, 0.0, correct=0.0)]])
+    examples, _ = to_examples(method, [group])
+    found = {each.tokens_T[1]: each.weight for each in examples if each.is_read}
+    assert found == pytest.approx(weights)
+    assert any(not each.is_read for each in examples), "and what was sampled"
+
+
+def test_a_group_of_equal_rewards_still_learns_to_read() -> None:
+    group = TrajectoryGroup([[thought(3, 1.0), thought(3, 1.0)]])
+    (example,), share = to_examples(Group(), [group])
+    assert (example.is_read, example.count, share) == (True, 2, 0.5)
+
+
+def test_both_parts_are_the_gradient_of_the_expected_reward(tmp_path: Path) -> None:
+    """Against autograd: reward times log-probability of the thought, and the reward itself."""
+    path = write_tiny_model(tmp_path / "model")
+    model = load_causal_lm(str(path), "float32", torch.device("cpu"))
+    learner = Learner(model, dict(model.named_parameters()), tokens_per_pass=1000)
+    thoughts = (3, 4, 4, 10)
+
+    def logprobs(prompt: tuple[int, ...], text: tuple[int, ...]) -> torch.Tensor:
+        logits = model(input_ids=torch.tensor([prompt + text])).logits[0].float()
+        told = torch.log_softmax(logits, dim=-1)[len(prompt) - 1 : -1]
+        return told.gather(1, torch.tensor(text)[:, None])[:, 0]
+
+    rewards = [logprobs((6, token), ANSWER).mean() for token in thoughts]
+    baseline = math.fsum(reward.item() for reward in rewards) / len(rewards)
+    wanted = torch.stack(
+        [
+            (reward.detach() - baseline) * logprobs(PROMPT, (token,)).sum() + reward
+            for token, reward in zip(thoughts, rewards, strict=True)
+        ]
+    ).mean()
+    gradients = torch.autograd.grad(wanted, list(learner.weights.values()))
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+
+    trajectories = [thought(t, r.item()) for t, r in zip(thoughts, rewards, strict=True)]
+    method = Group(normalise=False)
+    examples, share = to_examples(method, [TrajectoryGroup([trajectories])])
+    _, found = learner.step(examples, method.objective, 1e-3, share)
+    assert found == pytest.approx(norm, rel=1e-4)
+    without, share = to_examples(
+        Group(normalise=False, reading=0.0), [TrajectoryGroup([trajectories])]
+    )
+    assert learner.step(without, method.objective, 1e-3, share)[1] < 0.9 * norm
+
+
+def test_entropies_are_those_of_the_whole_distribution(tiny_model: Callable[[str], Path]) -> None:
+    model = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    long = Example((5, 6, 7, 8, 9), (False, False, True, True, True))
+    short = Example((4, 9, 3), (False, True, True))
+    found = Learner(model, (), tokens_per_pass=1000).entropies([long, short])
+    alone = Learner(model, (), tokens_per_pass=1).entropies([long, short])
+    for example, entropies_T, alone_T in zip((long, short), found, alone, strict=True):
+        logits = model(input_ids=torch.tensor([example.tokens_T])).logits[0].double()
+        literal = [
+            -sum(p * math.log(p) for p in logits[t - 1].softmax(0).tolist())
+            for t, learned in enumerate(example.learned_T)
+            if learned
+        ]
+        assert entropies_T == pytest.approx(literal, abs=1e-4)
+        assert alone_T == pytest.approx(literal, abs=1e-4)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()  # Tied: all logits are 0.
+    (uniform_T,) = Learner(model, (), tokens_per_pass=1000).entropies([short])
+    assert uniform_T == pytest.approx([math.log(model.config.vocab_size)] * 2)
