@@ -150,6 +150,7 @@ def graded(answer: str, **reward: object) -> Grade:
         ("Bv2,A>2,A>1", 0, 0, 0, 0.5, 0.05 + 0.05 / 3),  # one slide of three cells
         ("A>2", 0, 0, 0, 0.0, 0.0),
         ("Bv2,A>2,A<2", 0, 0, 1, 1.0, 0.1 + 0.05 / 3),
+        ("Bv2,A>2,B>1", 0, 0, 0, 2 / 3, 0.1 * 2 / 3 + 0.05),  # solved, and then an illegal move
         ("no idea", 0, 0, 0, 0.0, 0.0),
         ("", 0, 0, 0, 0.0, 0.0),
     ],
@@ -162,6 +163,12 @@ def test_parts_of_the_shaped_reward(
     assert [grade.metrics[name] for name in names] == pytest.approx([solved, optimal, stops, legal])
     assert grade.reward == pytest.approx(shaped)
     assert grade.metrics["well_formed"] == (">" in answer or "v" in answer)
+
+
+def test_moves_that_lead_away_are_not_fined() -> None:
+    text, board = "<think></think><answer>A<1</answer>", parse_board("oooo oAAo oooo oooo")
+    reward = RushHourReward(format_weight=0, answer_weight=1)
+    assert grade_rush_hour(text, board, 1, reward).reward == pytest.approx(0.1)
 
 
 RIGHT = "<think>2</think><answer>Bv2,A>2</answer>"
