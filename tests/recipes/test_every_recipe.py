@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import importlib
+import random
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +20,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.recipe import Recipe
+from es_cookbook.recipes.warm_start import sampled
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.train.program import default_log_path
 from tests.recipe_problems import short_run
@@ -132,6 +135,12 @@ def test_the_warm_start_is_seeded_and_loads_as_the_bundled_model_does(
     tokenizers = [AutoTokenizer.from_pretrained(d) for d in (tmp_path / "a", recipe.model)]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
+
+
+def test_demonstrations_are_drawn_anew_from_all_problems() -> None:
+    batches = sampled(lambda _: list(range(9)), lambda problem, _: (str(problem), ""), 4)
+    drawn = [{asked for asked, _ in batch} for batch in islice(batches(random.Random(0)), 20)]
+    assert all(len(batch) == 4 for batch in drawn) and len(set.union(*drawn)) == 9
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -11,6 +11,7 @@ from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from es_cookbook.recipes.markovian import warm_start
+from es_cookbook.recipes.markovian.measuring import DAMAGES
 from es_cookbook.recipes.markovian.study import Config, main
 from es_cookbook.recipes.markovian.train_cli import RECIPE, CLIConfig
 from es_cookbook.recipes.markovian.train_cli import main as train
@@ -51,8 +52,11 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     found = json.loads((output / "study.json").read_text())
     assert (found["runs"][run]["markovian"], found["runs"][other]["markovian"]) == (True, False)
     of_run, of_other = found["runs"][run], found["runs"][other]
-    for damage in ("delete", "truncate_front", "truncate_back", "digits", "alphanumerics"):
+    for damage in DAMAGES:
         assert of_run[f"fragility/{damage}/0"]["value"] == 0
+    above_0 = [f"fragility/{damage}/{share}" for damage in DAMAGES for share in range(20, 101, 20)]
+    mean = sum(of_run[metric]["value"] for metric in above_0) / len(above_0)
+    assert of_run["fragility"]["value"] == pytest.approx(mean)
     # Nothing is left of the thought, whichever way it went.
     gone = [of_run[f"fragility/{damage}/100"]["value"] for damage in ("delete", "truncate_front")]
     assert gone[0] == gone[1] != 0
