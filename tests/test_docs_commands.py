@@ -527,6 +527,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("lines")  # So that `made` is made once.
 @pytest.mark.parametrize(
     ("name", "options"), [given for given in commands() if not is_parsed_only(*given)]
 )
