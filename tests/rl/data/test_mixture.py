@@ -292,3 +292,5 @@ def test_a_stream_of_nothing_usable_gives_all() -> None:
     stream = Stream(lambda epoch: [0, 1, 2] if epoch % 2 else [2, 1, 0], 3)
     assert stream.take(2, lambda i: i == 1) == [1, 1]
     assert len(stream.take(4, lambda _: False)) == 4
+    again = Stream(lambda epoch: [0, 1, 2] if epoch % 2 else [2, 1, 0], 3)
+    assert again.take(2, lambda _: False) == [0, 1], "after one epoch without any"

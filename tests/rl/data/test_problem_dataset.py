@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, deal, gather
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.types import Observation
-from tests.fakes import Word
+from es_cookbook.rl.types import Observation, TrajectoryGroup
+from tests.fakes import Word, trajectory
 
 pytestmark = pytest.mark.anyio
 
@@ -64,3 +64,22 @@ async def test_validate_names_the_problem_whose_prompt_fills_the_context() -> No
     sentence = "line 3: its prompt of 64 tokens leaves no room .* of 64 tokens.*max_model_len"
     with pytest.raises(DataError, match=sentence):
         await ProblemDataset([_builder(0), long], 1, seed=0).validate(64)
+
+
+async def test_a_batch_is_dealt_out_to_pairs_and_what_they_bring_is_gathered() -> None:
+    problems_P = [_builder(i) for i in range(4)]
+    rows = deal(problems_P, 2)
+    asked = [
+        [await env.initial_observation() for env in (await row.make_envs(4)).envs] for row in rows
+    ]
+    assert [[each.tokens_T for each in of_row] for of_row in asked] == [
+        [(0,), (0,), (1,), (1,)],
+        [(2,), (2,), (3,), (3,)],
+    ]
+    groups_R = [
+        TrajectoryGroup([[trajectory(10.0 * r + g)] for g in range(4)]) for r in range(len(rows))
+    ]
+    found = [group.rewards_G_K for group in gather(groups_R, problems_P)]
+    assert found == [[[0], [1]], [[2], [3]], [[10], [11]], [[12], [13]]]
+    with pytest.raises(ConfigError, match="their number must be a multiple of 2"):
+        deal(problems_P[:3], 2)
