@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from es_cookbook.baselines.checkpoints import DirectoryState, begin
+from es_cookbook.baselines.checkpoints import begin
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.baselines.learner import Learner, adamw
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
@@ -215,10 +215,10 @@ def own_learner(config: GradientConfig, model: PreTrainedModel, names: Iterable[
 @contextlib.asynccontextmanager
 async def opened(
     config: GradientConfig,
-    state: DirectoryState,
+    checkpoint: Checkpoint | None,
     make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
 ) -> AsyncGenerator[GradientRun[_Learner]]:
-    """Open a run where `run_directory` found it; closes all of it in the end.
+    """Open a run at the checkpoint that `run_directory` found; closes all of it in the end.
 
     `make_learner` is given a model and the names of the weights that are to learn.
 
@@ -230,7 +230,6 @@ async def opened(
         stack.enter_context(library_log(log_path / LOG))
         stack.enter_context(no_silence())
         say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
-        checkpoint = state.checkpoint
         with libraries_quiet():
             name, space = config.model_name, config.space
             engine = await config.engine(model_name=name, search_space=space)
@@ -240,7 +239,8 @@ async def opened(
         await datasets.train.validate(engine.traits.context_length)
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
-        start = begin(config, state)
+        start = checkpoint.generation if checkpoint else 0
+        begin(log_path, config, start)
         keep_trained_on(log_path, datasets, start)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
         trackers = [config.trackers(info), ReportWriter(log_path)]

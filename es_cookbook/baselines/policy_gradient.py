@@ -190,13 +190,13 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with run_directory(config) as state:
-        if state.is_complete:
+    with run_directory(config) as (checkpoint, is_complete):
+        if is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
         from es_cookbook.baselines.gradient_run import opened, own_learner  # with torch
 
-        async with opened(config, state, partial(own_learner, config)) as run:
+        async with opened(config, checkpoint, partial(own_learner, config)) as run:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)

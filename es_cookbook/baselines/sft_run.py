@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from es_cookbook.baselines.checkpoints import cut_lines
+from es_cookbook.baselines.checkpoints import begin
 from es_cookbook.baselines.gradient_run import take_weights
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.supervised import Evaluation, SFTConfig, Split
@@ -41,11 +41,9 @@ from es_cookbook.runs.directory import (
     checked_names,
     locked,
 )
-from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided
 from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.runs.trusted.seal import seal
 
 WEIGHTS = "weights.safetensors"
 _MAY_DIFFER = ("output", "log_every", "checkpoint_every")
@@ -72,7 +70,7 @@ class SFTRun:
             packed_length=config.max_length if config.packing else 0,
         )
         self.num_steps = max(1, math.ceil(config.epochs * len(self.train) / config.batch_size))
-        self.start = _go_on(log_path, self.learner)
+        self.start = _go_on(config, log_path, self.learner)
         self._config = config
         self._log_path = log_path
         self._model = model
@@ -149,9 +147,6 @@ def opened(config: SFTConfig) -> Generator[SFTRun]:
         evaluated: Callable[[], Metrics] = dict
         if config.evaluation is not None:
             evaluated = stack.enter_context(_evaluated(config, config.evaluation, model))
-        config_json = config_to_json(config)
-        replace_file(log_path / CONFIG, [config_json.encode()])
-        seal(log_path, config_json)
         yield SFTRun(config, log_path, model, tokenizer, data, evaluated)
 
 
@@ -240,12 +235,12 @@ def _evaluated(
         yield measured
 
 
-def _go_on(log_path: Path, learner: Learner) -> int:
+def _go_on(config: SFTConfig, log_path: Path, learner: Learner) -> int:
     """Load the last checkpoint and cut the metrics after it; returns the first step to do."""
     start, path = 0, last_directory(log_path)
     if path is not None:
         start = int(path.name)
         learner.load(load_file(path / WEIGHTS), path)
         say(f"going on from step {start}")
-    cut_lines(log_path, start)
+    begin(log_path, config, start)
     return start

@@ -240,5 +240,5 @@ def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[s
     ['1.up']
     """
     last_names = {name.rpartition(".")[2] for name in adapted}
-    meant = {name for name in modules if name.rpartition(".")[2] in last_names}
-    return sorted(last_names if meant == set(adapted) else adapted)
+    matching = {name for name in modules if name.rpartition(".")[2] in last_names}
+    return sorted(last_names if matching == set(adapted) else adapted)

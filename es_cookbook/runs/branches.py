@@ -22,7 +22,7 @@ from es_cookbook.runs.directory import (
     copy_trained_on,
     lines_before,
     locked,
-    made_beside,
+    new_directory,
     set_aside,
 )
 from es_cookbook.runs.files import replace_file
@@ -57,7 +57,7 @@ def fork_run(
     header = prefix.header or Header(model_name, None, None, None)
     header = dataclasses.replace(header, fork=Fork(str(source), taken))
     forked = Prefix(header, prefix.records, FORMAT_VERSION)
-    with made_beside(output) as beside:
+    with new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         seal(beside, config_json)
         replace_file(beside / HISTORY, forked.encode())

@@ -160,7 +160,7 @@ def set_aside(log_path: Path) -> Path:
     """
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
-    with made_beside(rewound) as beside:
+    with new_directory(rewound) as beside:
         for name in (*FILES_OF_RUNS, SEAL):
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
@@ -229,7 +229,7 @@ def copy_trained_on(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def made_beside(path: Path) -> Generator[Path]:
+def new_directory(path: Path) -> Generator[Path]:
     """A run directory to fill, there whole or not at all; its failures are sentences."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ class Replay:
     end: Place
     taken: int = 0
 
-    def begun_at(self, snapshot: Path) -> "Replay":
+    def from_snapshot(self, snapshot: Path) -> "Replay":
         """The same from this snapshot of its centre, whose steps are forgotten."""
         return dataclasses.replace(
             self, snapshot=read_snapshot(snapshot), taken=self.generation, steps=()

@@ -20,6 +20,7 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of
+from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from tests.tiny_run import TinyConfig
 
 STEPS = (
@@ -99,3 +100,11 @@ def as_bfloat16(model: Path, to: Path) -> Path:
     shutil.copytree(model, to)
     load_causal_lm(str(model), "bfloat16", torch.device("cpu")).save_pretrained(to)
     return to
+
+
+def take_snapshots(path: Path, *generations: int) -> list[Path]:
+    for generation in generations:
+        writer = SnapshotWriter(path, every=generation)
+        writer.recorded(generation)
+        writer.finish()
+    return [path / "snapshots" / f"{generation:06d}.safetensors" for generation in generations]

@@ -24,11 +24,10 @@ from es_cookbook.runs import replay as replay_module
 from es_cookbook.runs.history.format import encode
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
 from tests.adapters import make_adapter
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.quantised_models import How, quantise
-from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits
+from tests.runs.recorded_run import STEPS, as_bfloat16, record_run, same_bits, take_snapshots
 
 SPACES = {
     "rank 1": LowRank(),
@@ -39,13 +38,6 @@ SPACES = {
     "quantised: scales, zero points": QuantScales(which="both"),
     "quantised: codes": QuantCodes(),
 }
-
-
-def take_snapshot(path: Path, generation: int) -> Path:
-    writer = SnapshotWriter(path, every=generation)
-    writer.recorded(generation)
-    writer.finish()
-    return path / "snapshots" / f"{generation:06d}.safetensors"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -71,13 +63,13 @@ def test_any_generation_comes_back_from_the_base_and_from_a_snapshot(
         assert replay.fingerprint == (recorded.fingerprints[last] if last else None)
         assert replay.snapshot is None
         assert same_bits(dict(replay.centre_tensors()), recorded.weights[last])
-    assert take_snapshot(recorded.path, 2).exists()
+    assert all(path.exists() for path in take_snapshots(recorded.path, 2))
     for generation in (2, 3, 6):
         replay = open_replay(recorded.path, generation)
         assert replay.snapshot is not None and replay.snapshot.generation == 2
         for num_threads in (1, 3):
             assert same_bits(dict(replay.centre_tensors(num_threads)), recorded.weights[generation])
-    assert take_snapshot(recorded.path, 5).exists(), "which began at the one before"
+    take_snapshots(recorded.path, 5)  # Which begins at the one before.
     replay = open_replay(recorded.path)
     assert replay.snapshot is not None and replay.snapshot.generation == 5
     assert same_bits(dict(replay.centre_tensors()), recorded.weights[6])
@@ -105,7 +97,7 @@ def test_transposed_weights_and_experts_come_back_too(
     replay = open_replay(recorded.path)
     assert replay.fingerprint == recorded.fingerprints[-1]
     assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
-    assert take_snapshot(recorded.path, 2).exists()
+    assert all(path.exists() for path in take_snapshots(recorded.path, 2))
     replay = open_replay(recorded.path)
     assert replay.snapshot is not None
     assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])

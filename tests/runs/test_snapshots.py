@@ -24,17 +24,9 @@ from es_cookbook.runs.history import store
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
-from tests.runs.recorded_run import Recorded, record_run, same_bits
+from tests.runs.recorded_run import Recorded, record_run, same_bits, take_snapshots
 
 ROOT = Path(__file__).parents[2]
-
-
-def take_snapshots(path: Path, *generations: int) -> list[Path]:
-    for generation in generations:
-        writer = SnapshotWriter(path, every=generation)
-        writer.recorded(generation)
-        writer.finish()
-    return [path / "snapshots" / f"{generation:06d}.safetensors" for generation in generations]
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with run_directory(config) as state:
-        if state.is_complete:
+    with run_directory(config) as (checkpoint, is_complete):
+        if is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
         from es_cookbook.baselines.grpo.arguments import checked  # with trl and torch
@@ -32,5 +32,5 @@ async def main(config: Config) -> None:
         from es_cookbook.baselines.gradient_run import opened
         from es_cookbook.baselines.grpo.training import TrainedByTRL, train
 
-        async with opened(config, state, TrainedByTRL) as run:
+        async with opened(config, checkpoint, TrainedByTRL) as run:
             await train(config, more, run)

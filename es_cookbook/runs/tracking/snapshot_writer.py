@@ -108,7 +108,7 @@ class SnapshotWriter(Tracker):
                 replay.space.shapes.items(),
                 self._while_wanted(replay),
             )
-            self._done = replay.begun_at(path)
+            self._done = replay.from_snapshot(path)
         except CancelledError:
             pass
         except ESCookbookError as error:
