@@ -15,7 +15,7 @@ does not pack, and output heads, which vLLM wants whole.
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -40,26 +40,6 @@ TEXTS, LENGTH = 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounding:
-    """How to round.
-
-    Attributes:
-        bits: of a code.
-        group_size: inputs that share a scale; None: all of an output.
-        symmetric: no zero points: codes reach as far below zero as above.
-        dtype: of scales and of what is not rounded; auto: the model's, but bfloat16 for float32,
-            which vLLM's kernels do not take.
-        ignore: names of layers that stay as they are, or shell patterns of them.
-    """
-
-    bits: int = 4
-    group_size: int | None = 32
-    symmetric: bool = True
-    dtype: Dtype = "auto"
-    ignore: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Copy:
     """What was written, and how it compares with the model.
 
@@ -78,8 +58,27 @@ class Copy:
     divergence: float
 
 
-def write_rounded(model_name: str, output: Path, how: Rounding) -> Copy:
+def write_rounded(
+    model_name: str,
+    output: Path,
+    *,
+    bits: int = 4,
+    group_size: int | None = 32,
+    symmetric: bool = True,
+    dtype: Dtype = "auto",
+    ignore: Collection[str] = (),
+) -> Copy:
     """Write a rounded copy of a model, with its tokenizer: whole, or not at all.
+
+    Args:
+        model_name: directory or Hub name.
+        output: directory to make.
+        bits: of a code.
+        group_size: inputs that share a scale; None: all of an output.
+        symmetric: no zero points: codes reach as far below zero as above.
+        dtype: of scales and of what is not rounded; auto: the model's, but bfloat16 for float32,
+            which vLLM's kernels do not take.
+        ignore: names of layers that stay as they are, or shell patterns of them.
 
     Raises:
         ConfigError: compressed-tensors is not installed, or no layer can be rounded so.
@@ -90,12 +89,12 @@ def write_rounded(model_name: str, output: Path, how: Rounding) -> Copy:
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
     model = load_causal_lm(model_name, "auto", torch.device("cpu"))
-    rounded, left = _layers(model, how)
+    rounded, left = _layers(model, group_size, ignore)
     tokens = _own_texts(model)
     expected = _log_probabilities(model, tokens)
     before = _num_bytes(model)
-    model.to(_dtype(model, how))  # pyright: ignore[reportArgumentType]
-    compressor = _compress(model, rounded, how)
+    model.to(_dtype(model, dtype))  # pyright: ignore[reportArgumentType]
+    compressor = _compress(model, rounded, bits, symmetric, group_size)
     with whole_directory(output) as directory:
         with no_progress_bar():
             model.save_pretrained(directory)
@@ -113,11 +112,13 @@ def _check_library() -> None:
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
 
 
-def _layers(model: PreTrainedModel, how: Rounding) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+def _layers(
+    model: PreTrainedModel, group_size: int | None, ignore: Collection[str]
+) -> tuple[dict[str, nn.Linear], dict[str, str]]:
     """Linear layers by name: those to round, and why the others are left as they are."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     names = [name.removesuffix(".weight") for name in linear_weights(model)]
-    for pattern in how.ignore:
+    for pattern in ignore:
         if not any(matching(name, pattern) for name in names):
             near = ", ".join(difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0))
             raise ConfigError(
@@ -129,12 +130,12 @@ def _layers(model: PreTrainedModel, how: Rounding) -> tuple[dict[str, nn.Linear]
         layer = modules.get(name)
         if layer is not None and layer is head:
             left[name] = "the output head"
-        elif any(matching(name, pattern) for pattern in how.ignore):
+        elif any(matching(name, pattern) for pattern in ignore):
             left[name] = "ignored"
         elif type(layer) is not nn.Linear:
             left[name] = "no nn.Linear"
-        elif how.group_size is not None and layer.in_features % how.group_size:
-            left[name] = f"group_size={how.group_size} does not divide {layer.in_features} inputs"
+        elif group_size is not None and layer.in_features % group_size:
+            left[name] = f"group_size={group_size} does not divide {layer.in_features} inputs"
     rounded = {name: cast(nn.Linear, modules[name]) for name in names if name not in left}
     if not rounded:
         reasons = ", ".join(sorted(set(left.values()))) or "it has no linear layers"
@@ -143,7 +144,11 @@ def _layers(model: PreTrainedModel, how: Rounding) -> tuple[dict[str, nn.Linear]
 
 
 def _compress(
-    model: PreTrainedModel, layers: Mapping[str, nn.Linear], how: Rounding
+    model: PreTrainedModel,
+    layers: Mapping[str, nn.Linear],
+    bits: int,
+    symmetric: bool,
+    group_size: int | None,
 ) -> "ModelCompressor":
     """Replace the layers' weights, in place, by codes and scales."""
     from compressed_tensors.compressors import ModelCompressor
@@ -158,11 +163,7 @@ def _compress(
     )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    arguments = QuantizationArgs(
-        num_bits=how.bits,
-        symmetric=how.symmetric,
-        group_size=-1 if how.group_size is None else how.group_size,
-    )
+    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=group_size or -1)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     others = [
         name for name, m in model.named_modules() if type(m) is nn.Linear and name not in layers
@@ -170,10 +171,10 @@ def _compress(
     settings = QuantizationConfig(config_groups={"group_0": scheme}, ignore=others)
     apply_quantization_config(model, settings)
     for layer in layers.values():
-        groups = layer.weight.float().unflatten(1, (-1, how.group_size or layer.in_features))
+        groups = layer.weight.float().unflatten(1, (-1, group_size or layer.in_features))
         scales, zeros = calculate_qparams(groups.amin(2), groups.amax(2), arguments)
         layer.get_parameter("weight_scale").copy_(scales)
-        if not how.symmetric:
+        if not symmetric:
             layer.get_parameter("weight_zero_point").copy_(zeros)
     packed = CompressionFormat.pack_quantized
     compressor = ModelCompressor.from_pretrained_model(model, quantization_format=packed.value)
@@ -184,9 +185,9 @@ def _compress(
     return compressor
 
 
-def _dtype(model: PreTrainedModel, how: Rounding) -> torch.dtype:
-    if how.dtype != "auto":
-        return cast(torch.dtype, getattr(torch, how.dtype))
+def _dtype(model: PreTrainedModel, dtype: Dtype) -> torch.dtype:
+    if dtype != "auto":
+        return cast(torch.dtype, getattr(torch, dtype))
     return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
 
 

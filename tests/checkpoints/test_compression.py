@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 pytest.importorskip("compressed_tensors", reason="it comes with vLLM, and with es-cookbook[dev]")
 
 from es_cookbook.checkpoints import compression
-from es_cookbook.checkpoints.compression import Rounding, write_rounded
+from es_cookbook.checkpoints.compression import write_rounded
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.checkpoints.quantised import quantised_layers
 from es_cookbook.common.errors import ConfigError, ModelError
@@ -25,17 +26,18 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "how",
     [
-        Rounding(4, 16),
-        Rounding(4, 16, symmetric=False),
-        Rounding(8, 8, symmetric=False, dtype="float32"),
-        Rounding(8, None, dtype="float16"),
+        {"group_size": 16},
+        {"group_size": 16, "symmetric": False},
+        {"bits": 8, "group_size": 8, "symmetric": False, "dtype": "float32"},
+        {"bits": 8, "group_size": None, "dtype": "float16"},
     ],
     ids=str,
 )
 def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
-    tiny_model: Callable[[str], Path], tmp_path: Path, how: Rounding
+    tiny_model: Callable[[str], Path], tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    copy = write_rounded(str(tiny_model("llama")), tmp_path / "copy", how)
+    bits, symmetric = how.get("bits", 4), how.get("symmetric", True)
+    copy = write_rounded(str(tiny_model("llama")), tmp_path / "copy", **how)
     original = load_causal_lm(str(tiny_model("llama")), "auto", CPU)
     found = load_causal_lm(str(tmp_path / "copy"), "auto", CPU)
     layers = dict(quantised_layers(found))
@@ -47,17 +49,17 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
         if weight is None:
             assert torch.equal(parameter.to(other.dtype), other), name
             continue
-        assert weight.bits == how.bits and (weight.zeros is None) == how.symmetric
+        assert weight.bits == bits and (weight.zeros is None) == symmetric
         assert weight.scales.shape[1] == (
-            1 if how.group_size is None else weight.codes.shape[1] // how.group_size
+            weight.codes.shape[1] // how["group_size"] if how["group_size"] else 1
         )
         scales = weight.scales[:, weight.group_of_input]
         eps = torch.finfo(other.dtype).eps
         # Half a code; another half at a range's end, where zero points are rounded; the scale's own
         # rounding, times the largest code, and the product's.
-        steps = 0.501 + 0.5 * (not how.symmetric) + eps * 2**how.bits
+        steps = 0.501 + 0.5 * (not symmetric) + eps * 2**bits
         assert ((parameter - other.float()).abs() <= scales.float() * steps).all(), name
-        assert weight.codes.float().std() > 0.15 * 2**how.bits, "all of the codes' range is used"
+        assert weight.codes.float().std() > 0.15 * 2**bits, "all of the codes' range is used"
     assert copy.num_bytes[1] < copy.num_bytes[0]
     assert load_tokenizer(str(tmp_path / "copy")).get_vocab()
 
@@ -67,7 +69,7 @@ def test_a_weight_is_the_nearest_multiple_of_its_groups_scale(
 async def test_the_quantised_spaces_evolve_the_bundled_model(
     tmp_path: Path, space: SearchSpaceBuilder
 ) -> None:
-    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", Rounding())
+    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy")
     assert len(copy.rounded) == 4 * 7 and copy.left == {}, "its head is tied to the embedding"
     assert 0.001 < copy.divergence < 0.1
     assert copy.perplexity[1] == pytest.approx(copy.perplexity[0], rel=0.1)
@@ -81,9 +83,9 @@ async def test_the_quantised_spaces_evolve_the_bundled_model(
 
 
 def test_more_bits_and_smaller_groups_lose_less(tmp_path: Path) -> None:
-    ways = [Rounding(4, None), Rounding(4, 32), Rounding(8, 32)]
     copies = [
-        write_rounded(str(BUNDLED_MODEL), tmp_path / str(i), how) for i, how in enumerate(ways)
+        write_rounded(str(BUNDLED_MODEL), tmp_path / str(i), bits=bits, group_size=size)
+        for i, (bits, size) in enumerate([(4, None), (4, 32), (8, 32)])
     ]
     losses = [copy.divergence for copy in copies]
     assert losses == sorted(losses, reverse=True) and losses[2] < 0.001
@@ -92,8 +94,8 @@ def test_more_bits_and_smaller_groups_lose_less(tmp_path: Path) -> None:
 
 
 def test_what_is_left_is_named_with_its_reason(tmp_path: Path) -> None:
-    how = Rounding(8, 128, ignore=("*.q_proj",))
-    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", how)
+    how: dict[str, Any] = {"bits": 8, "group_size": 128, "ignore": ("*.q_proj",)}
+    copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", **how)
     assert copy.left == {
         **{f"model.layers.{i}.self_attn.q_proj": "ignored" for i in range(4)},
         **{
@@ -109,16 +111,18 @@ def test_what_is_left_is_named_with_its_reason(tmp_path: Path) -> None:
     ("how", "said"),
     [
         (
-            Rounding(4, 100),
+            {"group_size": 100},
             "no layer of the model can be quantised: group_size=100 does not divide",
         ),
-        (Rounding(ignore=("*",)), "no layer of the model can be quantised: ignored"),
-        (Rounding(ignore=("*q_porj",)), r"ignore=\*q_porj matches no linear layer; .*q_proj"),
+        ({"ignore": ("*",)}, "no layer of the model can be quantised: ignored"),
+        ({"ignore": ("*q_porj",)}, r"ignore=\*q_porj matches no linear layer; .*q_proj"),
     ],
 )
-def test_what_cannot_be_rounded_so_is_refused(tmp_path: Path, how: Rounding, said: str) -> None:
+def test_what_cannot_be_rounded_so_is_refused(
+    tmp_path: Path, how: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
-        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", how)
+        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", **how)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,5 +137,5 @@ def test_a_copy_that_cannot_be_read_again_is_not_left_behind(
 
     monkeypatch.setattr(compression, "load_causal_lm", load)
     with pytest.raises(ModelError, match="unreadable"):
-        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", Rounding())
+        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

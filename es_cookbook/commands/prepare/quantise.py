@@ -54,11 +54,18 @@ def main(config: QuantiseConfig) -> None:
     output = new_output(config.output)
     say(f"rounding {config.model_name} to {config.bits} bits")
     # torch, which the options do without.
-    from es_cookbook.checkpoints.compression import LENGTH, TEXTS, Rounding, write_rounded
+    from es_cookbook.checkpoints.compression import LENGTH, TEXTS, write_rounded
 
-    how = Rounding(config.bits, config.group_size, config.symmetric, config.dtype, config.ignore)
     output.parent.mkdir(parents=True, exist_ok=True)
-    copy = write_rounded(config.model_name, output, how)
+    copy = write_rounded(
+        config.model_name,
+        output,
+        bits=config.bits,
+        group_size=config.group_size,
+        symmetric=config.symmetric,
+        dtype=config.dtype,
+        ignore=config.ignore,
+    )
     for line in _left(copy.left):
         print(line)
     before, after = map(show_bytes, copy.num_bytes)
