@@ -84,7 +84,8 @@ def write_rounded(
         ConfigError: compressed-tensors is not installed, or no layer can be rounded so.
         ModelError: The model cannot be read, or is quantised already.
     """
-    _check_library()
+    if find_spec("compressed_tensors") is None:  # Before minutes are spent.
+        raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
@@ -105,11 +106,6 @@ def write_rounded(
     divergence = (expected.exp() * (expected - found)).sum(-1).mean().item()
     perplexity = _perplexity(expected, tokens), _perplexity(found, tokens)
     return Copy(tuple(rounded), left, (before, _num_bytes(model)), perplexity, divergence)
-
-
-def _check_library() -> None:
-    if find_spec("compressed_tensors") is None:
-        raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
 
 
 def _layers(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from es_cookbook.runs.report.page.serving import served
+from es_cookbook.runs.report.page.serving import ReportServer
 from es_cookbook.runs.report.page.writing import write_report
 from tests.runs.report.made_runs import GRADIENTS, grow, make_run, rollout
 
@@ -335,7 +335,7 @@ def test_light_and_dark_follow_the_system_or_the_switch(opened: Opened, run: Pat
 
 def test_a_page_that_watches_follows_the_run(opened: Opened, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", generations=2, num_generations=9)
-    with served([run]) as server:
+    with ReportServer([run]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

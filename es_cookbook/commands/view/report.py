@@ -20,7 +20,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import printable, say
 from es_cookbook.runs.directory import REPORT
 from es_cookbook.runs.report.page.contents import MEGABYTES
-from es_cookbook.runs.report.page.serving import served
+from es_cookbook.runs.report.page.serving import ReportServer
 from es_cookbook.runs.report.page.writing import write_report
 
 
@@ -69,7 +69,7 @@ def main(report: Report) -> None:
         done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
         print(printable(done))
         return
-    with served(report.log_paths, report.port, report.megabytes) as server:
+    with ReportServer(report.log_paths, report.port, report.megabytes) as server:
         print(f"{server.url}\nCtrl-C ends it", flush=True)
         try:
             server.serve_forever()

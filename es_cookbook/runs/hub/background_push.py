@@ -170,9 +170,6 @@ class BackgroundPush(Tracker):
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
 
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """The metrics are in a file, which is pushed."""
-
     def recorded(self, generations: int) -> None:
         """Push the run if it is time. Returns at once."""
         is_new, self._recorded = generations > self._recorded, generations

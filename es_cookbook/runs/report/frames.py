@@ -67,7 +67,7 @@ def frames(log_paths: Paths, of: Of = "generations") -> "pandas.DataFrame":
         for run in runs
         for row in (_rollouts(run) if of == "rollouts" else _generations(run))
     ]
-    return _table(rows, first=("run", "generation", *(path or _CLASS for path in fields)))
+    return table_of(rows, first=("run", "generation", *(path or _CLASS for path in fields)))
 
 
 def write_table(table: "pandas.DataFrame", output: Path) -> None:
@@ -90,11 +90,6 @@ def write_table(table: "pandas.DataFrame", output: Path) -> None:
     except ImportError as error:
         raise not_installed("Parquet", "pyarrow", "es-cookbook[frames]") from error
     replace_file(output, [written.getvalue()])
-
-
-def table_of(rows: Sequence[Mapping[str, object]]) -> "pandas.DataFrame":
-    """Plain values as a table that Parquet can hold; columns in the order of their appearance."""
-    return _table(rows, first=())
 
 
 def _read(log_paths: Paths) -> list[RunFiles]:
@@ -209,8 +204,11 @@ def _number(value: object) -> float:
     return float(value) if abs(value) <= _LARGEST else math.nan
 
 
-def _table(rows: Sequence[Mapping[str, object]], first: Sequence[str]) -> "pandas.DataFrame":
-    """Rows as columns, each of one type."""
+def table_of(rows: Sequence[Mapping[str, object]], first: Sequence[str] = ()) -> "pandas.DataFrame":
+    """Plain values as a table that Parquet can hold: columns of one type each, some of them first.
+
+    The others are in the order of their appearance.
+    """
     try:
         import pandas
     except ImportError as error:

@@ -43,21 +43,21 @@ class RunInfo:
     start_generation: int = 0
 
 
-class Tracker(ABC):
-    """Takes what a run measures."""
+class Tracker:
+    """Takes what a run measures; by default nothing."""
 
-    @abstractmethod
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a generation; NaN and infinities are allowed."""
+        del generation, metrics
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
-        """Take a generation's rollouts and keep as many as the tracker shows; none by default."""
+        """Take a generation's rollouts and keep as many as the tracker shows."""
         del generation, groups_P, decode
 
     def metrics(self) -> Mapping[str, float]:
-        """What the tracker itself has to report, logged with every generation; none by default."""
+        """What the tracker itself has to report, logged with every generation."""
         return {}
 
     def recorded(self, generations: int) -> None:
@@ -68,9 +68,9 @@ class Tracker(ABC):
         """The run is complete: do, or wait for, what is still due. Called in a thread."""
         return
 
-    @abstractmethod
     def close(self) -> None:
         """Finish writing and give the terminal back, also after a failure; twice is harmless."""
+        return
 
 
 @chz.chz

@@ -184,24 +184,14 @@ def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
         raise HistoryError(f"{where} is damaged: it must be a line of JSON ({error})") from error
     if not isinstance(found, dict):
         raise HistoryError(f"{where} is damaged: it must be a dict, found {found!r:.60}")
-    row = cast("dict[str, object]", found)
-    for key, value in row.items():
-        if not _is_measured(value):
+    row: dict[str, float] = {}
+    for key, value in cast("dict[str, float | None]", found).items():
+        if value is None:
+            row[key] = math.nan
+        elif type(value) in (int, float) and abs(value) <= _LARGEST:
+            row[key] = value if abs(value) < 2**63 else float(value)  # NumPy has no larger integer.
+        else:
             raise HistoryError(
                 f"{where} is damaged: {key!r:.60} must be a number or null, found {value!r:.60}"
             )
-    measured = cast("dict[str, float | None]", row)
-    return {key: _number(value) for key, value in measured.items()}
-
-
-def _number(value: float | None) -> float:
-    """None as NaN; a large integer, for which NumPy has no type, as a float."""
-    if value is None:
-        return math.nan
-    return value if abs(value) < 2**63 else float(value)
-
-
-def _is_measured(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
-        return False
-    return value is None or abs(value) <= _LARGEST
+    return row

@@ -20,7 +20,7 @@ import os
 import urllib.error
 import urllib.request
 import uuid
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -65,7 +65,7 @@ _Row: TypeAlias = list[str | int | float]
 logger = logging.getLogger(__name__)
 
 
-class _LibraryTracker(Tracker):
+class _LibraryTracker(Tracker, ABC):
     """Hands metrics and some rollouts to a library that may fail.
 
     Args:

@@ -134,9 +134,6 @@ class PlainTracker(Tracker):
             self._on = False
             logger.warning("the live view is off: standard output failed (%s)", error)
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 class ScreenTracker(Tracker):
     """Progress bar, numbers with their trend, and one sampled rollout, redrawn in place."""

@@ -7,7 +7,7 @@ be written is a warning, and one that was not finished when the process died is 
 
 import logging
 import threading
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,9 +51,6 @@ class SnapshotWriter(Tracker):
         """Of the last one that was written, from there on."""
         for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # by one that died
             left.unlink(missing_ok=True)
-
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """A snapshot has no metrics."""
 
     def recorded(self, generations: int) -> None:
         """Begin a snapshot if one is due.

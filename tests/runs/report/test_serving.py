@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.report.page.serving import ReportServer, served
+from es_cookbook.runs.report.page.serving import ReportServer
 from tests.runs.report.made_runs import grow, make_run
 
 
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Generator[ReportServer]:
-    with served([run]) as server:
+    with ReportServer([run]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield server
@@ -88,6 +88,6 @@ def test_a_port_in_use_is_refused_in_a_sentence(run: Path) -> None:
         port = taken.getsockname()[1]
         with (
             pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 cannot be used"),
-            served([run], port),
+            ReportServer([run], port),
         ):
             pass

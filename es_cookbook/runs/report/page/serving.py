@@ -13,7 +13,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -31,40 +31,34 @@ _BYTES = "application/octet-stream"
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves the report of some runs at `url`, until it is shut down."""
+    """Serves the report of some runs at `url`, until it is shut down; closes as a context manager.
 
-    daemon_threads = True
-
-    def __init__(self, log_paths: Sequence[Path], port: int, megabytes: float) -> None:
-        self.token = secrets.token_urlsafe(24)
-        self.latest = _Latest(log_paths, megabytes)
-        super().__init__((HOST, port), _Handler)
-
-    @property
-    def url(self) -> str:
-        """What a browser opens."""
-        return f"http://{HOST}:{self.server_port}/{self.token}/"
-
-
-@contextlib.contextmanager
-def served(
-    log_paths: Sequence[Path], port: int = 0, megabytes: float = MEGABYTES
-) -> Generator[ReportServer]:
-    """A server of a report, whose port is given back in the end; any free one if 0.
+    The port is any free one if 0.
 
     Raises:
         RunDirectoryError: No run can be read.
         ConfigError: The port is in use, or not to be had.
     """
-    try:
-        server = ReportServer(log_paths, port, megabytes)
-    except OSError as error:
-        raise ConfigError(
-            f"port {port} of {HOST} cannot be used ({error.strerror or error}); give another one, "
-            "or port=0 for any that is free"
-        ) from error
-    with server:
-        yield server
+
+    daemon_threads = True
+
+    def __init__(
+        self, log_paths: Sequence[Path], port: int = 0, megabytes: float = MEGABYTES
+    ) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self.latest = _Latest(log_paths, megabytes)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {HOST} cannot be used ({error.strerror or error}); give another "
+                "one, or port=0 for any that is free"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """What a browser opens."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
 
 
 class _Latest:

@@ -61,9 +61,6 @@ class ReportWriter(Tracker):
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
 
-    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        """Nothing: they are read from the file."""
-
     @override
     def finish(self) -> None:
         """Write the page; a failure is a warning, since the run itself is complete and recorded."""
@@ -72,9 +69,6 @@ class ReportWriter(Tracker):
             write_report([path], path / REPORT, {path: "complete"})
         except Exception as error:  # Whatever it is, it must not cost anybody a run.
             _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
