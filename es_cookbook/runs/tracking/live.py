@@ -12,10 +12,11 @@ import math
 import os
 import sys
 import time
-import unicodedata
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import chz
+from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
@@ -67,14 +68,14 @@ class Pace:
     def __init__(self, run: RunInfo, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._total = run.num_generations
-        self._ends = [clock()]
-        self.started = self._ends[0]
+        self.started = clock()
+        self._ends = deque([self.started], maxlen=_RECENT + 1)
         self.done = run.start_generation
 
     def finished(self, generation: int) -> None:
         if generation < self._total:
             self.done = generation + 1
-            self._ends = [*self._ends, self._clock()][-_RECENT - 1 :]
+            self._ends.append(self._clock())
 
     @property
     def elapsed(self) -> float:
@@ -361,31 +362,19 @@ def folded(text: str, width: int, most: int) -> list[str]:
     r"""Text that a terminal shows and never obeys, as at most so many lines of so many columns.
 
     >>> folded("a long answer\n\x1b[2J", 6, 9)
-    ['a long', ' answe', 'r', '\\x1b[2', 'J']
+    ['a long', 'answer', '\\x1b[2', 'J']
     >>> folded("one\ntwo\nthree", 20, 2)
     ['one', 'two … and more']
     """
     # Of no line can be shown more than this, however long the text is.
-    lines = printable(text[: most * (width + 1)]).split("\n")
-    rows = [row for line in lines for row in _rows(line, width)]
-    if len(rows) <= most and len(text) <= most * (width + 1):
+    shown_text = text[: most * (width + 1)]
+    wrapped = Text(printable(shown_text)).wrap(Console(width=width), width, overflow="fold")
+    rows = [line.plain for line in wrapped]
+    if len(rows) <= most and shown_text == text:
         return rows
     more = " … and more"
-    last = rows[most - 1] if len(rows) >= most else rows[-1]
-    return [*rows[: most - 1], _rows(last, max(width - len(more), 1))[0] + more]
-
-
-def _rows(line: str, width: int) -> list[str]:
-    """A line in pieces of so many columns; East Asian characters take two."""
-    rows, free = [""], width
-    for character in line:
-        columns = 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        if columns > free and rows[-1]:
-            rows.append("")
-            free = width
-        rows[-1] += character
-        free -= columns
-    return rows
+    *kept, last = rows[:most] or [""]
+    return [*kept, chop_cells(f"{last} ", max(width - len(more), 1))[0].rstrip() + more]
 
 
 class _Course:
