@@ -23,7 +23,7 @@ from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.runs.directory import FILES_OF_RUNS
 from es_cookbook.runs.hub.client import files_to_push
 from es_cookbook.runs.report.frames import frames
-from es_cookbook.runs.report.page.contents import contents
+from es_cookbook.runs.report.page.writing import contents
 from tests.runs.test_damaged_directories import RUNS, forked, read, resumed, rewound
 
 FILES = (

@@ -2,9 +2,7 @@
 
 import datetime
 import json
-import math
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import pytest
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.reading import read_run
-from tests.runs.test_damaged_directories import RUNS, content, damage
+from tests.runs.test_damaged_directories import RUNS
 
 RUN = RUNS[0]
 
@@ -140,18 +138,3 @@ def test_pipes_are_not_waited_for(run: Path) -> None:
         os.mkfifo(run / name)
     found = read_run(run)
     assert (found.metrics, found.records, list(found.rollouts())) == ([], [], [])
-
-
-def test_no_damage_stops_the_reading(tmp_path: Path) -> None:
-    chance = random.Random(0)
-    for number in range(300):
-        files = content(chance.choice(RUNS))
-        damage(chance, files)
-        path = tmp_path / str(number)
-        path.mkdir()
-        for name, data in files.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(data)
-        found = read_run(path)
-        list(found.rollouts())
-        assert all(math.isfinite(v) or math.isnan(v) for row in found.metrics for v in row.values())

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.report.page import contents as module
-from es_cookbook.runs.report.page.contents import contents
+from es_cookbook.runs.report.page import writing as module
 from es_cookbook.runs.report.page.rollouts import RolloutTable
+from es_cookbook.runs.report.page.writing import contents
 from tests.runs.report.made_runs import ES, GRADIENTS, REWARDS_G, make_run, rollout
 from tests.runs.test_damaged_directories import RUNS, content, damage
 
@@ -225,7 +225,7 @@ def test_a_run_that_has_only_begun_is_a_page_that_says_so(tmp_path: Path) -> Non
 
 
 def test_every_damaged_directory_is_a_page_or_a_sentence(tmp_path: Path) -> None:
-    for case in range(60):
+    for case in range(200):
         chance = random.Random(case)
         files = content(chance.choice(RUNS))
         damage(chance, files)
