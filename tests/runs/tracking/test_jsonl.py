@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.rl.types import (
     Action,
     GroupReward,
@@ -166,3 +166,10 @@ def test_a_large_integer_is_a_float_that_numpy_takes(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f'{{"a": {10**30}, "b": 3}}\n')
     (row,) = read_metrics(tmp_path / "metrics.jsonl")
     assert row == {"a": 1e30, "b": 3} and type(row["a"]) is float and type(row["b"]) is int
+
+
+@pytest.mark.parametrize("value", ["true", '"high"', "[1]", "1e301"])
+def test_what_is_no_number_is_refused_by_its_line(tmp_path: Path, value: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"a": 1}}\n{{"a": {value}}}\n')
+    with pytest.raises(HistoryError, match="line 2 is damaged: 'a' must be a number or null"):
+        read_metrics(tmp_path / "metrics.jsonl")
