@@ -213,9 +213,13 @@ async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood
     assert measured != sum(rewards) / 4, "generation 4's centre answers again, not generation 3's"
 
 
+@pytest.mark.parametrize(("capacity", "done"), [(8, [0, 1, 2]), (3, [0])])
 async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_before_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int, done: list[int]
 ) -> None:
+    """Whether all of its genomes were taken by then, or not."""
+    engine = FakeEngineBuilder(capacity=capacity)
+
     async def load(self: FakeEngine, genomes_G: Sequence[Genome]) -> None:
         await plain(self, genomes_G)
         if len(self.loads) == 4:
@@ -225,12 +229,13 @@ async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_befor
     with monkeypatch.context() as patch:
         patch.setattr(FakeEngine, "load", load)
         with pytest.raises(EngineError, match=r"^the fourth load failed$"):
-            await history(tmp_path / "run", FakeEngineBuilder())
+            with anyio.fail_after(30):
+                await history(tmp_path / "run", engine)
     recorded = read_history(tmp_path / "run/history.jsonl")
-    assert [record.generation for record in recorded] == [0, 1, 2]
+    assert [record.generation for record in recorded] == done
     assert FakeEngineBuilder.made[-1].closed
-    whole = await history(tmp_path / "whole", FakeEngineBuilder())
-    assert await history(tmp_path / "run", FakeEngineBuilder()) == whole
+    whole = await history(tmp_path / "whole", engine)
+    assert await history(tmp_path / "run", engine) == whole
 
 
 async def test_a_run_that_is_cancelled_leaves_no_task_behind(tmp_path: Path) -> None:

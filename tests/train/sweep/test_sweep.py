@@ -293,11 +293,12 @@ POOR = [(0, 0.1), (10, 0.2), (20, 0.2)]
         ([(10, 0.4), (20, 0.0)], [FAIR, POOR], False),
         (POOR, [GOOD, FAIR[:2]], False),
         (POOR, [[(20, 0.1)], [(27, 0.9)]], False),
+        ([(0, 0.9), *POOR[1:]], [GOOD, FAIR], True),
     ],
     ids=[
         *("below", "at the median", "above", "too few others", "the base is nobody's fault"),
         *("nothing yet", "only the base", "its best counts", "others are not there yet"),
-        "what others measure later does not count",
+        *("what others measure later does not count", "nor does its own base"),
     ],
 )
 def test_a_run_below_the_median_of_the_others_is_stopped(
