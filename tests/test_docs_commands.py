@@ -167,6 +167,7 @@ PARSED_ONLY = {
     r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
     r"report .*watch=true": "serves until Ctrl-C; the command's test does",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
+    r"countdown max_staleness=1 engine=ray .*": "a Ray; tests/integration/test_ray_pool.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
     r"grpo config=run\.yaml .*": "a file of the reader's; the command's test runs it",
     r"grpo recipe=mixture .*": "a batch has another name; the trainer's test has one",
