@@ -36,7 +36,7 @@ from es_cookbook.commands.options import recipe_config
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.commands.train import TrainConfig, whole_names
-from es_cookbook.common.cli import changed, run_cli, split_options
+from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -255,44 +255,16 @@ def test_every_exception_is_still_there() -> None:
 # --- what is parsed ------------------------------------------------------------------------------
 
 
-def recorded(own: type, needed: Sequence[str], options: Sequence[str]) -> None:
-    """As `resume` and `fork`, which change options of a run's Config."""
-    mine, others = split_options(own, options)
-
-    def build(_: object) -> None:
-        changed(CLIConfig(), others)
-
-    run_cli(build, own, [*needed, *mine])
+def fields_of(main: Callable[..., object], own: type, *needed: str) -> Callable[..., None]:
+    """As a command that takes options of a run's Config beside its own."""
+    return lambda options: run_with_fields(main, own, "", [*needed, *options])
 
 
-def parse_compare(options: Sequence[str]) -> None:
-    own, others = split_options(Compare, ["recipe=countdown", "optimizers=es,momentum", *options])
-
-    def build(compare: Compare) -> None:
-        runs(compare, others)
-
-    run_cli(build, Compare, own)
-
-
-def parse_sweep(options: Sequence[str]) -> None:
-    """Its own options, and those of a recipe, with every value that is listed."""
-    own, others = split_options(Sweep, options)
-
-    def build(config: Sweep) -> None:
-        make, space = maker(config, others)
-        for trial in corners(space):
-            make(trial.options)
-
-    run_cli(build, Sweep, own)
-
-
-def parse_compare_gradients(options: Sequence[str]) -> None:
-    own, others = split_options(CompareGradients, options)
-
-    def build(compare: CompareGradients) -> None:
-        contestants(compare, others)
-
-    run_cli(build, CompareGradients, own)
+def make_corners(config: Sweep, fields: Mapping[str, str]) -> None:
+    """Every value that a sweep lists."""
+    make, space = maker(config, fields)
+    for trial in corners(space):
+        make(trial.options)
 
 
 def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) -> None:
@@ -366,8 +338,8 @@ def parse_grpo(options: Sequence[str]) -> None:
 def parse_sft(options: Sequence[str]) -> None:
     """Its own options, and what is measured meanwhile."""
     needed = ["dataset.source=x", "model_name=x", "output=x"]
-    own, fields = split_options(SFTCommand, [*needed, *sft.whole_names(list(options))])
-    run_cli(lambda command: configured(command.recipe, fields) and None, SFTCommand, own)
+    given = [*needed, *sft.whole_names(list(options))]
+    run_with_fields(lambda own, fields: configured(own.recipe, fields), SFTCommand, "", given)
 
 
 NEEDED = {
@@ -395,11 +367,13 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "grpo": parse_grpo,
     "sft": parse_sft,
     "es_cookbook.baselines.sft": parse_sft,
-    "compare": parse_compare,
-    "compare-gradients": parse_compare_gradients,
-    "sweep": parse_sweep,
-    "resume": lambda options: recorded(Resume, ["log_path=x"], options),
-    "fork": lambda options: recorded(Fork, ["log_path=x", "output=y"], options),
+    "compare": fields_of(runs, Compare, "recipe=countdown", "optimizers=es,momentum"),
+    "compare-gradients": fields_of(contestants, CompareGradients),
+    "sweep": fields_of(make_corners, Sweep),
+    "resume": fields_of(lambda _, fields: changed(CLIConfig(), fields), Resume, "log_path=x"),
+    "fork": fields_of(
+        lambda _, fields: changed(CLIConfig(), fields), Fork, "log_path=x", "output=y"
+    ),
     "evaluate": parse_evaluate,
     "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
 }

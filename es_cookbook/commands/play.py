@@ -194,7 +194,7 @@ class Session:
         """Answer until the input ends; `split` has the problems that are played by number alone."""
         while not self._over and (text := self._read()) is not None:
             try:
-                self._take(text, split)
+                self._handle(text, split)
             except _USERS_MISTAKES as error:
                 if not self._person:  # Whoever counts lines would take the next answer for this.
                     raise type(error)(f"line {self._num_lines}: {error}") from error
@@ -227,7 +227,7 @@ class Session:
             print()
             return None
 
-    def _take(self, text: str, split: Split) -> None:
+    def _handle(self, text: str, split: Split) -> None:
         if text.startswith("/") and not text.startswith("//"):
             name, *arguments = text[1:].split() or [""]
             if name not in COMMANDS:
@@ -235,13 +235,13 @@ class Session:
                     f"there is no command /{name}; {nearest(name, COMMANDS)} (a prompt that "
                     "begins with / is written with //)"
                 )
-            if not self._obey(name, arguments, split):
+            if not self._run_command(name, arguments, split):
                 takes = COMMANDS[name][0] or "nothing"
                 raise ConfigError(f"/{name} takes {takes}, found {text!r}")
         elif text or not self._person:
             self._answer(text.removeprefix("/") if text.startswith("//") else text)
 
-    def _obey(self, name: str, arguments: Sequence[str], split: Split) -> bool:
+    def _run_command(self, name: str, arguments: Sequence[str], split: Split) -> bool:
         """Whether the command takes such arguments; then it is done."""
         match name, arguments:
             case "genome", [number]:

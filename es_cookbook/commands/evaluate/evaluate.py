@@ -103,7 +103,7 @@ class EvaluateConfig(OnProblems):
     output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
 
 
-def asked(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
+def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
     """On what is measured, and who; `fields` are options of a run, as a user types them.
 
     Only inside `run_cli`.
@@ -274,7 +274,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     if config.output and Path(config.output).suffix != ".json":
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
     output = new_output(config.output, config.log_path) if config.output else None
-    setting, first = asked(config, fields)
+    setting, first = resolve(config, fields)
     subjects, against, notes = [first], None, ""
     if config.against.endswith(".json"):
         against, settings = read(Path(config.against))

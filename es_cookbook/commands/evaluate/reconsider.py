@@ -37,7 +37,7 @@ import numpy as np
 from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.commands.evaluate.evaluate import OnProblems, asked
+from es_cookbook.commands.evaluate.evaluate import OnProblems, resolve
 from es_cookbook.commands.evaluate.measuring import (
     Evaluation,
     Setting,
@@ -147,7 +147,7 @@ def main(config: ReconsiderConfig, fields: Mapping[str, str]) -> None:
     output = new_output(config.output, config.log_path) if config.output else None
     if output is not None:
         require_matplotlib()
-    setting, subject = asked(config, fields)
+    setting, subject = resolve(config, fields)
     setting.config.dataset.check()
     model_directory(subject.model_name)
     cue = config.cue.replace(r"\n", "\n")

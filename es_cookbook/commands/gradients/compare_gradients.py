@@ -271,7 +271,7 @@ def reward_at_the_end(log_path: Path) -> float:
     return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
-def entered(
+def run_contestant(
     compare: CompareGradients,
     name: str,
     config: AnyConfig,
@@ -447,7 +447,7 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
     base = anyio.run(partial(final_metrics, first, compare.pass_at, second, at_the_base=True))
-    entries = {name: entered(compare, name, *one, second) for name, one in found.items()}
+    entries = {name: run_contestant(compare, name, *one, second) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])

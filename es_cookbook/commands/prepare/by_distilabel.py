@@ -48,7 +48,7 @@ def check_distilabel() -> None:
 
 
 def ask(
-    options: Mapping[str, object], asked: Sequence[Asked], take: Callable[[str, Outcome], None]
+    options: Mapping[str, object], asked: Sequence[Asked], collect: Callable[[str, Outcome], None]
 ) -> None:
     """Ask, and hand on what came of each question, by its key, in the order in which it came.
 
@@ -72,7 +72,7 @@ def ask(
                 if refused is not None:
                     raise ServerError(refused)
                 left.discard(key)
-                take(key, lost or Completion(*answer))
+                collect(key, lost or Completion(*answer))
                 if not left:
                     return
         said = (directory / "stderr").read_text(encoding="utf-8", errors="replace").strip()

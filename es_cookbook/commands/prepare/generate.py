@@ -297,12 +297,12 @@ def main(config: GenerateConfig) -> None:
         by_distilabel.check_distilabel()
     with contextlib.closing(AnswersFile(parts, _settings(config))) as answers:
         missing = _missing(config, rows, answers)
-        lost, take = _taking(config, answers, len(missing))
+        lost, collect = _collector(config, answers, len(missing))
         try:
             if missing and config.via == "distilabel":
-                by_distilabel.ask(_values(config), missing, take)
+                by_distilabel.ask(_values(config), missing, collect)
             elif missing:
-                anyio.run(_ask, config, missing, take)
+                anyio.run(_ask, config, missing, collect)
         except BaseExceptionGroup as errors:
             raise next(leaves(errors)) from None
         finally:
@@ -380,14 +380,14 @@ def _seed(seed: int, key: str) -> int:
     return derive_seed(seed, f"generate/{key}") >> 32
 
 
-def _taking(
+def _collector(
     config: GenerateConfig, answers: AnswersFile, count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
     """Counts lost questions by the reason; and what takes outcomes in, and says how far it is."""
     lost: Counter[str] = Counter()
     done = in_a_row = 0
 
-    def take(key: str, outcome: Outcome) -> None:
+    def collect(key: str, outcome: Outcome) -> None:
         nonlocal done, in_a_row
         done += 1
         if isinstance(outcome, Completion):
@@ -404,17 +404,17 @@ def _taking(
         if done * 10 // count > (done - 1) * 10 // count:
             say(f"{done} of {count} asked, {lost.total()} without an answer")
 
-    return lost, take
+    return lost, collect
 
 
 async def _ask(
-    config: GenerateConfig, missing: Sequence[Asked], take: Callable[[str, Outcome], None]
+    config: GenerateConfig, missing: Sequence[Asked], collect: Callable[[str, Outcome], None]
 ) -> None:
     waiting = iter(missing)
 
     async def ask_in_turn() -> None:
         for key, prompt, seed in waiting:
-            take(key, await answer_to(config, prompt, seed))
+            collect(key, await answer_to(config, prompt, seed))
 
     async with anyio.create_task_group() as group:
         for _ in range(min(config.concurrency, len(missing))):

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.view.runs import Runs, main
 from tests.runs.test_damaged_directories import RUNS
-from tests.said import refused
+from tests.said import refused, typed
 
 
 @pytest.fixture
@@ -29,15 +28,12 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    main(Runs(directory=str(directory)))
-    return capsys.readouterr().out.splitlines()
+def listed(directory: Path) -> list[str]:
+    return typed("runs", str(directory)).stdout.splitlines()
 
 
-def test_every_run_is_a_line_and_the_latest_comes_first(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head, first, second = listed(directory, capsys)
+def test_every_run_is_a_line_and_the_latest_comes_first(directory: Path) -> None:
+    head, first, second = listed(directory)
     assert head.split() == ["run", "state", "kind", "generation", "best", "held-out", "updated"]
     done, asked = first.split()[3].split("/")
     assert done == asked
@@ -48,14 +44,12 @@ def test_every_run_is_a_line_and_the_latest_comes_first(
     assert second.endswith("2 h ago")
 
 
-def test_runs_in_damaged_or_hostile_directories_are_listed_and_pointed_out(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_in_damaged_or_hostile_directories_are_listed_and_pointed_out(directory: Path) -> None:
     evil = directory / "\x1b[2J\n\u202eevil"
     (directory / "older").rename(evil)
     (evil / "config.json").write_bytes(b"\xff" * 100)
     os.utime(evil / "config.json", (time.time() - 7300,) * 2)
-    _, _, line, note = listed(directory, capsys)
+    _, _, line, note = listed(directory)
     assert rf"{directory}/\x1b[2J\n\u202eevil" in line
     assert "/?" in line
     assert note.startswith("1 run could not be read in full; what is wrong: ")
@@ -64,19 +58,15 @@ def test_runs_in_damaged_or_hostile_directories_are_listed_and_pointed_out(
 
 @pytest.mark.parametrize("columns", [80, 60, 44])
 def test_lines_fit_a_terminal(
-    directory: Path,
-    columns: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    directory: Path, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    main(Runs(directory=str(directory)))
-    out = capsys.readouterr().out
+    out = typed("runs", str(directory)).stdout
     assert "\x1b[32mcomplete" in out
     monkeypatch.setenv("NO_COLOR", "1")
-    lines = listed(directory, capsys)
+    lines = listed(directory)
     assert max(len(strip_styles(line)) for line in lines) <= columns
     assert any("sweep/seed0" in line for line in lines), "of a long path its end is shown"
 
@@ -85,10 +75,8 @@ def strip_styles(line: str) -> str:
     return re.sub(r"\x1b\[[\d;]*m", "", line)
 
 
-def test_a_directory_without_runs_or_that_is_none_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert listed(tmp_path, capsys) == [f"no runs in {tmp_path}"]
+def test_a_directory_without_runs_or_that_is_none_is_told(tmp_path: Path) -> None:
+    assert listed(tmp_path) == [f"no runs in {tmp_path}"]
     assert refused("runs", f"directory={tmp_path}/none") == (
         f"directory {tmp_path}/none must be a directory, found nothing there\n"
     )

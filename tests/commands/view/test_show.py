@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.view.show import Show, main
 from tests.runs.test_damaged_directories import RUNS
-from tests.said import refused
+from tests.said import refused, typed
 
 
 @pytest.fixture
@@ -17,10 +16,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def shown(log_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+def shown(log_path: Path) -> dict[str, list[str]]:
     """Title of a section -> its lines; the head has none."""
-    main(Show(log_path=str(log_path)))
-    head, *others = capsys.readouterr().out.strip().split("\n\n")
+    head, *others = typed("show", str(log_path)).stdout.strip().split("\n\n")
     sections = {"": head.splitlines()}
     for section in others:
         title, *lines = section.splitlines()
@@ -28,12 +26,10 @@ def shown(log_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, list[
     return sections
 
 
-def test_a_summary_has_state_settings_gains_trends_and_sizes(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     held_out = [row["test/env/all/correct"] for row in rows if "test/env/all/correct" in row]
-    found = shown(run, capsys)
+    found = shown(run)
     head = found[""]
     assert head[0] == str(run)
     assert head[1] == "Countdown, trained by evolution strategies: ES, LowRank"
@@ -55,30 +51,26 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(
     assert "could not be read" not in found
 
 
-def test_held_out_values_have_an_interval_and_a_number_of_problems(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_values_have_an_interval_and_a_number_of_problems(run: Path) -> None:
     within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
     row = {"progress/generation": 3, "test/env/all/correct": 0.33, "test/problems": 40, **within}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
-    lines = shown(run, capsys)["held-out, before -> after"]
+    lines = shown(run)["held-out, before -> after"]
     (line,) = [line for line in lines if line.startswith("correct ")]
     assert line.endswith("95 %: 0.200 to 0.500, 40 problems")
 
 
-def test_a_run_that_learned_nothing_says_why(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_learned_nothing_says_why(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     nothing = {"reward/max_genome": 0.0, "reward/min_genome": 0.0}
     lines = [json.dumps(row | nothing if "reward/mean" in row else row) + "\n" for row in rows]
     (run / "metrics.jsonl").write_text("".join(lines))
-    (line,) = [line for line in shown(run, capsys)["to look at"] if "reward is 0" in line]
+    (line,) = [line for line in shown(run)["to look at"] if "reward is 0" in line]
     assert line.startswith(f"generations 1 to {len(rows) - 1}: every reward is 0, so nothing is")
 
 
-def test_what_cannot_be_read_is_said_and_never_obeyed(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_is_said_and_never_obeyed(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"progress/generation": 3, "test/env/all/\\u001b[2Jevil": 1.0}\n')
     with (run / "rollouts.jsonl").open("a") as file:
@@ -87,18 +79,15 @@ def test_what_cannot_be_read_is_said_and_never_obeyed(
     plain["$class"] = "es_cookbook.recipes.nowhere\x1b[31m.train_cli:CLIConfig"
     plain["model_name"] = "\x1b]0;title\x07 model"
     (run / "config.json").write_text(json.dumps(plain))
-    main(Show(log_path=str(run)))
-    out = capsys.readouterr().out
+    out = typed("show", str(run)).stdout
     assert "\x1b" not in out
     assert r"\x1b[2Jevil" in out and r"\x1b]0;title\x07 model" in out
     assert "1 damaged line left out" in out.partition("could not be read")[2]
 
 
-def test_a_run_without_config_is_shown_for_what_is_there(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_config_is_shown_for_what_is_there(run: Path) -> None:
     (run / "config.json").unlink()
-    found = shown(run, capsys)
+    found = shown(run)
     assert found[""][1] == "unknown task, trained by evolution strategies: ES"
     assert "/?" in found[""][2]
     assert found["could not be read"] == [f"{run / 'config.json'} is missing"]
