@@ -52,6 +52,7 @@ from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.baselines.grpo import main as run_grpo
+from es_cookbook.commands.evaluate.measuring import Subject, opened
 from es_cookbook.commands.gradients import program
 from es_cookbook.commands.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
@@ -61,7 +62,6 @@ from es_cookbook.common.errors import ConfigError, WorkerError, did_you_mean, ne
 from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import markdown, plural, say
 from es_cookbook.engines.base import Engine
-from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.regularisers import KLToBase
@@ -74,7 +74,7 @@ from es_cookbook.runs.reading import RunFiles, read_run
 from es_cookbook.runs.report.curves import Spent, lines_of, mean_and_range, points
 from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import open_run, rebuild
+from es_cookbook.train.recorded import open_run
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
 AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
@@ -410,19 +410,15 @@ def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
 @contextlib.asynccontextmanager
 async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine]:
     """An engine whose base is the run's, and whose centre has its last weights."""
-    log_path = Path(config.log_path)
+    run = None
     if isinstance(config, train.Config) and not at_the_base:
-        run = open_run(log_path, trust=trust_of(config_to_json(config)))
-        rebuilt = await rebuild(run, config.engine)
-        async with closing(rebuilt.engine) as engine:
-            await rebuilt.go_to(len(run.records))
-            yield engine
-        return
-    model_name, search_space = config.model_name, config.space
-    built = await config.engine(model_name=model_name, search_space=search_space)
-    async with closing(built) as engine:
-        if not at_the_base:
-            await _take_checkpoint(engine, log_path)
+        run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
+    subject = Subject(config.log_path, config.model_name, config.engine, config.space, run)
+    async with opened(subject) as (engine, rebuilt):
+        if rebuilt is not None:
+            await rebuilt.go_to(len(rebuilt.run.records))
+        elif not at_the_base:
+            await _take_checkpoint(engine, Path(config.log_path))
         yield engine
 
 
