@@ -226,6 +226,16 @@ def test_a_dead_server_is_not_asked_for_ever() -> None:
             generate(dead, attempts=1)
 
 
+def test_a_server_that_answers_now_and_then_is_asked_on() -> None:
+    write([{"question": f"{i}+1="} for i in range(3 * HOPELESS)])
+    with (
+        chat_server(lambda body: right(body) if "9+" in str(body["messages"]) else 400) as server,
+        pytest.raises(ServerError, match="questions without an answer"),
+    ):
+        generate(server, concurrency=1)
+    assert len(server.asked) == 3 * HOPELESS
+
+
 def test_what_was_cut_in_the_middle_goes_on_with_what_is_missing() -> None:
     with chat_server(right) as server:
         generate(server, replicas=2, output="whole.jsonl")

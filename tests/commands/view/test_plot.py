@@ -147,11 +147,12 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
     real_run: Path, tmp_path: Path
 ) -> None:
-    around = ["around.points=3", "around.reach=1", f"log_path={real_run}", "kind=landscape"]
+    around = ["around.points=3", "around.reach=20", f"log_path={real_run}", "kind=landscape"]
     typed("plot", *around, f"output={tmp_path}/one", "around.trust=tests")
     found = json.loads((tmp_path / "one.json").read_text())
-    assert found["multiples"] == [-1.0, 0.0, 1.0]
+    assert found["multiples"] == [-20.0, 0.0, 20.0]
     assert len(found["rewards"]) == 3 and all(math.isfinite(r) for r in found["rewards"])
+    assert len(set(found["rewards"])) > 1, "the points are different models"
     genomes = ["around.genomes=0,2", "around.generation=1", f"output={tmp_path}/two"]
     typed("plot", *around, *genomes, "around.trust=tests")
     found = json.loads((tmp_path / "two.json").read_text())
