@@ -1,7 +1,7 @@
 """What a model keeps of the tokens it has seen: how many bytes, and for how long.
 
-Found by running a few tokens through a copy of the model without weights or results (on torch's
-"meta" device), so it costs no time at any size.
+Found by running a few tokens through a copy of the model, of a large one without weights or results
+(on torch's "meta" device), so it costs no time at any size.
 """
 
 import copy
@@ -21,6 +21,8 @@ from es_cookbook.engines.torch.kernels.attention import STEP
 
 _PROBE = "es_cookbook_probe"
 _SHORT, _LONG = 16, 32
+_SMALL = 1 << 22
+"""Parameters up to which weights cost less than torch's detours on "meta"."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def _probe(
     if (name := unknown_option(options)) is not None:
         raise Unfit(f"its attention takes {name}")
     index = cast("int", module.layer_idx)
-    _noted.layers.append((index, key, value, sliding_window, attention_mask))
+    like = key.to("meta"), value.to("meta")
+    _noted.layers.append((index, *like, sliding_window, attention_mask))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
@@ -96,7 +99,7 @@ def flat_cache_size(
     if not getattr(model, "_supports_attention_backend", False):
         raise Unfit("it has no attention hook in transformers")
     try:
-        _run_probe(_without_weights(model))
+        _run_probe(_quick_copy(model))
     except Unfit:
         raise
     except Exception:  # what looks at values, as a router does, cannot be run without
@@ -136,7 +139,7 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
         hidden = cast("nn.Embedding", model.get_input_embeddings()).weight.shape[1]
         return CacheSize(0, 16 * hidden * model.dtype.itemsize)
     try:
-        probe = _without_weights(model)
+        probe = _quick_copy(model)
         # A mask is looked at, and makes no difference to how much is kept.
         alone = dataclasses.replace(path, padded=False)
         short, long = (bytes_of_cache(probe, alone, n) for n in (_SHORT, _LONG))
@@ -149,7 +152,10 @@ def own_cache_size(model: PreTrainedModel, path: Path) -> CacheSize:
     return CacheSize(max(0, short - per_token * _SHORT), per_token)
 
 
-def _without_weights(model: PreTrainedModel) -> PreTrainedModel:
+def _quick_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """What a few tokens run through quickly, at any size."""
+    if model.num_parameters() <= _SMALL:
+        return _with_weights(model)
     memo: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
