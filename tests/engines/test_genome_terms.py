@@ -151,7 +151,7 @@ def test_adapters_are_the_centre_and_the_genomes_terms(
     adapters = GenomeFactors(GENOMES, space, DEVICE, centre, places)
     assert (adapters.num_genomes, adapters.num_ranks) == (4, rank)
     found = {name: slots(2, dtype, 25, 59) for name in space.adapter.targets}
-    expected = {name: [t.cpu() for t in tensors] for name, tensors in found.items()}
+    expected = {name: [t.to("cpu", copy=True) for t in found[name]] for name in found}
     for name, (a, b) in found.items():
         adapters.write(Slots(name, a, b, rows, columns))
     adapters.finish()

@@ -10,7 +10,12 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from es_cookbook.engines.torch.forward.population_layers import FLAT, Batch, Path, PopulationModel
-from es_cookbook.engines.torch.kernels.modules import GatedLayers, Norm, norm_like
+from es_cookbook.engines.torch.kernels.modules import (
+    GatedLayers,
+    Norm,
+    RotaryAttention,
+    norm_like,
+)
 from tests.tiny_models import make_tiny_model
 
 
@@ -47,7 +52,7 @@ def test_another_function_is_left_alone(module: nn.Module) -> None:
     assert norm_like(with_weight(module) if not isinstance(module, nn.Linear) else module) is None
 
 
-def test_gated_layers_and_norms_of_a_model_are_replaced(tmp_path: pathlib.Path) -> None:
+def test_gated_layers_norms_and_attention_of_a_model_are_replaced(tmp_path: pathlib.Path) -> None:
     path = make_tiny_model("qwen2", tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(path)
     tokens = torch.tensor([[5, 6, 7]])
@@ -57,9 +62,10 @@ def test_gated_layers_and_norms_of_a_model_are_replaced(tmp_path: pathlib.Path) 
     own = PopulationModel(model, Path())
     assert not [m for m in own.module.modules() if isinstance(m, Norm | GatedLayers)]
     replaced = PopulationModel(AutoModelForCausalLM.from_pretrained(path), FLAT).module
-    kinds = [type(m) for m in replaced.modules() if isinstance(m, Norm | GatedLayers)]
+    kinds = [type(module) for module in replaced.modules()]
     layers = model.config.num_hidden_layers
-    assert (kinds.count(GatedLayers), kinds.count(Norm)) == (layers, 2 * layers + 1)
+    assert kinds.count(GatedLayers) == kinds.count(RotaryAttention) == layers
+    assert kinds.count(Norm) == 2 * layers + 1
     assert [name for name, _ in replaced.named_parameters()] == names
     with torch.inference_mode():
         torch.testing.assert_close(own.forward(Batch(), input_ids=tokens).logits, expected)
