@@ -25,6 +25,7 @@ from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
+from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.selection import Curriculum
 from es_cookbook.rl.data.task import Task
@@ -236,6 +237,17 @@ async def test_what_stops_the_generation_ahead_stops_the_run_after_the_one_befor
     assert FakeEngineBuilder.made[-1].closed
     whole = await history(tmp_path / "whole", engine)
     assert await history(tmp_path / "run", engine) == whole
+
+
+async def test_a_generation_that_fails_before_engines_take_its_genomes_holds_up_no_other() -> None:
+    async def attempt(generation: int, overlap: Overlap | None) -> None:
+        raise ConfigError("nothing was asked")
+
+    builder = FakeEngineBuilder()
+    engine = await builder(model_name="none", search_space=LowRank())
+    with anyio.fail_after(5), pytest.raises(ConfigError, match="nothing was asked"):
+        async with InOrder(attempt, engine, 3, centre_of=lambda g: max(g - 1, 0)) as attempts:
+            await attempts.of(0)
 
 
 async def test_a_run_that_is_cancelled_leaves_no_task_behind(tmp_path: Path) -> None:
