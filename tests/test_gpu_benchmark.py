@@ -54,7 +54,7 @@ def test_a_dry_run_executes_every_program_and_writes_their_rows(tmp_path: Path) 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert all(row["value"] > 0 for row in rows)
-    # Both kinds of noise, two rows for each of six programs, and a copy; slots; steps; the engine.
-    assert len(rows) == 1 + 2 * 2 * 6 + 5 + 2 * 4 + 6
+    # Both kinds of noise, two rows for each of four programs, and a copy; slots; steps; the engine.
+    assert len(rows) == 1 + 2 * 2 * 4 + 5 + 2 * 4 + 6
     exact = [row for row in rows if "fingerprint" in row["name"] or "bit for bit" in row["name"]]
     assert len(exact) == 4 and all(row["met"] for row in exact)

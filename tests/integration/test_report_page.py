@@ -308,10 +308,10 @@ def test_hostile_text_is_shown_and_nothing_else(opened: Opened, tmp_path: Path, 
 def test_seeds_are_a_range_and_gradients_stand_beside_them(opened: Opened, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"es-{seed}", seed=seed) for seed in range(3)]
     page = opened(*runs, make_run(tmp_path / "gradient", config=GRADIENTS))
-    lists(page, "#held-out .entry bdi", ["es", "policy_gradient"])
+    lists(page, "#held-out .entry bdi", ["ES", "gradients"])
     playwright.expect(page.locator("#ranges")).to_be_visible()
     page.locator("#held-out summary").click()
-    head = ["generation", "es, mean", "es, low", "es, high", "policy_gradient"]
+    head = ["generation", "ES, mean", "ES, low", "ES, high", "gradients"]
     lists(page, "#held-out thead th", head)
     page.locator("#axis").select_option("rollouts")
     lists(page, "#held-out tbody th", ["0", "256", "512"])

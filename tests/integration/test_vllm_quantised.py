@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.checkpoints.compression import Rounding, write_rounded
+from es_cookbook.checkpoints.compression import write_rounded
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -65,7 +65,7 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     if made_by == "gptq":
         quantise(model, quantised, tmp_path / "dequantised", How("gptq", group=32))
     else:
-        write_rounded(str(model), quantised, Rounding(4, 32))
+        write_rounded(str(model), quantised, bits=4, group_size=32)
     engine = await TorchEngineBuilder()(model_name=str(quantised), search_space=QuantScales())
     try:
         await engine.apply(STEP)

@@ -161,7 +161,7 @@ OWN = {
     "checkpoints/tensors.py": "writes a new file",
     "runs/trusted/seal.py": "this user's own secret, and scripts where the user has them",
     "train/stopping/ending.py": "/proc, for what a process has started",
-    "train/sweep/workers.py": "output of processes of its own",
+    "train/sweep/worker.py": "output of processes of its own",
     "commands/gradients/compare_gradients.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",
     "commands/evaluate/reconsider.py": "writes a new file",
