@@ -4,6 +4,7 @@ So two runs that share these options differ by what moves the model and by nothi
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -39,7 +40,7 @@ ENGINES = Names(ENGINE_NAMES, default="torch")
 
 
 @chz.chz
-class RunConfig:
+class RunConfig(ABC):
     """A run that moves a model by its answers to the problems of a data set."""
 
     model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
@@ -93,9 +94,9 @@ class RunConfig:
         return CORRECT
 
     @property
+    @abstractmethod
     def space(self) -> SearchSpaceBuilder:
         """The parameters that the run moves, as an engine names them."""
-        raise NotImplementedError
 
     def new_optimizer(self, space: SearchSpace) -> Optimizer:
         """What moves the centre of a population.
