@@ -7,8 +7,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Linear, Schedule
+from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -42,10 +41,8 @@ class GradientConfig(RunConfig):
     learning_rate: float = chz.field(
         default=3e-4, doc="of AdamW; 3e-4 suits models of a million weights, 1e-6 of a billion"
     )
-    learning_rate_schedule: Schedule = chz.field(
-        default=Linear(),
-        meta_factory=Names(SCHEDULE_NAMES, default="linear"),
-        doc="factor on learning_rate over the run",
+    learning_rate_schedule: Schedule = schedule_field(
+        "factor on learning_rate over the run", default="linear"
     )
     weight_decay: float = chz.field(default=0.0, doc="of AdamW, towards zero")
     max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")

@@ -168,11 +168,7 @@ _METHODS = Names(
 class Config(GradientConfig):
     """Train by a policy gradient on the problems and rewards of any data set."""
 
-    method: Method = chz.field(
-        meta_factory=_METHODS,
-        default_factory=_METHODS.build_default,
-        doc="how rewards become a gradient",
-    )
+    method: Method = _METHODS.field("how rewards become a gradient")
 
     @chz.validate
     def _sampling(self) -> None:

@@ -15,7 +15,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, ModelError
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Linear, Schedule
+from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.population.config import ENGINES
 from es_cookbook.population.evaluate import check_evaluation
@@ -92,9 +92,7 @@ class Evaluation:
         meta_factory=_PROBLEMS, doc="of which the held-out problems are attempted"
     )
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
-    engine: EngineBuilder = chz.field(
-        meta_factory=ENGINES, default_factory=ENGINES.build_default, doc="what samples"
-    )
+    engine: EngineBuilder = ENGINES.field("what samples")
     every: int = chz.field(default=0, doc="steps between; 0: before and after only")
     attempts: int = chz.field(default=1, doc="at each problem; several also measure test/pass@k")
     temperature: float = chz.field(default=0.0, doc="of the attempts; 0 is greedy")
@@ -118,10 +116,8 @@ class SFTConfig:
         default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
     )
     learning_rate: float = chz.field(default=2e-4, doc="of AdamW")
-    learning_rate_schedule: Schedule = chz.field(
-        default=Linear(),
-        meta_factory=Names(SCHEDULE_NAMES, default="linear"),
-        doc="factor on learning_rate over the steps",
+    learning_rate_schedule: Schedule = schedule_field(
+        "factor on learning_rate over the steps", default="linear"
     )
     max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
     batch_size: int = chz.field(default=32, doc="rows per step")

@@ -74,10 +74,8 @@ class Answering:
     genome: int | Literal["centre", "base"] = chz.field(
         default="centre", doc="what answers: centre, base, or the index of a genome"
     )
-    engine: EngineBuilder | None = chz.field(
-        meta_factory=Names(ENGINE_NAMES, default=None),
-        default=None,
-        doc="engine; None: the run's own, or torch for a model",
+    engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
+        "engine; None: the run's own, or torch for a model"
     )
 
 

@@ -19,7 +19,7 @@ import math
 import typing
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import chz
 import chz.factories
@@ -247,8 +247,7 @@ class Names(chz.factories.MetaFactory):
 
     Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
     are accepted. Only what is chosen is imported, so a name may point to a module that needs an
-    optional package. A field has it as its `meta_factory`, and `build_default` as its
-    `default_factory`.
+    optional package. `field` declares a field for such a part.
 
     Args:
         accepted: name -> "module:Class".
@@ -272,8 +271,12 @@ class Names(chz.factories.MetaFactory):
         self.accepted = dict(accepted)
         self.default = default
 
+    def field(self, doc: str) -> Any:  # noqa: ANN401  (as chz.field: of the type that is declared)
+        """The field of a config for such a part, with the default, or None where there is none."""
+        return chz.field(meta_factory=self, default_factory=self.build_default, doc=doc)
+
     def build_default(self) -> object:
-        """The default part itself, for `chz.field(default_factory=...)`."""
+        """The default part itself."""
         factory = self.unspecified_factory()
         return None if factory is None else factory()
 

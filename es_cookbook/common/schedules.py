@@ -43,10 +43,9 @@ class Schedule(ABC):
 parts(Schedule, *SCHEDULE_NAMES.values())
 
 
-def schedule_field(doc: str) -> Schedule:
+def schedule_field(doc: str, default: str = "none") -> Schedule:
     """The field of a config for a factor over the run; constant by default."""
-    names = Names(SCHEDULE_NAMES, default="none")
-    return chz.field(meta_factory=names, default_factory=names.build_default, doc=doc)
+    return Names(SCHEDULE_NAMES, default).field(doc)
 
 
 @chz.chz

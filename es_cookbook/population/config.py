@@ -46,9 +46,7 @@ class RunConfig(ABC):
     model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
     log_path: str = chz.field(doc="run directory")
-    engine: EngineBuilder = chz.field(
-        meta_factory=ENGINES, default_factory=ENGINES.build_default, doc="where genomes run"
-    )
+    engine: EngineBuilder = ENGINES.field("where genomes run")
     sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
     attempts: int = chz.field(default=1, doc="rollouts of one genome at one problem")
     num_generations: int = chz.field(default=100, doc="generations of the whole run")

@@ -249,9 +249,6 @@ class PassAtK(MaxOfK):
         )
 
 
-_INNER = Names(OBJECTIVE_NAMES, default="mean")
-
-
 @chz.chz
 class LengthPenalty(Objective):
     """Another objective over rewards adjusted by length (`rl.rewards.length`).
@@ -268,9 +265,7 @@ class LengthPenalty(Objective):
     right_above: float = chz.field(
         default=0.9, doc="answers are right, and should be short, if their reward is above this"
     )
-    inner: Objective = chz.field(
-        meta_factory=_INNER, default_factory=_INNER.build_default, doc="of the adjusted rewards"
-    )
+    inner: Objective = Names(OBJECTIVE_NAMES, default="mean").field("of the adjusted rewards")
 
     @chz.validate
     def _ranges(self) -> None:

@@ -15,7 +15,12 @@ from es_cookbook.common.configs import Names, read_config, text_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.references import is_script
-from es_cookbook.common.schedules import SCHEDULE_NAMES, Constant, Schedule, check_temperatures
+from es_cookbook.common.schedules import (
+    Constant,
+    Schedule,
+    check_temperatures,
+    schedule_field,
+)
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, Optimizer, OptimizerBuilder
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
@@ -29,10 +34,6 @@ from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.trusted.scripts import scripts_not_trusted, trust_option
 from es_cookbook.runs.trusted.seal import with_sealed
 
-_SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank")
-_OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es")
-_OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean")
-_FITNESS = Names(FITNESS_NAMES, default="zscore")
 MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
@@ -54,26 +55,16 @@ MAY_DIFFER = (
 class Config(RunConfig):
     """One training run, whole."""
 
-    search_space: SearchSpaceBuilder = chz.field(
-        meta_factory=_SEARCH_SPACES,
-        default_factory=_SEARCH_SPACES.build_default,
-        doc="which parameters genomes perturb, and how",
+    search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, default="low_rank").field(
+        "which parameters genomes perturb, and how"
     )
-    optimizer: OptimizerBuilder = chz.field(
-        meta_factory=_OPTIMIZERS,
-        default_factory=_OPTIMIZERS.build_default,
-        doc="how the population is made and the centre moves",
+    optimizer: OptimizerBuilder = Names(OPTIMIZER_NAMES, default="es").field(
+        "how the population is made and the centre moves"
     )
-    objective: Objective = chz.field(
-        meta_factory=_OBJECTIVES,
-        default_factory=_OBJECTIVES.build_default,
-        doc="how a genome's attempts at a problem become one score",
+    objective: Objective = Names(OBJECTIVE_NAMES, default="mean").field(
+        "how a genome's attempts at a problem become one score"
     )
-    fitness: Fitness = chz.field(
-        meta_factory=_FITNESS,
-        default_factory=_FITNESS.build_default,
-        doc="how scores become fitness",
-    )
+    fitness: Fitness = Names(FITNESS_NAMES, default="zscore").field("how scores become fitness")
     kl: KLToBase | None = chz.field(
         default=None, doc="keeps genomes close to the base: kl.weight=..."
     )
@@ -86,11 +77,7 @@ class Config(RunConfig):
         doc="genomes score the centre's answers in place of giving their own: "
         "surrogate.attempts=16",
     )
-    temperature_schedule: Schedule = chz.field(
-        default=Constant(),
-        meta_factory=Names(SCHEDULE_NAMES, default="none"),
-        doc="factor on sampling.temperature over the run",
-    )
+    temperature_schedule: Schedule = schedule_field("factor on sampling.temperature over the run")
     batch_per_pair: bool = chz.field(
         default=False,
         doc="each mirrored pair of genomes attempts its own share of a generation's problems, "

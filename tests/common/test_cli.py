@@ -31,12 +31,8 @@ class Config:
     This paragraph is for readers of the source.
     """
 
-    optimizer: OptimizerBuilder = chz.field(
-        default_factory=_OPTIMIZERS.build_default, meta_factory=_OPTIMIZERS, doc="how it moves"
-    )
-    fitness: Fitness = chz.field(
-        default_factory=_FITNESS.build_default, meta_factory=_FITNESS, doc="rewards to fitness"
-    )
+    optimizer: OptimizerBuilder = _OPTIMIZERS.field("how it moves")
+    fitness: Fitness = _FITNESS.field("rewards to fitness")
     num_generations: int = chz.field(default=10, doc="how long")
     log_path: str | None = chz.field(default=None, doc="where to write")
     if_exists: Literal["ask", "resume"] = chz.field(default="ask", doc="what to do")

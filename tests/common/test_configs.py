@@ -64,10 +64,8 @@ _PARTS = Names(
 
 @chz.chz
 class Whole:
-    part: Part = chz.field(default_factory=_PARTS.build_default, meta_factory=_PARTS, doc="a part")
-    other: Part | None = chz.field(
-        default=None, meta_factory=Names(_PARTS.accepted, default=None), doc="another, or none"
-    )
+    part: Part = _PARTS.field("a part")
+    other: Part | None = Names(_PARTS.accepted, default=None).field("another, or none")
     values: tuple[object, ...] = chz.field(default=(), doc="anything")
 
 

@@ -7,14 +7,13 @@ from typing_extensions import override
 
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.schedules import (
-    SCHEDULE_NAMES,
     Constant,
     Schedule,
     check_temperatures,
+    schedule_field,
 )
 from es_cookbook.rl.types import SamplingParams
 
@@ -30,10 +29,8 @@ def _arguments(config: "Config") -> str | None:
 class Config(GradientConfig):
     """Train by GRPO on the problems and rewards of any data set."""
 
-    temperature_schedule: Schedule = chz.field(
-        default=Constant(),
-        meta_factory=Names(SCHEDULE_NAMES, default="none"),
-        doc="factor on sampling.temperature over the run; TRL's own temperature follows it",
+    temperature_schedule: Schedule = schedule_field(
+        "factor on sampling.temperature over the run; TRL's own temperature follows it"
     )
     loss_type: LossType = chz.field(
         default="dapo", doc="how the tokens' losses are added up, or another objective"

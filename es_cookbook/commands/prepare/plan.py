@@ -61,13 +61,9 @@ class PlanConfig:
 
     model_name: str = chz.field(doc="model directory (config.json is enough) or Hub name")
     num_engines: int = chz.field(default=1, doc="engines that share the population")
-    engine: TorchEngineBuilder | VLLMEngineBuilder = chz.field(
-        meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="kind of engine"
-    )
-    search_space: SearchSpaceBuilder = chz.field(
-        meta_factory=_SEARCH_SPACES,
-        default_factory=_SEARCH_SPACES.build_default,
-        doc="which parameters genomes perturb, and how",
+    engine: TorchEngineBuilder | VLLMEngineBuilder = _ENGINES.field("kind of engine")
+    search_space: SearchSpaceBuilder = _SEARCH_SPACES.field(
+        "which parameters genomes perturb, and how"
     )
     population_size: int = chz.field(default=64, doc="genomes per generation, in mirrored pairs")
     problems_per_generation: int = chz.field(default=32, doc="problems that each genome attempts")

@@ -129,10 +129,8 @@ class Plot:
     around: Around = chz.field(
         default_factory=Around, blueprint_unspecified=Around, doc="landscape: what to measure"
     )
-    engine: EngineBuilder | None = chz.field(
-        meta_factory=Names(ENGINE_NAMES, default=None),
-        default=None,
-        doc="landscape: engine; None: the run's own",
+    engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
+        "landscape: engine; None: the run's own"
     )
 
     @chz.validate

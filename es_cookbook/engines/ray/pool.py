@@ -75,7 +75,6 @@ _logger = logging.getLogger(__name__)
 _PATIENCE = 10.0
 """Seconds after which the user is told what is waited for."""
 
-_ENGINES = Names(ENGINE_NAMES, default="torch")
 _RUNS = "can make ray run code that is not part of es_cookbook"
 
 
@@ -88,9 +87,7 @@ class RayPoolBuilder(EngineBuilder):
         default=None,
         doc="engines that may join while the cluster has room for them; num_engines if unset",
     )
-    engine: EngineBuilder = chz.field(
-        meta_factory=_ENGINES, default_factory=_ENGINES.build_default, doc="what each engine is"
-    )
+    engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("what each engine is")
     address: str = chz.field(
         default="local",
         doc="local: a Ray of its own on this machine; auto or host:port: a cluster that runs",

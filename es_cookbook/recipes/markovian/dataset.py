@@ -24,7 +24,6 @@ from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
 
-_TEMPLATES = Names(TEMPLATE_NAMES, default="compact")
 OPERATIONS = "+-*"
 
 
@@ -35,10 +34,8 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
     markovian: bool = chz.field(
         default=True, doc="the reader of a thought does not see the question; False: it does"
     )
-    template: Template = chz.field(
-        meta_factory=_TEMPLATES,
-        default_factory=_TEMPLATES.build_default,
-        doc="what writer and reader are asked: compact, for the bundled model, or words",
+    template: Template = Names(TEMPLATE_NAMES, default="compact").field(
+        "what writer and reader are asked: compact, for the bundled model, or words"
     )
     num_terms: int = chz.field(default=4, doc="of generated sums: numbers in each")
     num_digits: int = chz.field(default=1, doc="of generated sums: most digits of a number")

@@ -34,8 +34,6 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 
-_JUDGES = Names(JUDGE_NAMES, default="base")
-
 
 def unscored(text: str, row: Fields) -> float:
     return 0.0
@@ -56,9 +54,7 @@ class JudgedTask(Task):
     task_weight: float = chz.field(
         default=0.0, doc="of `reward`, added to the win rate; 0: it is only measured"
     )
-    judge: PairJudge = chz.field(
-        meta_factory=_JUDGES, default_factory=_JUDGES.build_default, doc="compares two answers"
-    )
+    judge: PairJudge = Names(JUDGE_NAMES, default="base").field("compares two answers")
     tournament: Tournament = chz.field(
         default_factory=Tournament,
         blueprint_unspecified=Tournament,

@@ -100,9 +100,6 @@ def penalised(
     )
 
 
-_OF = Names(REWARD_NAMES, default="exact")
-
-
 @chz.chz
 class Length(Reward):
     """Another reward, adjusted by the number of words (`dynamic_fractions`, `penalised`).
@@ -113,9 +110,7 @@ class Length(Reward):
     (0.775, {'exact': 1.0})
     """
 
-    of: Reward = chz.field(
-        meta_factory=_OF, default_factory=_OF.build_default, doc="reward that is adjusted"
-    )
+    of: Reward = Names(REWARD_NAMES, default="exact").field("reward that is adjusted")
     limit: int = chz.field(default=200, doc="words at which an answer is fully long")
     strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
     right_above: float = chz.field(
