@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from es_cookbook.baselines.supervised import SFTConfig
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.data.problem_dataset import EpochOrder
+from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.rollouts import Example
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def main(config: SFTConfig) -> None:
     from es_cookbook.baselines.sft_run import opened  # with torch
 
     with opened(config) as run:
-        order = EpochOrder(len(run.train), config.seed)
+        size, count = len(run.train), config.batch_size
         for step in range(run.start, run.num_steps):
-            examples = [run.train[i] for i in order.batch(step, config.batch_size)]
+            examples = [run.train[i] for i in in_epochs(size, config.seed, step * count, count)]
             rate = config.learning_rate * config.learning_rate_schedule(step, run.num_steps)
             run.begin(step)
             loss, norm = learn(run.learner, examples, rate)

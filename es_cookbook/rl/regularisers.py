@@ -26,7 +26,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.problem_dataset import EpochOrder
+from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.data.rows import Row, check_source, load_rows
 from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.types import (
@@ -90,9 +90,10 @@ class Regulariser(ABC):
     ) -> AddedProblems:
         if not problems:
             raise DataError(none)
-        order = EpochOrder(len(problems), derive_seed(run_seed, name))
-        count = self.problems_per_generation
-        return lambda generation, _: [problems[i] for i in order.batch(generation, count)]
+        size, seed, count = len(problems), derive_seed(run_seed, name), self.problems_per_generation
+        return lambda generation, _: [
+            problems[i] for i in in_epochs(size, seed, generation * count, count)
+        ]
 
 
 def kl_per_token(genome_T: Sequence[float], base_T: Sequence[float]) -> float:

@@ -32,7 +32,7 @@ from es_cookbook.recipes.logic.generators import (
     score_in_limits,
     scorer,
 )
-from es_cookbook.rl.data.problem_dataset import EpochOrder, ProblemDataset
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, in_epochs
 from es_cookbook.rl.data.selection import quotas
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.problem_env import (
@@ -145,10 +145,6 @@ class LevelDataset(ProblemDataset):
         self._config = config
         by_tags = itertools.groupby(train, lambda builder: builder.tags)
         self._levels = [list(builders) for _, builders in by_tags]
-        self._orders = [
-            EpochOrder(len(builders), derive_seed(config.seed, "logic/level", level))
-            for level, builders in enumerate(self._levels)
-        ]
         self._used = [[0] * len(self._levels)]  # of each level, before each generation
 
     @override
@@ -158,13 +154,11 @@ class LevelDataset(ProblemDataset):
             before, last = len(self._used) - 1, self._used[-1]
             self._used.append([u + n for u, n in zip(last, self._counts(before), strict=True)])
         starts, ends = self._used[generation], self._used[generation + 1]
-        return [
-            builders[order.batch(position, 1)[0]]
-            for builders, order, start, end in zip(
-                self._levels, self._orders, starts, ends, strict=True
-            )
-            for position in range(start, end)
-        ]
+        batch: list[ProblemGroupBuilder] = []
+        for level, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            builders, seed = self._levels[level], derive_seed(self._seed, "logic/level", level)
+            batch += [builders[i] for i in in_epochs(len(builders), seed, start, end - start)]
+        return batch
 
     def _counts(self, generation: int) -> list[int]:
         parts = shares(generation, len(self._levels), self._config.shift)

@@ -12,6 +12,7 @@ so everything that works on problems x genomes works on rows x genomes.
 
 import contextlib
 import dataclasses
+import functools
 import math
 import random
 import traceback
@@ -39,38 +40,28 @@ from es_cookbook.rl.types import (
 )
 
 
-class EpochOrder:
-    """Every index once per epoch, each epoch in an order of its own.
+def in_epochs(size: int, seed: int, start: int, count: int) -> list[int]:
+    """So many indices from a place on of an endless sequence: all `size` of them once per epoch.
 
-    Epochs follow each other without a gap, so a batch may end one and begin the next.
+    Epochs follow each other without a gap, each in an order of its own, so a batch may end one and
+    begin the next.
     """
+    places = (divmod(place, size) for place in range(start, start + count))
+    return [_epoch(size, seed, number)[place] for number, place in places]
 
-    def __init__(self, size: int, seed: int) -> None:
-        self._size = size
-        self._seed = seed
-        self._epoch = -1  # whose order is kept, so that a batch shuffles once at most
-        self._order: list[int] = []
 
-    def batch(self, generation: int, batch_size: int) -> list[int]:
-        """The indices of one generation's batch."""
-        start = generation * batch_size
-        return [self._at(position) for position in range(start, start + batch_size)]
-
-    def _at(self, position: int) -> int:
-        """The index at a position in the endless sequence of epochs."""
-        epoch, offset = divmod(position, self._size)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = list(range(self._size))
-            random.Random(derive_seed(self._seed, "epoch", epoch)).shuffle(self._order)
-        return self._order[offset]
+@functools.lru_cache(maxsize=16)
+def _epoch(size: int, seed: int, number: int) -> Sequence[int]:
+    order = list(range(size))
+    random.Random(derive_seed(seed, "epoch", number)).shuffle(order)
+    return order
 
 
 _Builder = TypeVar("_Builder", bound=EnvGroupBuilder, default=ProblemGroupBuilder)
 
 
 class ProblemDataset(RLDataset, Generic[_Builder]):
-    """Every problem once per epoch, in an order that follows from a seed (`EpochOrder`).
+    """Every problem once per epoch, in an order that follows from a seed (`in_epochs`).
 
     Args:
         held_out: problems that are checked with them, and not trained on.
@@ -91,11 +82,12 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         self.builders = builders
         self.problems_per_generation = problems_per_generation
         self.held_out = held_out
-        self._order = EpochOrder(len(builders), seed)
+        self._seed = seed
 
     @override
     def get_batch(self, generation: int) -> Sequence[_Builder]:
-        indices_P = self._order.batch(generation, self.problems_per_generation)
+        count = self.problems_per_generation
+        indices_P = in_epochs(len(self.builders), self._seed, generation * count, count)
         return [self.builders[i] for i in indices_P]
 
     @override
