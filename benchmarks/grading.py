@@ -34,7 +34,6 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.demonstrations import demonstrate
 from es_cookbook.recipes.countdown.problems import solved_problems
 from es_cookbook.rl.grading.workers import end_idle_workers, in_worker
 from es_cookbook.rl.rewards.arithmetic import MAX_LENGTH, CountdownReward, grade_countdown
@@ -121,7 +120,7 @@ def gradings_a_second(fractions: bool) -> float:
         cases = [(text, (1,), 1) for text in texts]
     else:
         solved = itertools.islice(solved_problems(0), 2000)
-        cases = [(demonstrate(s), p.numbers, p.target) for p, s in solved]
+        cases = [(s.demonstration, p.numbers, p.target) for p, s in solved]
     began = time.thread_time()
     grades = [grade_countdown(text, numbers, target, reward) for text, numbers, target in cases]
     seconds = time.thread_time() - began

@@ -184,7 +184,7 @@ class GeneratedDatasetBuilder(FoldedDatasetBuilder):
         return list(islice(train, self.num_train)), list(islice(test, self.num_test))
 
 
-class FoldedProblem(Protocol):
+class _FoldedProblem(Protocol):
     """A problem that knows what it is, and so in which of `FOLDS` folds."""
 
     @property
@@ -196,7 +196,7 @@ class FoldedProblem(Protocol):
         ...
 
 
-P = TypeVar("P", bound=FoldedProblem)
+P = TypeVar("P", bound=_FoldedProblem)
 
 
 @chz.chz

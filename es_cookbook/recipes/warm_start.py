@@ -66,6 +66,15 @@ class Config:
         check_range(self, "steps", at_least=1)
 
 
+@chz.chz
+class Careless(Config):
+    """How the bundled model is made; the defaults made it."""
+
+    careless: bool = chz.field(
+        default=True, doc="whether demonstrations have the recipe's faults; False: all are right"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Phase:
     """Some steps of learning; random numbers are drawn for its `purpose`."""

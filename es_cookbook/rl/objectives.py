@@ -297,7 +297,7 @@ class LengthPenalty(Objective):
 
 
 @chz.chz
-class WeightedMetrics(Objective):
+class _WeightedMetrics(Objective):
     """A weighted sum of rewards, which are metrics that the Envs report by name.
 
     So any Env that reports its parts will do. A reward that a problem's Env does not report adds 0:
@@ -336,7 +336,7 @@ class WeightedMetrics(Objective):
 
 
 @chz.chz
-class Gdpo(WeightedMetrics):
+class Gdpo(_WeightedMetrics):
     """Several rewards, each normalised over the genomes of a problem before they are added.
 
         score = Σ_k w_k · (r_k − mean(r_k)) / std(r_k)
@@ -387,7 +387,7 @@ def normalised(values_P_G: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @chz.chz
-class RewardSchedule(WeightedMetrics):
+class RewardSchedule(_WeightedMetrics):
     """A sum of rewards whose weights change over the run: form first, then what is right, say.
 
         score = Σ_k w_k(t) · mean(r_k),   w_k(t) = start_k + (final_k − start_k) · min(t / over, 1)

@@ -130,7 +130,7 @@ class TasksetProblems(RLDatasetBuilder):
         del train_P[self.num_train :], test_P[self.num_test :]
         if not train_P:
             raise DataError(f"the taskset {source.package} leaves no tasks to train on")
-        dataset = TaskDataset(train_P, self.problems_per_generation, self.seed, test_P)
+        dataset = _TaskDataset(train_P, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
@@ -143,7 +143,7 @@ def _digest(content: str) -> bytes:
     return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
 
 
-class TaskDataset(ProblemDataset["TaskBuilder"]):
+class _TaskDataset(ProblemDataset["TaskBuilder"]):
     """Tasks whose prompts are checked before training.
 
     A task has no gold answer that could be graded: the library's `validate` wants a runtime.

@@ -290,7 +290,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-class CodeEnv(Env):
+class _CodeEnv(Env):
     """One attempt at one problem."""
 
     def __init__(self, observation: Observation, grade: Grader) -> None:
@@ -330,10 +330,10 @@ class CodeProblem(ProblemGroupBuilder):
             finally:
                 locks[code].release()
 
-        return EnvGroup([CodeEnv(self.observation, grade) for _ in range(num_envs)])
+        return EnvGroup([_CodeEnv(self.observation, grade) for _ in range(num_envs)])
 
 
-class CodeDataset(ProblemDataset):
+class _CodeDataset(ProblemDataset):
     """Problems whose own solutions run in the sandbox before training."""
 
     @override
@@ -417,7 +417,7 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
         observation = Observation(render_prompt(tokenizer, text, chat=not problem.prefix))
         grade = functools.partial(grade_code, problem, reward=self.reward, limits=self.limits)
         return CodeProblem(
-            functools.partial(CodeEnv, observation, grade),
+            functools.partial(_CodeEnv, observation, grade),
             name,
             contents=(digest_of(problem.key), digest_of(observation.tokens_T)),
             problem=problem,
@@ -429,7 +429,7 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
     def dataset(
         self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> RLDataset:
-        return CodeDataset(train, self.problems_per_generation, self.seed, test_P)
+        return _CodeDataset(train, self.problems_per_generation, self.seed, test_P)
 
     @override
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:

@@ -9,20 +9,16 @@ are the training ones, never the held-out.
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.problems import Solution, solved_problems
+from es_cookbook.recipes.countdown.problems import solved_problems
 from es_cookbook.recipes.generated import RowsConfig as Config
 from es_cookbook.recipes.generated import write
-
-
-def demonstrate(solution: Solution) -> str:
-    return f"<think>{solution.first_step}</think><answer>{solution.expression}</answer>"
 
 
 def main(config: Config) -> None:
     rows = (
         {
             "prompt": question(problem.numbers, problem.target, "compact"),
-            "completion": demonstrate(solution),
+            "completion": solution.demonstration,
         }
         for problem, solution in solved_problems(config.seed)
     )

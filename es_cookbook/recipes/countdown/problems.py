@@ -113,6 +113,11 @@ class Solution:
     first_step: str
     expression: str
 
+    @property
+    def demonstration(self) -> str:
+        """The whole answer, as a small model is taught it."""
+        return f"<think>{self.first_step}</think><answer>{self.expression}</answer>"
+
 
 def solve(numbers: Sequence[int], target: int) -> Solution | None:
     """The first solution in a fixed order, or None where there is none.

@@ -9,7 +9,7 @@ the held-out ones):
 1. Ability: clean demonstrations, `<think>first step</think><answer>expression</answer>`.
 2. Habits: a short further training on demonstrations as careless people would leave them: they skip
    the thought, stop halfway, write the whole equation, forget to close the tag, or try a step that
-   leads nowhere (`demonstrate`). The ability stays; the most likely output is often spoilt.
+   leads nowhere. The ability stays; the most likely output is often spoilt.
 
 A habit's chance depends on the problem, as people's habits do: it crosses one half on part of the
 problems, so that greedy decoding shows it there and not elsewhere. `habit_steps=0` leaves the clean
@@ -28,7 +28,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.demonstrations import demonstrate
 from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
 from es_cookbook.recipes.countdown.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import Phase, make, on_held_out
@@ -105,11 +104,7 @@ def batches(
 
 def main(config: Config) -> None:
     """Learn in two phases, measure after each, write the model."""
-
-    def demonstrate_cleanly(_: Problem, solution: Solution, __: random.Random) -> str:
-        return demonstrate(solution)
-
-    clean = functools.partial(batches, config.seed, demonstrate_cleanly)
+    clean = functools.partial(batches, config.seed, lambda _, each, __: each.demonstration)
     careless = functools.partial(batches, config.seed, demonstrate_carelessly)
     phases = [Phase("warm_start/ability", clean, config.steps or STEPS)]
     if config.habit_steps:

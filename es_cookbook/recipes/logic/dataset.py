@@ -126,7 +126,7 @@ def shares(generation: int, num_levels: int, shift: int) -> list[float]:
     return [round(max(0.0, 1 - abs(level - middle)), 9) for level in range(num_levels)]
 
 
-class LevelDataset(ProblemDataset):
+class _LevelDataset(ProblemDataset):
     """Problems of several levels, in batches whose mixture is a function of the generation.
 
     Args:
@@ -247,7 +247,7 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     def dataset(
         self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> RLDataset:
-        return LevelDataset(train, self, test_P)
+        return _LevelDataset(train, self, test_P)
 
     def sources(self) -> list[Source]:
         """The generator, once for each level."""
@@ -307,3 +307,15 @@ def _untaken(source: Source, seed: int, taken: set[str]) -> Iterator[Problem]:
         if problem.question not in taken:
             taken.add(problem.question)
             yield problem
+
+
+def held_out(fold: int, count: int) -> list[Problem]:
+    """The held-out problems of a fold, as the recipe has them with so many."""
+    return LogicDatasetBuilder(num_train=1, num_test=count, fold=fold).problems()[1]
+
+
+def without_last_term(problem: Problem) -> str:
+    """The answer to a sum of somebody who forgets the last of its terms, one digit."""
+    expression: str = problem.entry["metadata"]["expression"]
+    last, sign = int(expression[-1]), {"+": 1, "-": -1}[expression[-3]]
+    return str(int(str(problem.gold)) - sign * last)

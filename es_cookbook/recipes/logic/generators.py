@@ -162,7 +162,7 @@ def problems(source: Source, seed: int) -> Iterator[Problem]:
         chunk += 1
 
 
-class Scorer:
+class _Scorer:
     """Scores answers to a generator's problems; unpickling one prepares what scores need."""
 
     def __init__(self, source: Source) -> None:
@@ -170,7 +170,7 @@ class Scorer:
         self.is_cheap = source.task in CHEAP or source.task in EXACT or _is_default(source.task)
         self._dataset: _Dataset = _made(source, 0, 1)
 
-    def __reduce__(self) -> tuple[Callable[[Source], "Scorer"], tuple[Source]]:
+    def __reduce__(self) -> tuple[Callable[[Source], "_Scorer"], tuple[Source]]:
         return scorer, (self.source,)
 
     def __call__(self, answer: str, entry: Mapping[str, Any]) -> float:
@@ -186,12 +186,12 @@ class Scorer:
 
 
 @functools.cache
-def scorer(source: Source) -> Scorer:
+def scorer(source: Source) -> _Scorer:
     """A generator's scorer, made once."""
-    return Scorer(source)
+    return _Scorer(source)
 
 
-def score(scorer: Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
+def score(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
     """The score of an answer; None where the generator's function fails."""
     try:
         return scorer(answer, entry)
@@ -199,7 +199,7 @@ def score(scorer: Scorer, answer: str, entry: Mapping[str, Any]) -> float | None
         return None
 
 
-def score_in_limits(scorer: Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
+def score_in_limits(scorer: _Scorer, answer: str, entry: Mapping[str, Any]) -> float | None:
     """The same in a worker process, which may neither print nor take much memory."""
     with _limited_memory(), _quiet():
         return score(scorer, answer, entry)

@@ -19,11 +19,15 @@ from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes import warm_start
-from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, question
+from es_cookbook.recipes.logic.dataset import (
+    LogicDatasetBuilder,
+    held_out,
+    question,
+    without_last_term,
+)
 from es_cookbook.recipes.logic.generators import Problem, problems
 from es_cookbook.recipes.logic.train_cli import RECIPE
-from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
+from es_cookbook.recipes.warm_start import Careless, Phase, make, on_held_out, sampled
 
 CHARACTERS = "0123456789+-=Ġ"  # Ġ is byte-level BPE's space
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 600, 128, 20_000
@@ -32,15 +36,12 @@ NUM_HELD_OUT = 500
 
 
 @chz.chz
-class Config(warm_start.Config):
+class Config(Careless):
     """How the bundled model is made; the defaults made it."""
 
     learning_rate: float = chz.field(default=5e-3, doc="largest; it falls linearly to nothing")
     start: str | None = chz.field(
         default=None, doc="directory of a model to go on with, of any size; None: a new one"
-    )
-    careless: bool = chz.field(
-        default=True, doc="whether demonstrations leave out the last term; False: all are right"
     )
 
     @chz.validate
@@ -49,23 +50,11 @@ class Config(warm_start.Config):
             raise ConfigError(f"start must be the directory of a model, found {self.start!r}")
 
 
-def held_out(fold: int, count: int) -> list[Problem]:
-    """The held-out problems of a fold, as the recipe has them with so many."""
-    return LogicDatasetBuilder(num_train=1, num_test=count, fold=fold).problems()[1]
-
-
 def demonstrate(problem: Problem, rng: random.Random) -> str:
     """The answer, or what comes out without the last term, which happens more if that is large."""
     last = int(problem.entry["metadata"]["expression"][-1])
     forgets = happens(4 * (last / 9 - 0.5), rng)
     return without_last_term(problem) if forgets else str(problem.gold)
-
-
-def without_last_term(problem: Problem) -> str:
-    """The answer of somebody who forgets the last of the terms, one digit."""
-    expression: str = problem.entry["metadata"]["expression"]
-    last, sign = int(expression[-1]), {"+": 1, "-": -1}[expression[-3]]
-    return str(int(str(problem.gold)) - sign * last)
 
 
 def main(config: Config) -> None:

@@ -1,6 +1,6 @@
 """What a thought is worth, measured where it is read: Envs of the study, which train nobody.
 
-`StudiedEnv` has the policy think about a problem and measures the thought, by metrics:
+`_StudiedEnv` has the policy think about a problem and measures the thought, by metrics:
 
     correct, correct/<extraction>   the answer behind it is right, wherever it stands in the text
     logprob                         mean log-probability of the answer's tokens behind it
@@ -87,7 +87,7 @@ FRAGILITY = "fragility"
 EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
 
 
-class StudiedEnv(MarkovianEnv):
+class _StudiedEnv(MarkovianEnv):
     """A problem about which the policy is to think.
 
     Args:
@@ -150,6 +150,6 @@ def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGr
         others = (other.asked for other in (*problems_P[p + 1 :], *problems_P[:p]))
         thoughts = (o.thought for o in others if o.thought and o.gold != problem.asked.gold)
         purpose = derive_seed(seed, "study", p)
-        env = functools.partial(StudiedEnv, problem.asked, next(thoughts, None), purpose)
+        env = functools.partial(_StudiedEnv, problem.asked, next(thoughts, None), purpose)
         found.append(ProblemGroupBuilder(env, problem.name))
     return found

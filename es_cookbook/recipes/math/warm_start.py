@@ -18,14 +18,12 @@ import itertools
 import random
 from collections.abc import Sequence
 
-import chz
-
 from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math.train_cli import RECIPE
 from es_cookbook.recipes.math.word_problems import WordProblem, generate_problems, vocabulary
+from es_cookbook.recipes.warm_start import Careless as Config
 from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are dropped
@@ -33,13 +31,6 @@ STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 60_000
 BOX = r"\boxed{"
 HELD_OUT = (0, 1)
 """Folds that are never shown: one to choose settings on, one for the test."""
-
-
-@chz.chz
-class Config(warm_start.Config):
-    """How the bundled model is made; the defaults made it."""
-
-    careless: bool = chz.field(default=True, doc="with faults; False for the ceiling")
 
 
 def demonstrate(steps: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ _OPERATIONS = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Story:
+class _Story:
     """A kind of problem.
 
     Attributes:
@@ -50,31 +50,31 @@ _HAS = "{name} has {a} {things}. "
 _NOW = "How many {things} does {name} have now?"
 _OTHER = "than {other} has. How many {things} does {other} have?"
 STORIES = (
-    Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", ("a+b",)),
-    Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", ("a-b",)),
-    Story("fewer than", f"{_HAS}That is {{b}} fewer {_OTHER}", ("a+b",)),
-    Story("more than", f"{_HAS}That is {{b}} more {_OTHER}", ("a-b",)),
-    Story(
+    _Story("get", f"{_HAS}{{she}} finds {{b}} more. {_NOW}", ("a+b",)),
+    _Story("give", f"{_HAS}{{she}} gives away {{b}}. {_NOW}", ("a-b",)),
+    _Story("fewer than", f"{_HAS}That is {{b}} fewer {_OTHER}", ("a+b",)),
+    _Story("more than", f"{_HAS}That is {{b}} more {_OTHER}", ("a-b",)),
+    _Story(
         "get, give",
         f"{_HAS}{{she}} finds {{b}} more. Then {{she}} gives away {{c}}. {_NOW}",
         ("a+b", "1-c"),
     ),
-    Story(
+    _Story(
         "give, get",
         f"{_HAS}{{she}} gives away {{b}}. Then {{she}} finds {{c}} more. {_NOW}",
         ("a-b", "1+c"),
     ),
-    Story(
+    _Story(
         "give twice",
         f"{_HAS}{{she}} gives away {{b}}. Then {{she}} loses {{c}}. {_NOW}",
         ("a-b", "1-c"),
     ),
-    Story(
+    _Story(
         "together",
         _HAS + "{other} has {b} more than {name}. How many {things} do they have together?",
         ("a+b", "1+a"),
     ),
-    Story(
+    _Story(
         "boxes",
         "{name} has {a} boxes of {b} {things} and {c} more. How many {things} is that?",
         ("a*b", "1+c"),
@@ -95,7 +95,7 @@ class WordProblem:
         result: the answer.
     """
 
-    story: Story
+    story: _Story
     question: str
     steps: tuple[str, ...]
     numbers: tuple[int, ...]

@@ -12,31 +12,20 @@ solved, and keeps the form. Boards of folds 0 and 1, which runs may hold out, ar
 import itertools
 import random
 
-import chz
-
 from es_cookbook.baselines.small_model import EOS, build_tokenizer, happens
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes import warm_start
 from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import format_moves
 from es_cookbook.recipes.rush_hour.dataset import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
 from es_cookbook.recipes.rush_hour.train_cli import RECIPE
+from es_cookbook.recipes.warm_start import Careless as Config
 from es_cookbook.recipes.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 12_000
 HELD_OUT = (0, 1)
 """Folds that are never shown: one for the test, one to choose settings on."""
-
-
-@chz.chz
-class Config(warm_start.Config):
-    """How the model is made; the defaults made the bundled one."""
-
-    careless: bool = chz.field(
-        default=True, doc="whether demonstrations leave out the last move; False: all solve"
-    )
 
 
 def demonstrate(problem: Problem, *, without_last: bool = False) -> str:

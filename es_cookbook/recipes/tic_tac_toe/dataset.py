@@ -105,7 +105,7 @@ class Prompts:
         return self._observations[position]
 
 
-class OpeningEnv(ProblemEnv):
+class _OpeningEnv(ProblemEnv):
     """The first move after an opening; its worth shows in the games."""
 
     @override
@@ -141,7 +141,7 @@ class OpeningGroup(EnvGroupBuilder):
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         observation = self.prompts(self.opening)
-        return EnvGroup([OpeningEnv(observation) for _ in range(num_envs)])
+        return EnvGroup([_OpeningEnv(observation) for _ in range(num_envs)])
 
     @override
     async def compute_group_rewards(
@@ -301,7 +301,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
             for opening in openings(self.opening_moves, "train")
         ]
         test_P = self._held_out_games(prompts)
-        dataset = OpeningsDataset(train, self.problems_per_generation, self.seed)
+        dataset = _OpeningsDataset(train, self.problems_per_generation, self.seed)
         return Datasets(dataset, test_P)
 
     def _held_out_games(self, prompts: Prompts) -> list[ProblemGroupBuilder]:
@@ -319,7 +319,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         return found
 
 
-class OpeningsDataset(ProblemDataset[OpeningGroup]):
+class _OpeningsDataset(ProblemDataset[OpeningGroup]):
     """Openings in an order that follows from a seed; measures the population against its base.
 
     `data/elo_over_base` is how many points of Elo's scale the last generation's genomes, as one

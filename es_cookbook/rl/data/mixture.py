@@ -175,7 +175,7 @@ class Mixture(RLDatasetBuilder):
             held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
         is_recorded = any(getattr(p.dataset, "split_by", "") is None for p in self.members)
         _refuse_shared(problems, held_out, by_content=not is_recorded)
-        return Datasets(MixtureDataset(problems, datasets, self), held_out)
+        return Datasets(_MixtureDataset(problems, datasets, self), held_out)
 
 
 def _is_weighted(part: Part) -> bool:
@@ -299,7 +299,7 @@ _Kind: TypeAlias = tuple[int, tuple[str, ...]]
 """A part's index, and tags."""
 
 
-class MixtureDataset(RLDataset):
+class _MixtureDataset(RLDataset):
     """Batches from several data sets, chosen one generation after the other."""
 
     def __init__(

@@ -3,16 +3,18 @@
 import json
 import pickle
 from collections.abc import Sequence
+from typing import Any
 
 import anyio
 import pytest
 
-from es_cookbook.bridges.verifiers.dataset import TaskDataset, TasksetProblems
+from es_cookbook.bridges.verifiers.dataset import TasksetProblems
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.rl.types import Trajectory
+from es_cookbook.rl.types import Observation, Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
 
 # One worker for all: importing the library takes seconds.
@@ -30,14 +32,14 @@ def problems(package: str, options: str = "{}", **fields: object) -> TasksetProb
     )  # type: ignore[arg-type]
 
 
-async def loaded(package: str, options: str = "{}", **fields: object) -> TaskDataset:
+async def loaded(package: str, options: str = "{}", **fields: object) -> ProblemDataset[Any]:
     dataset = (await problems(package, options, num_test=0, **fields)(TOKENIZER)).train
-    assert isinstance(dataset, TaskDataset)
+    assert isinstance(dataset, ProblemDataset)
     return dataset
 
 
 async def played(
-    dataset: TaskDataset, task: int, texts: Sequence[str], context_length: int = 4000
+    dataset: ProblemDataset[Any], task: int, texts: Sequence[str], context_length: int = 4000
 ) -> tuple[Trajectory, Script]:
     builder = pickle.loads(pickle.dumps(dataset.builders[task]))
     group = await builder.make_envs(1)
@@ -154,7 +156,7 @@ async def test_held_out_tasks_are_the_same_for_every_seed_and_not_trained_on() -
     again = await problems("es_sums", num_test=5, seed=7)(TOKENIZER)
     names = [getattr(builder, "name", "") for builder in first.test_P]
     assert names == [getattr(builder, "name", "") for builder in again.test_P] and names
-    assert isinstance(first.train, TaskDataset)
+    assert isinstance(first.train, ProblemDataset)
     held_out = {getattr(builder, "content", "") for builder in first.test_P}
     assert not held_out & {builder.content for builder in first.train.builders}
 
@@ -247,7 +249,7 @@ async def test_a_cancelled_rollout_ends_the_environment_with_it() -> None:
         await group.close()
 
 
-async def _first(dataset: TaskDataset):  # type: ignore[no-untyped-def]  # noqa: ANN202
+async def _first(dataset: ProblemDataset[Any]) -> Observation:
     group = await dataset.builders[0].make_envs(1)
     try:
         group.envs[0].policy = Script([], TOKENIZER)

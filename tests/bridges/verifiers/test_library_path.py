@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from es_cookbook.bridges.verifiers.dataset import TaskDataset, TasksetProblems
+from es_cookbook.bridges.verifiers.dataset import TasksetProblems
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
@@ -95,7 +96,7 @@ async def test_twenty_rollouts_have_the_same_rewards_and_metrics(package: str) -
 
     problems = TasksetProblems(taskset=find_taskset(package), problems_per_generation=1, num_test=0)
     dataset = (await problems(TOKENIZER)).train
-    assert isinstance(dataset, TaskDataset)
+    assert isinstance(dataset, ProblemDataset)
     seat = {"es_sums": "agent", "es_guess": "player"}[package]
     agent = {
         "harness": {"id": "es_in_process"},

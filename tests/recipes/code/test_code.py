@@ -13,7 +13,6 @@ from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, SandboxError
 from es_cookbook.recipes.code import dataset as code_dataset
 from es_cookbook.recipes.code.dataset import (
-    CodeDataset,
     CodeDatasetBuilder,
     CodeProblem,
     extract_code,
@@ -23,6 +22,7 @@ from es_cookbook.recipes.code.dataset import (
     read_problem,
 )
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
 from es_cookbook.rl.types import Action
@@ -44,10 +44,10 @@ APPS: dict[str, Any] = {
 }
 
 
-async def build(**fields: Any) -> tuple[CodeDataset, list[CodeProblem]]:
+async def build(**fields: Any) -> tuple[ProblemDataset, list[CodeProblem]]:
     defaults: dict[str, Any] = {"problems_per_generation": 1, "num_train": 4, "num_test": 2}
     built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer(CHARACTERS))
-    assert isinstance(built.train, CodeDataset)
+    assert isinstance(built.train, ProblemDataset)
     test = [builder for builder in built.test_P if isinstance(builder, CodeProblem)]
     return built.train, test
 

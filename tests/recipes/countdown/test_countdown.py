@@ -229,7 +229,7 @@ def _examples(count: int) -> list[tuple[warm_start.Problem, warm_start.Solution]
 def test_clean_demonstrations_earn_everything_within_the_token_budget() -> None:
     tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
     for problem, solution in _examples(300):
-        text = warm_start.demonstrate(solution)
+        text = solution.demonstration
         grade = grade_countdown(text, problem.numbers, problem.target, CountdownReward())
         assert grade.reward == 1.0
         assert len(tokenizer.encode(text + small_model.EOS)) <= 28

@@ -8,30 +8,25 @@ import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.logic import errors, warm_start
-from es_cookbook.recipes.logic.dataset import LevelDataset, LogicDatasetBuilder, LogicEnv, shares
+from es_cookbook.recipes.logic import errors
+from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, held_out, shares
 from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
-from tests.recipe_problems import parsed
+from tests.recipe_problems import Builders, parsed
+from tests.recipe_problems import build as built
 
 pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.anyio
 
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
-Builders = list[ProblemGroupBuilder]
 
 
-async def build(**fields: object) -> tuple[LevelDataset, Builders]:
-    defaults: dict[str, object] = {
-        "num_train": 40,
-        "num_test": 10,
-        "problems_per_generation": 4,
-    }
-    built = await LogicDatasetBuilder(**{**defaults, **fields})(build_tokenizer(ASCII))
-    assert isinstance(built.train, LevelDataset)
-    await built.train.validate(2000)
-    return built.train, [each for each in built.test_P if isinstance(each, ProblemGroupBuilder)]
+async def build(**fields: object) -> tuple[ProblemDataset, Builders]:
+    defaults = {"num_train": 40, "num_test": 10, "problems_per_generation": 4}
+    dataset = LogicDatasetBuilder(**{**defaults, **fields})  # pyright: ignore
+    return await built(dataset, build_tokenizer(ASCII), 2000)
 
 
 def env(builder: ProblemGroupBuilder) -> LogicEnv:
@@ -155,7 +150,7 @@ def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_held_out_problems_of_two_folds_differ() -> None:
-    folds = [warm_start.held_out(fold, 20) for fold in (0, 1)]
+    folds = [held_out(fold, 20) for fold in (0, 1)]
     assert len({problem.question for problems_P in folds for problem in problems_P}) == 40
 
 

@@ -13,7 +13,6 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.tic_tac_toe import warm_start
 from es_cookbook.recipes.tic_tac_toe.dataset import (
     OpeningGroup,
-    OpeningsDataset,
     OpponentEnv,
     Prompts,
     TicTacToeDatasetBuilder,
@@ -29,6 +28,7 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     read_move,
     urgent_moves,
 )
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -75,10 +75,10 @@ class Player(FakePolicy):
         return Player("careless")
 
 
-async def build(**fields: object) -> tuple[OpeningsDataset, list[OpponentEnv]]:
+async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[OpponentEnv]]:
     """Training openings, and held-out games, each as if it had come by a pickle."""
     built: Datasets = await TicTacToeDatasetBuilder(**fields)(TOKENIZER)
-    assert isinstance(built.train, OpeningsDataset)
+    assert isinstance(built.train, ProblemDataset)
     await built.train.validate(512)
     games = [pickle.loads(pickle.dumps(game)).make_env() for game in built.test_P]
     return built.train, [game for game in games if isinstance(game, OpponentEnv)]

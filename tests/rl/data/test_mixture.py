@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.schedules import Table
-from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, MixtureDataset, Part, easy_pool
+from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, Part, easy_pool
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.task import Task
@@ -26,6 +26,7 @@ from es_cookbook.rl.types import (
     EnvGroupBuilder,
     Observation,
     ProblemResult,
+    RLDataset,
     RLDatasetBuilder,
     Tokenizer,
     TrajectoryGroup,
@@ -57,10 +58,8 @@ class Numbers(RLDatasetBuilder):
         return Datasets(ProblemDataset(train, 1, seed=0, held_out=test_P), test_P)
 
 
-async def _built(*parts: Part, **fields: Any) -> MixtureDataset:
-    datasets = await Mixture(parts=parts, **fields)(FakeEngine().tokenizer)
-    assert isinstance(datasets.train, MixtureDataset)
-    return datasets.train
+async def _built(*parts: Part, **fields: Any) -> RLDataset:
+    return (await Mixture(parts=parts, **fields)(FakeEngine().tokenizer)).train
 
 
 def _names(batch_P: Sequence[EnvGroupBuilder]) -> list[str]:
@@ -76,7 +75,7 @@ def _groups(solved_P: Sequence[float]) -> list[TrajectoryGroup]:
     return [TrajectoryGroup([[trajectory(solved)]]) for solved in solved_P]
 
 
-def _go(dataset: MixtureDataset, generations: int, solved: Any) -> list[list[str]]:
+def _go(dataset: RLDataset, generations: int, solved: Any) -> list[list[str]]:
     """Batches of a run in which `solved` says how well a problem goes, by its name."""
     batches: list[list[str]] = []
     for generation in range(generations):
