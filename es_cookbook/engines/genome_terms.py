@@ -17,7 +17,7 @@ from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.evolution.spaces.factors import AdapterFactors, LowRankTerms
+from es_cookbook.evolution.spaces.factors import AdapterFactors, term_factors, term_scales
 
 if TYPE_CHECKING:
     from es_cookbook.evolution.noise.triton.kernels import Job
@@ -104,12 +104,12 @@ class GenomeFactors:
                 "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
                 "adapter or singular_values"
             )
-        assert space.low_rank is not None
+        assert space.rank is not None
         self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
-        self.num_ranks = self._num_terms * space.low_rank.rank
-        self._of_kind = [self._shared(name, space.low_rank) for name in self._kinds.values()]
+        self.num_ranks = self._num_terms * space.rank
+        self._of_kind = [self._shared(name, space.rank) for name in self._kinds.values()]
 
-    def _shared(self, name: str, low_rank: LowRankTerms) -> _Terms:
+    def _shared(self, name: str, rank: int) -> _Terms:
         shares, genomes_G = self._space.shares, self._genomes_G
         seeds = sorted({term.seed for genome in genomes_G for term in genome.terms})
         # Noise of seeds that have no part in the weight need not be made, but some has to be.
@@ -124,7 +124,7 @@ class GenomeFactors:
         terms_G = [[own(genome, t) for t in range(self._num_terms)] for genome in genomes_G]
         terms_t_G = list(zip(*terms_G, strict=True))
         place_t_G = [torch.tensor([place_of_seed[t.seed] for t in of_G]) for of_G in terms_t_G]
-        scale_t_G = [low_rank.scales([t.coefficient for t in of_G]) for of_G in terms_t_G]
+        scale_t_G = [term_scales([t.coefficient for t in of_G], rank) for of_G in terms_t_G]
         return _Terms(seeds, place_t_G, list(map(torch.from_numpy, scale_t_G)), terms_G)
 
     def write(self, slots: Slots) -> None:
@@ -145,13 +145,13 @@ class GenomeFactors:
             return
         from es_cookbook.evolution.noise.triton.kernels import entries_of, fill
 
-        space, rank = self._space, None
-        if space.low_rank is not None:
-            terms_of, rank = [own.terms_G for own in self._of_kind], space.low_rank.rank
+        space = self._space
+        if space.rank is not None:
+            terms_of = [own.terms_G for own in self._of_kind]
         else:
             of_names = self._kinds.values()
             terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in of_names]
-        entries = entries_of(terms_of, self._places_G, self._device, rank)
+        entries = entries_of(terms_of, self._places_G, self._device, space.rank)
         fill(self._jobs, entries, space.noise, space.mask)
         self._jobs = []
 
@@ -159,14 +159,14 @@ class GenomeFactors:
         return list(self._kinds).index(self._space.shares.kind(name))
 
     def _write_terms(self, slots: Slots) -> None:
-        low_rank, own = self._space.low_rank, self._of_kind[self._kind(slots.name)]
-        assert low_rank is not None
-        height, width = self._space.shapes[slots.name]
-        factors_S = low_rank.factors_S(slots.name, (height, width), own.seeds)
+        space, own = self._space, self._of_kind[self._kind(slots.name)]
+        assert space.rank is not None
+        shape = space.shapes[slots.name]
+        factors_S = term_factors(own.seeds, slots.name, shape, space.rank, space.noise)
         a_S, b_S = map(torch.from_numpy, factors_S)
         a_S, b_S = a_S[:, slots.rows], b_S[:, slots.columns]
         for t, (place_G, scale_G) in enumerate(zip(own.place_t_G, own.scale_t_G, strict=True)):
-            ranks = slice(t * low_rank.rank, (t + 1) * low_rank.rank)
+            ranks = slice(t * space.rank, (t + 1) * space.rank)
             slots.a[: self.num_genomes, ranks] = b_S[place_G].mT.to(slots.a)
             scaled_G = a_S[place_G] * scale_G[:, None, None]
             slots.b[: self.num_genomes, :, ranks] = scaled_G.to(slots.b)
@@ -185,8 +185,8 @@ class GenomeFactors:
         from es_cookbook.evolution.noise.triton.kernels import Job
 
         space = self._space
-        if space.low_rank is not None:
-            rank, kind = space.low_rank.rank, self._kind(slots.name)
+        if space.rank is not None:
+            rank, kind = space.rank, self._kind(slots.name)
             of_a, of_b = ((side, rank) for side in space.shapes[slots.name])
             a, b = Part.within(of_a, rows, _ALL), Part.within(of_b, columns, _ALL)
             yield Job(slots.b, f"{slots.name}.A", a, kind=kind)

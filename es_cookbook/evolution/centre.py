@@ -37,7 +37,6 @@ from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ModelError
 from es_cookbook.evolution.exact import (
     MODULUS,
-    Moving,
     apply_rule_,
     decay_,
     device_fingerprint,
@@ -47,6 +46,7 @@ from es_cookbook.evolution.exact import (
 )
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
 _T = TypeVar("_T")
@@ -241,9 +241,10 @@ def _mover(
         for step, adders in moves:
             if step.decay:
                 decay_(weight, base, step.decay)
-            if step.rule is not None:
-                moving = Moving(name, space.shapes[name], weight, base, part, starts[name])
-                apply_rule_(step.rule, adders, moving)
+            if isinstance(step.rule, OffsetsRule):
+                set_to_offsets_(weight, base, step.rule.offsets, starts[name], part)
+            elif step.rule is not None:
+                apply_rule_(step.rule, adders, name, weight, part, space.shapes[name])
             elif adders:
                 adders[0](name, weight, part)
 

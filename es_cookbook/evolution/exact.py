@@ -22,7 +22,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from es_cookbook.evolution.rules import (
     ErrorFeedbackRule,
     MuonRule,
     Offsets,
-    OffsetsRule,
     Rule,
 )
 from es_cookbook.evolution.spaces.base import PIECE, AddTerms, as_array
@@ -150,44 +148,33 @@ def set_to_offsets_(
     weight.add_(own.view(weight.shape).to(weight.device))
 
 
-class Moving(NamedTuple):
-    """A part of a parameter that a step moves.
+def apply_rule_(
+    rule: Rule,
+    adders: Sequence[AddTerms],
+    name: str,
+    weight: torch.Tensor,
+    part: Part,
+    shape: tuple[int, ...],
+) -> None:
+    """Change a weight by the rule, but `OffsetsRule`, of a step whose decay is already applied.
 
-    Attributes:
-        name: of the parameter, and its `shape`.
-        weight: contiguous float32, written.
-        base: the same part of the base.
-        start: number of the parameter's first element among the offsets.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    weight: torch.Tensor
-    base: torch.Tensor
-    part: Part
-    start: int
-
-
-def apply_rule_(rule: Rule, adders: Sequence[AddTerms], moving: Moving) -> None:
-    """Change a weight by the rule of a step whose decay is already applied.
-
-    The adders are of the rule's groups, and work where the weight is.
+    The weight, contiguous float32, is a part of the parameter of this name and shape. The adders
+    are of the rule's groups, and work where the weight is.
     """
     match rule:
         case AdamRule():
-            _adam_(rule, adders, moving)
+            _adam_(rule, adders, name, weight, part)
         case MuonRule():
-            _muon_(rule, adders[0], moving)
-        case OffsetsRule():
-            set_to_offsets_(moving.weight, moving.base, rule.offsets, moving.start, moving.part)
+            _muon_(rule, adders[0], name, weight, part, shape)
         case ErrorFeedbackRule():
-            _error_feedback_(rule, adders, moving)
+            _error_feedback_(rule, adders, name, weight, part)
         case _:
             raise ValueError(f"there is no arithmetic for {rule}")
 
 
-def _adam_(rule: AdamRule, adders: Sequence[AddTerms], moving: Moving) -> None:
-    name, _, weight, _, part, _ = moving
+def _adam_(
+    rule: AdamRule, adders: Sequence[AddTerms], name: str, weight: torch.Tensor, part: Part
+) -> None:
     m, v = torch.zeros_like(weight), torch.zeros_like(weight)
     gradient = torch.empty_like(weight)
     for add_terms_, first, second in zip(adders, rule.first, rule.second, strict=True):
@@ -202,8 +189,13 @@ def _adam_(rule: AdamRule, adders: Sequence[AddTerms], moving: Moving) -> None:
     weight.add_(m.div_(root.add_(rule.epsilon)).mul_(rule.rate))
 
 
-def _error_feedback_(rule: ErrorFeedbackRule, adders: Sequence[AddTerms], moving: Moving) -> None:
-    name, _, weight, _, part, _ = moving
+def _error_feedback_(
+    rule: ErrorFeedbackRule,
+    adders: Sequence[AddTerms],
+    name: str,
+    weight: torch.Tensor,
+    part: Part,
+) -> None:
     residual, rounded = torch.zeros_like(weight), torch.zeros_like(weight)
     change = torch.empty_like(weight)
     terms = iter(zip(adders, rule.weights, strict=True))
@@ -218,8 +210,14 @@ def _error_feedback_(rule: ErrorFeedbackRule, adders: Sequence[AddTerms], moving
     weight.add_(rounded).clamp_(0, rule.highest)
 
 
-def _muon_(rule: MuonRule, add_terms_: AddTerms, moving: Moving) -> None:
-    name, shape, weight, _, part, _ = moving
+def _muon_(
+    rule: MuonRule,
+    add_terms_: AddTerms,
+    name: str,
+    weight: torch.Tensor,
+    part: Part,
+    shape: tuple[int, ...],
+) -> None:
     if len(shape) != 2:
         add_terms_(name, weight, part)
         return

@@ -59,7 +59,7 @@ class _Engine:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Block:
+class _Block:
     """Genomes that an engine has taken, and when."""
 
     range_G: range
@@ -90,7 +90,7 @@ class BlockScheduler:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._engines: dict[str, _Engine] = {}
-        self._busy: dict[Block, None] = {}
+        self._busy: dict[_Block, None] = {}
         self._num_genomes = 0
         self._next = 0
         self._is_whole = False
@@ -106,7 +106,7 @@ class BlockScheduler:
         self._next = 0
         self._is_whole = overlapping
 
-    def take(self, label: str, num_engines: int, capacity: int) -> Block:
+    def take(self, label: str, num_engines: int, capacity: int) -> _Block:
         """Genomes for an engine that is free.
 
         Args:
@@ -123,12 +123,12 @@ class BlockScheduler:
         if not is_whole:
             share /= 2
         count = min(max(math.ceil(share), 1), capacity, self.num_left)
-        block = Block(range(self._next, self._next + count), label, now)
+        block = _Block(range(self._next, self._next + count), label, now)
         self._next += count
         self._busy[block] = None
         return block
 
-    def end(self, block: Block) -> None:
+    def end(self, block: _Block) -> None:
         """An engine has run a block, and is free."""
         self._busy.pop(block, None)
         now = self._clock()
@@ -147,7 +147,7 @@ class BlockScheduler:
         def of(label: str) -> _Engine:
             return known.get(label, typical)
 
-        def ends(block: Block) -> float:
+        def ends(block: _Block) -> float:
             return max(now, block.began + of(block.label).seconds(len(block.range_G)))
 
         free = [(ends(block), of(block.label)) for block in self._busy]

@@ -17,7 +17,7 @@ but nothing else here needs its 110 MB.
 
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,10 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 FEW = 30
 """With fewer values a bootstrap is too sure of itself."""
+Interval: TypeAlias = tuple[float, float]
+"""Between which numbers a mean lies with a confidence of 95 %."""
 _AT_ONCE = 4_000_000
 """Drawn numbers that are in memory together: 32 MB."""
-
-
-class Interval(NamedTuple):
-    """Where a mean lies with a confidence of 95 %."""
-
-    low: float
-    high: float
 
 
 def wilson_interval(successes: int, count: int) -> Interval:
@@ -44,17 +39,17 @@ def wilson_interval(successes: int, count: int) -> Interval:
     >>> low, round(high, 4)
     (0.0, 0.2775)
     >>> wilson_interval(0, 0)
-    Interval(low=0.0, high=1.0)
+    (0.0, 1.0)
     """
     if count == 0:
-        return Interval(0.0, 1.0)
+        return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share, of_z = successes / count, z * z / count
     middle = (share + of_z / 2) / (1 + of_z)
     half = z * math.sqrt(share * (1 - share) / count + of_z / (4 * count)) / (1 + of_z)
     # At the ends the formula gives the end itself, up to rounding.
     low = 0.0 if successes == 0 else middle - half
-    return Interval(low, 1.0 if successes == count else middle + half)
+    return low, 1.0 if successes == count else middle + half
 
 
 def bootstrap_interval(
@@ -72,12 +67,12 @@ def bootstrap_interval(
         resamples: drawn; fewer are faster, and the ends less exact.
     """
     if len(values_P) == 0:
-        return Interval(math.nan, math.nan)
+        return math.nan, math.nan
     if values_P.min() == values_P.max():  # So is every mean, which rounding would hide.
-        return Interval(float(values_P[0]), float(values_P[0]))
+        return float(values_P[0]), float(values_P[0])
     means = _resampled_means(values_P, np.random.default_rng(seed), weights_P, resamples)
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(low), float(high))
+    return float(low), float(high)
 
 
 def paired_bootstrap(

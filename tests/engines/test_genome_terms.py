@@ -16,6 +16,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.spaces.adapter import Adapter, Perturb
 from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.factors import term_scales
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from tests.evolution.spaces.test_low_rank import factors_of
 
@@ -65,7 +66,7 @@ def test_factors_of_all_weights_are_written_scaled_and_cast(
                 term = genome.terms[t] if t < len(genome.terms) else Term(1, 0.0)
                 a, b = (torch.from_numpy(factor) for factor in factors_of(space, name, term.seed))
                 ranks = slice(t * rank, (t + 1) * rank)
-                scaled = a[rows[name]] * torch.tensor(space.low_rank.scale(term.coefficient))
+                scaled = a[rows[name]] * torch.tensor(term_scales([term.coefficient], rank))
                 expected_b[g, :, ranks] = scaled.to(dtype)
                 expected_a[g, ranks] = b[columns[name]].mT.to(dtype)
     # Slices are made where the slots are; places, in any order, on the CPU.

@@ -2,10 +2,11 @@
 
 import heapq
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
-from es_cookbook.population.scheduling import Block, BlockScheduler
+from es_cookbook.population.scheduling import BlockScheduler
 
 
 class Simulation:
@@ -28,7 +29,7 @@ class Simulation:
         began, busy, number = self.now, 0.0, 0
         blocks: list[tuple[str, int]] = []
         runs_G: list[int] = []
-        events: list[tuple[float, int, str, Block | None]]
+        events: list[tuple[float, int, str, Any]]
         events = [(self.now, n, label, None) for n, label in enumerate(self.seconds_E)]
         while events:
             self.now, _, label, ended = heapq.heappop(events)

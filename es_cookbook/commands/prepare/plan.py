@@ -135,7 +135,7 @@ class Plan:
         self.tp = self.vllm.tensor_parallel_size if self.vllm else 1
         self.shards = Shards(model, self.tp)
         self.space = config.search_space(self.shards.infos)
-        self.rank = self.space.low_rank.rank if self.space.low_rank else 0  # 0: dense genomes
+        self.rank = self.space.rank or 0  # 0: dense genomes
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.perturbed = sum(math.prod(shape) for shape in self.space.shapes.values())
         head = cast("nn.Linear", model.get_output_embeddings()).weight

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?
 _WORD = re.compile(r"[\w.+-]{0,100}", re.ASCII)
 
 
-class Reached(NamedTuple):
+class _Reached(NamedTuple):
     """One field that reaches something: where, the word that allows it, and a whole sentence."""
 
     where: str
@@ -46,7 +46,7 @@ def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, objec
     return {_NEEDS_TRUST: (word, does)}
 
 
-def reached(part: object, where: str = "config") -> Iterator[Reached]:
+def reached(part: object, where: str = "config") -> Iterator[_Reached]:
     """All that a config, or a part of one, reaches."""
     if chz.is_chz(part) and not isinstance(part, type):
         for name, field in chz.chz_fields(part).items():
@@ -55,7 +55,7 @@ def reached(part: object, where: str = "config") -> Iterator[Reached]:
             word, does = cast("tuple[Callable[[object], str | None], str]", needs or (_none, ""))
             if (said := word(part)) is not None:
                 said, shown = printable(said), printable(f"{value!r:.60}")
-                yield Reached(
+                yield _Reached(
                     path, said, f"{path}: {shown} {does}; if you trust it, add trust={said:.200}"
                 )
             yield from reached(value, path)

@@ -158,7 +158,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             self.max_genomes if slots else 1,
             context_length,
             str(llm.model_config.dtype).removeprefix("torch."),
-            slots["max_lora_rank"] // space.low_rank.rank if space.low_rank else None,
+            slots["max_lora_rank"] // space.rank if space.rank else None,
         )
         num_slots = slots.get("max_loras", 0)
         return VLLMEngine(llm, output, tokenizer, model, space, traits, num_slots)

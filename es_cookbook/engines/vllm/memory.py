@@ -231,8 +231,8 @@ def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> di
     Raises:
         ConfigError: vLLM has no slots of such a rank, or for such weights.
     """
-    if space.low_rank is not None:
-        rank = space.low_rank.rank * terms_per_genome
+    if space.rank is not None:
+        rank = space.rank * terms_per_genome
     elif space.adapter is not None:
         rank = space.adapter.lora.rank
     else:

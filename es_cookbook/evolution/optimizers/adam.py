@@ -29,7 +29,6 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
@@ -63,8 +62,6 @@ class Adam(WindowedES):
     def _moments(self) -> None:
         check_range(self, "beta1", "beta2", at_least=0, below=1)
         check_range(self, "epsilon", above=0)
-        if self.moments not in ("element", "block"):
-            raise ConfigError(f"moments must be element or block, found {self.moments!r}")
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

@@ -43,7 +43,7 @@ _SMALLEST_POPULATION = 4
 
 
 @chz.chz
-class OffsetsBuilder(OptimizerBuilder):
+class _OffsetsBuilder(OptimizerBuilder):
     """What they share; `name` is what users type, `package` the library."""
 
     name = package = ""
@@ -116,7 +116,7 @@ class OffsetsBuilder(OptimizerBuilder):
 class _OffsetsOptimizer(Optimizer):
     """Asks and tells a distribution that a subclass keeps."""
 
-    def __init__(self, config: OffsetsBuilder, run_seed: int, dimension: int) -> None:
+    def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
         self._config = config
         self._run_seed = run_seed
         self._sigma = config.sigma
@@ -200,7 +200,7 @@ _MATRICES = 4
 
 
 @chz.chz
-class CMA(OffsetsBuilder):
+class CMA(_OffsetsBuilder):
     """CMA-ES with full covariance, for small search spaces (singular_values).
 
     By pycma (Hansen, arXiv:1604.00772). The population is drawn from N(m, σ² C). The better half,
@@ -293,7 +293,7 @@ class _CMAOptimizer(_OffsetsOptimizer):
 
 
 @chz.chz
-class SepCMA(OffsetsBuilder):
+class SepCMA(_OffsetsBuilder):
     """Separable CMA-ES, one scale a parameter, for adapters.
 
     By cmaes (Ros and Hansen 2008). As `cma`, but C is a diagonal: the scale of every parameter is

@@ -65,11 +65,8 @@ class AdaptiveSigma:
     def _fields(self) -> None:
         check_range(self, "rate", above=0, prefix="adaptive_sigma.")
         check_range(self, "target", prefix="adaptive_sigma.")
-        if not 0 < self.smallest <= 1 <= self.largest < math.inf:
-            raise ConfigError(
-                "adaptive_sigma.smallest must be in (0, 1] and largest 1 or more, found "
-                f"{self.smallest} and {self.largest}"
-            )
+        check_range(self, "smallest", above=0, at_most=1, prefix="adaptive_sigma.")
+        check_range(self, "largest", at_least=1, prefix="adaptive_sigma.")
 
     def __call__(self, factor: float, genomes_G: Sequence[Genome], fitness_G: list[float]) -> float:
         """The next factor on σ; the same where the centre is lost or all genomes did alike."""

@@ -341,10 +341,6 @@ class Genetic(OptimizerBuilder):
         check_range(self, "sigma", above=0)
         check_range(self, "truncation", above=0, at_most=1)
         check_range(self, "crossover_rate", at_least=0, at_most=1)
-        if self.species_by not in DISTANCES:
-            raise ConfigError(
-                f"species_by must be {' or '.join(DISTANCES)}, found {self.species_by!r}"
-            )
         if self.species_distance is None and self.species_by != "seeds":
             raise ConfigError(
                 f"species_by={self.species_by} needs species_distance=...: how much a member's "
@@ -357,8 +353,6 @@ class Genetic(OptimizerBuilder):
                 f"num_elites={self.num_elites} and tournament_size={self.tournament_size}, found "
                 f"{self.population_size}"
             )
-        if self.crossover not in ("uniform", "union"):
-            raise ConfigError(f"crossover must be uniform or union, found {self.crossover!r}")
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:

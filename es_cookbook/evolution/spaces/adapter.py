@@ -35,7 +35,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 import numpy as np
@@ -98,14 +98,7 @@ class Adapter(DenseBuilder):
     def _ranges(self) -> None:
         check_range(self, "rank", at_least=1, prefix="search_space.")
         check_range(self, "alpha", above=0, prefix="search_space.")
-        if not 0 <= self.init_seed <= MAX_SEED:
-            raise ConfigError(
-                f"search_space.init_seed must be from 0 to 2**63 - 1, found {self.init_seed}"
-            )
-        for field, value, kind in (("init", self.init, Init), ("perturb", self.perturb, Perturb)):
-            if value not in get_args(kind):
-                hint = nearest(value, get_args(kind))
-                raise ConfigError(f"unknown search_space.{field} {value!r}: {hint}")
+        check_range(self, "init_seed", at_least=0, at_most=MAX_SEED, prefix="search_space.")
 
     @chz.validate
     def _signal(self) -> None:

@@ -49,7 +49,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
 from es_cookbook.evolution.noise.tensors import Mask, Part
-from es_cookbook.evolution.spaces.factors import AdapterFactors, LowRankTerms, ReadAdapter
+from es_cookbook.evolution.spaces.factors import AdapterFactors, ReadAdapter
 
 if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
@@ -174,6 +174,7 @@ class SearchSpace(ABC):
         noise: distribution of the noise.
         shares: what of a term each of them has.
         mask: which of their elements are perturbed; all if None.
+        rank: of terms that are factors beside the centre's weights; None if they are not.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
         highest_code: greatest value of parameters that are whole numbers; None if they are real.
     """
@@ -182,18 +183,14 @@ class SearchSpace(ABC):
     noise: NoiseKind = "gaussian"
     shares: Shares = dataclasses.field(default_factory=Shares)
     mask: Mask | None = None
+    rank: int | None = dataclasses.field(default=None, kw_only=True)
     adapter: AdapterFactors | None = dataclasses.field(default=None, kw_only=True)
     highest_code: int | None = dataclasses.field(default=None, kw_only=True)
 
     @property
-    def low_rank(self) -> LowRankTerms | None:
-        """How a term is factors beside the centre's weights; None if it is not."""
-        return None
-
-    @property
     def is_dense(self) -> bool:
         """Whether each genome has weights of its own, in place of a part beside the centre's."""
-        return self.low_rank is None and self.adapter is None
+        return self.rank is None and self.adapter is None
 
     @property
     def weights(self) -> Collection[str]:
@@ -206,7 +203,7 @@ class SearchSpace(ABC):
 
         Not where all genomes share the centre's weights, nor where parameters are whole numbers.
         """
-        return self.low_rank is None and self.highest_code is None
+        return self.rank is None and self.highest_code is None
 
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
@@ -282,9 +279,7 @@ class SearchSpaceBuilder(ABC):
     )
 
     @chz.validate
-    def _noise_and_shares(self) -> None:
-        if self.noise not in ("gaussian", "rademacher"):
-            raise ConfigError(f"noise must be gaussian or rademacher, found {self.noise!r}")
+    def _shares(self) -> None:
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "

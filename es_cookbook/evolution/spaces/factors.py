@@ -1,9 +1,9 @@
 """Thin factors beside shared weights: how engines host a whole population at once.
 
-A space says by `SearchSpace.low_rank` or `SearchSpace.adapter` that its genomes have such a form,
+A space says by `SearchSpace.rank` or `SearchSpace.adapter` that its genomes have such a form,
 and engines ask for nothing else:
 
-- `LowRankTerms`: each term of a genome is a product of two noises, beside the centre's weights.
+- `rank`: each term of a genome is a product of two noises, beside the centre's weights.
 - `AdapterFactors`: each genome has an A and a B of its own, beside the base's weights.
 
 Genomes of a space with neither are dense: each needs weights of its own, in place of the model's.
@@ -27,34 +27,22 @@ Values: TypeAlias = "Callable[[str], torch.Tensor]"
 """Returns the values of the space's parameters, by name, at one point of the space."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LowRankTerms:
-    """A term's change of a weight W (rows, columns) is coefficient · A Bᵀ / √rank.
+def term_factors(
+    seeds_S: Sequence[int], name: str, shape: tuple[int, ...], rank: int, noise: NoiseKind
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A (seeds, rows, rank) and B (seeds, columns, rank) of a weight of this name and shape.
 
-    Attributes:
-        rank: of A = ε(seed, name + ".A") (rows, rank) and B = ε(seed, name + ".B") (columns, rank).
-        noise: distribution of their elements.
+    A term's change of the weight is coefficient · A Bᵀ / √rank, with A = ε(seed, name + ".A") and
+    B = ε(seed, name + ".B").
     """
+    rows, columns = shape
+    a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, rank), noise)
+    return a_S, noise_of_seeds(seeds_S, f"{name}.B", (columns, rank), noise)
 
-    rank: int
-    noise: NoiseKind = "gaussian"
 
-    def factors_S(
-        self, name: str, shape: tuple[int, int], seeds_S: Sequence[int]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A (seeds, rows, rank) and B (seeds, columns, rank) of one weight of this shape."""
-        rows, columns = shape
-        a_S = noise_of_seeds(seeds_S, f"{name}.A", (rows, self.rank), self.noise)
-        b_S = noise_of_seeds(seeds_S, f"{name}.B", (columns, self.rank), self.noise)
-        return a_S, b_S
-
-    def scale(self, coefficient: float) -> np.float32:
-        """The factor on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
-        return self.scales([coefficient])[0]
-
-    def scales(self, coefficients_S: Sequence[float]) -> NDArray[np.float32]:
-        scaled_S = np.array(coefficients_S, np.float64) / math.sqrt(self.rank)
-        return scaled_S.astype(np.float32)
+def term_scales(coefficients_S: Sequence[float], rank: int) -> NDArray[np.float32]:
+    """The factors on A Bᵀ: coefficient / √rank, rounded once from float64 to float32."""
+    return (np.array(coefficients_S, np.float64) / math.sqrt(rank)).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import MAX_SEED, Term
 from es_cookbook.evolution.noise import noise_range
 from es_cookbook.evolution.noise.tensors import LANE_VALUES, Mask, Part
@@ -56,15 +56,9 @@ class DenseBuilder(SearchSpaceBuilder):
 
     @chz.validate
     def _mask(self) -> None:
-        if not 1 / LANE_VALUES <= self.density <= 1:
-            raise ConfigError(
-                f"search_space.density must be above 0 (1/{LANE_VALUES} is the least) and at most "
-                f"1, found {self.density}"
-            )
-        if not 0 <= self.mask_seed <= MAX_SEED:
-            raise ConfigError(
-                f"search_space.mask_seed must be from 0 to 2**63 - 1, found {self.mask_seed}"
-            )
+        prefix = "search_space."
+        check_range(self, "density", at_least=1 / LANE_VALUES, at_most=1, prefix=prefix)
+        check_range(self, "mask_seed", at_least=0, at_most=MAX_SEED, prefix=prefix)
 
     def mask(self) -> Mask | None:
         """Of the elements that are perturbed; None for all."""

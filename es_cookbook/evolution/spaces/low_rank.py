@@ -37,7 +37,7 @@ from es_cookbook.evolution.spaces.base import (
     linear_shapes,
     refuse_quantised,
 )
-from es_cookbook.evolution.spaces.factors import LowRankTerms, ReadAdapter
+from es_cookbook.evolution.spaces.factors import ReadAdapter, term_factors, term_scales
 
 if TYPE_CHECKING:
     import torch
@@ -77,11 +77,6 @@ class LowRankSpace(SearchSpace):
     shapes: Mapping[str, tuple[int, int]]
     rank: int = dataclasses.field(kw_only=True)
 
-    @property
-    @override
-    def low_rank(self) -> LowRankTerms:
-        return LowRankTerms(self.rank, self.noise)
-
     @override
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
@@ -90,7 +85,7 @@ class LowRankSpace(SearchSpace):
         array = as_array(weight)
         part = part or Part.whole(self.shapes[name])
         own = self.shares.of(name, terms)
-        scales_S = self.low_rank.scales([term.coefficient for term in own])
+        scales_S = term_scales([term.coefficient for term in own], self.rank)
         present = np.flatnonzero(scales_S)
         for i in range(0, len(present), _TERMS_AT_ONCE):
             some = present[i : i + _TERMS_AT_ONCE]
@@ -118,7 +113,7 @@ class LowRankSpace(SearchSpace):
     ) -> None:
         from es_cookbook.evolution.noise.loops import add_outer_products_
 
-        a_S, b_S = self.low_rank.factors_S(name, self.shapes[name], seeds_S)
+        a_S, b_S = term_factors(seeds_S, name, self.shapes[name], self.rank, self.noise)
         # One rank-1 update after the other: (updates, rows) and (updates, columns).
         columns = np.multiply(a_S.swapaxes(1, 2), scales_S[:, None, None])
         columns = columns.reshape(-1, a_S.shape[1])[:, slice(*part.rows)]

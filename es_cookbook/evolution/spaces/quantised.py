@@ -69,13 +69,6 @@ class QuantScales(SearchSpaceBuilder):
         default="scales", doc="what is perturbed: scales, zeros (zero points), or both"
     )
 
-    @chz.validate
-    def _which(self) -> None:
-        if self.which not in _KINDS:
-            raise ConfigError(
-                f"search_space.which must be one of {', '.join(_KINDS)}, found {self.which!r}"
-            )
-
     @property
     @override
     def kinds(self) -> tuple[ParameterKind, ...]:

@@ -69,7 +69,7 @@ class SingularValues(SearchSpaceBuilder):
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
-    ) -> "SingularValuesSpace":
+    ) -> "_SingularValuesSpace":
         """Build the space over the adapter's factors; it has to fit include and exclude."""
         builder = Adapter(
             include=self.include, exclude=self.exclude, noise=self.noise, start=self.start
@@ -89,7 +89,7 @@ class SingularValues(SearchSpaceBuilder):
             num_values,
             transposed=trained.adapter.transposed,
         )
-        return SingularValuesSpace(shapes, self.noise, shares, adapter=factors)
+        return _SingularValuesSpace(shapes, self.noise, shares, adapter=factors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _DecomposedFactors(AdapterFactors):
 
 
 @dataclasses.dataclass(frozen=True)
-class SingularValuesSpace(FullRankSpace):
+class _SingularValuesSpace(FullRankSpace):
     """Offsets of singular values; an adapter whose factors are functions of them."""
 
     adapter: _DecomposedFactors = dataclasses.field(kw_only=True)

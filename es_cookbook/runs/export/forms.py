@@ -249,7 +249,7 @@ def _nearness(
 def exact_rank(replay: Replay) -> int:
     """The smallest rank whose adapter surely holds all of what a run changed."""
     space, seeds = replay.space, _num_seeds(replay)
-    moved = seeds * (space.low_rank.rank if space.low_rank else math.inf)
+    moved = seeds * (space.rank or math.inf)
     most = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
     return max(int(most), 1)
 

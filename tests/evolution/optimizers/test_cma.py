@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.evolution.optimizers.cma import CMA, OffsetsBuilder, SepCMA
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.cma import CMA, SepCMA
 from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
@@ -30,7 +30,7 @@ def space(dimension: int) -> SearchSpace:
     return FullRankSpace({"a": (2, dimension // 4), "b": (dimension - 2 * (dimension // 4),)})
 
 
-def build(builder: OffsetsBuilder, dimension: int, seed: int = 0) -> Optimizer:
+def build(builder: OptimizerBuilder, dimension: int, seed: int = 0) -> Optimizer:
     return builder(run_seed=seed, num_generations=10, space=space(dimension))
 
 
@@ -81,7 +81,7 @@ def turned_ellipsoid(point: NDArray[np.float64]) -> float:
 
 @both
 @pytest.mark.parametrize("landscape", [sphere, ellipsoid])
-def test_they_climb(builder: OffsetsBuilder, landscape: Landscape) -> None:
+def test_they_climb(builder: OptimizerBuilder, landscape: Landscape) -> None:
     optimizer = build(builder, 10)
     assert landscape(last_mean(run(optimizer, landscape, range(250)))) > -1e-5
     assert optimizer.sigma(249) < 0.01
@@ -96,7 +96,7 @@ def test_full_covariance_pays_where_the_axes_are_turned() -> None:
 
 
 @both
-def test_the_first_population_is_the_base_and_sigma_around_it(builder: OffsetsBuilder) -> None:
+def test_the_first_population_is_the_base_and_sigma_around_it(builder: OptimizerBuilder) -> None:
     optimizer = build(builder, 4000)
     population = points(optimizer.ask(0))
     assert population.shape == (12, 4000)
@@ -107,7 +107,7 @@ def test_the_first_population_is_the_base_and_sigma_around_it(builder: OffsetsBu
 
 
 @both
-def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OffsetsBuilder) -> None:
+def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OptimizerBuilder) -> None:
     (_, first), (_, second) = run(build(builder, 10), sphere, range(2))
     assert isinstance(second.rule, OffsetsRule)
     way = mean_of(second) - mean_of(first)
@@ -115,7 +115,7 @@ def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OffsetsBuilder
 
 
 @both
-def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OffsetsBuilder) -> None:
+def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OptimizerBuilder) -> None:
     def landscape(point: NDArray[np.float64]) -> float:
         value = ellipsoid(point)  # lost and tied ones too
         return float("nan") if point[0] > 0.5 else round(value, -1)
@@ -139,7 +139,7 @@ def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OffsetsBu
 
 
 @both
-def test_a_fork_goes_on_from_the_mean_that_was_reached(builder: OffsetsBuilder) -> None:
+def test_a_fork_goes_on_from_the_mean_that_was_reached(builder: OptimizerBuilder) -> None:
     steps = [step for _, step in run(build(builder, 400), sphere, range(20))]
     reached = mean_of(steps[-1])
     optimizer = build(builder, 400)
@@ -157,7 +157,7 @@ def test_a_fork_goes_on_from_the_mean_that_was_reached(builder: OffsetsBuilder) 
 
 
 @both
-def test_nothing_is_told_where_nobody_is_better(builder: OffsetsBuilder) -> None:
+def test_nothing_is_told_where_nobody_is_better(builder: OptimizerBuilder) -> None:
     optimizer = build(builder, 10)
     for generation, fitness in enumerate([0.5, float("nan")]):
         genomes_G = optimizer.ask(generation)
@@ -172,7 +172,7 @@ def test_nothing_is_told_where_nobody_is_better(builder: OffsetsBuilder) -> None
 
 
 @both
-def test_a_lost_genome_counts_as_the_worst(builder: OffsetsBuilder) -> None:
+def test_a_lost_genome_counts_as_the_worst(builder: OptimizerBuilder) -> None:
     steps: list[Step] = []
     for lost in (float("nan"), -1e6):
         optimizer = build(builder, 10)
@@ -183,7 +183,7 @@ def test_a_lost_genome_counts_as_the_worst(builder: OffsetsBuilder) -> None:
 
 @both
 def test_nothing_global_is_touched(
-    builder: OffsetsBuilder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    builder: OptimizerBuilder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = os.getcwd()
     os.chdir(tmp_path)

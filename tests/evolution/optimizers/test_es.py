@@ -141,7 +141,7 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
         ),
         (lambda: AdaptiveSigma(rate=0.0), "adaptive_sigma.rate must be above 0, found 0.0"),
         (lambda: AdaptiveSigma(target=NAN), "adaptive_sigma.target must be finite, found nan"),
-        (lambda: AdaptiveSigma(smallest=2.0), r"smallest must be in \(0, 1\].* found 2.0 and 10.0"),
+        (lambda: AdaptiveSigma(smallest=2.0), r"smallest must be in \(0, 1\], found 2.0"),
         (
             lambda: optimizer(ES(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
             "sigma_schedule reaches 0 at generation 4 of 10",

@@ -216,7 +216,6 @@ def test_terms_that_would_not_move_anything_are_left_out() -> None:
         (lambda: Adam(beta1=-0.1), r"beta1 must be in \[0, 1\)"),
         (lambda: Adam(beta2=1.0), r"beta2 must be in \[0, 1\)"),
         (lambda: Adam(epsilon=0.0), "epsilon must be above 0"),
-        (lambda: Adam(moments="all"), "moments must be element or block, found 'all'"),  # pyright: ignore[reportArgumentType]
         (lambda: ClipUp(max_speed=0.0), "max_speed must be above 0"),
         (lambda: ClipUp(momentum=math.nan), r"momentum must be in \[0, 1\)"),
         (lambda: Muon(iterations=0), "iterations must be at least 1"),

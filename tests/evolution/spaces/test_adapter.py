@@ -279,9 +279,7 @@ def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     for fields, sentence in (
         ({"rank": 0}, "rank must be at least 1, found 0"),
         ({"alpha": 0.0}, "alpha must be above 0"),
-        ({"init_seed": -1}, "init_seed must be from 0"),
-        ({"init": "pissa"}, r"unknown search_space\.init 'pissa': accepted: gaussian, lora, orth"),
-        ({"perturb": "B"}, r"unknown search_space\.perturb 'B': accepted: a, alternating, b, both"),
+        ({"init_seed": -1}, r"init_seed must be in \[0, 9223372036854775807\], found -1"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             Adapter(**fields)

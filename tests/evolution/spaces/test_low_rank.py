@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.factors import term_factors, term_scales
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 
 
@@ -20,7 +21,7 @@ def factors_of(
     space: LowRankSpace, name: str, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """A (out, rank) and B (in, rank) of one weight."""
-    a_S, b_S = space.low_rank.factors_S(name, space.shapes[name], [seed])
+    a_S, b_S = term_factors([seed], name, space.shapes[name], space.rank, space.noise)
     return a_S[0], b_S[0]
 
 
@@ -31,9 +32,9 @@ def test_factors_are_noise_of_their_own_names() -> None:
 
 
 def test_scale_is_rounded_once_to_float32() -> None:
-    assert space_of(2, 2, rank=1).low_rank.scale(0.1) == np.float32(0.1)
-    assert space_of(2, 2, rank=4).low_rank.scale(-0.1) == np.float32(-0.05)
-    assert space_of(2, 2, rank=3).low_rank.scale(1.0) == np.float32(0.57735026918962576451)
+    assert term_scales([0.1], 1) == np.float32(0.1)
+    assert term_scales([-0.1], 4) == np.float32(-0.05)
+    assert term_scales([1.0], 3) == np.float32(0.57735026918962576451)
 
 
 # 300 x 250 is more than one piece; 70 terms are more than are held at once.
@@ -45,7 +46,7 @@ def test_exact_arithmetic_is_as_defined(shape: tuple[int, int], rank: int, num_t
     in_torch, in_numpy = weight.clone(), weight.numpy().copy()
     for term in terms:
         a, b = factors_of(space, "w", term.seed)
-        scale = space.low_rank.scale(term.coefficient)
+        scale = term_scales([term.coefficient], rank)[0]
         for k in range(rank):
             in_numpy = in_numpy + (scale * a[:, k])[:, None] * b[:, k][None, :]
             scaled = torch.from_numpy(a[:, k]) * torch.tensor(scale)
@@ -81,4 +82,6 @@ def test_sampling_in_two_factors_agrees_with_the_merged_weight() -> None:
     a, b = (torch.from_numpy(factor) for factor in factors_of(space, "w", 6))
     merged = torch.zeros(30, 20)
     space.add_terms_("w", merged, [Term(6, 0.7)])
-    torch.testing.assert_close(float(space.low_rank.scale(0.7)) * (x @ b) @ a.T, x @ merged.T)
+    torch.testing.assert_close(
+        float(term_scales([0.7], space.rank)[0]) * (x @ b) @ a.T, x @ merged.T
+    )

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.cma import CMA
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
-from es_cookbook.evolution.spaces.singular_values import SingularValues, SingularValuesSpace
+from es_cookbook.evolution.spaces.singular_values import SingularValues
 from tests.evolution.spaces.test_adapter import PARAMETERS, write_adapter
 
 A, B = ("layers.0.q_proj.lora_A.singular_values", "layers.0.q_proj.lora_B.singular_values")
@@ -27,12 +28,12 @@ def stored(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors[name.format("A")], tensors[name.format("B")]
 
 
-def build(path: Path, fraction: float = 1.0) -> SingularValuesSpace:
+def build(path: Path, fraction: float = 1.0) -> Any:
     return SingularValues(start=str(path), fraction=fraction)(PARAMETERS, read_adapter)
 
 
 def factors_at(
-    space: SingularValuesSpace, genome: Genome, centre: Centre | None = None
+    space: Any, genome: Genome, centre: Centre | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     centre = centre or Centre({}, space)
     (found,) = space.adapter.factors(WEIGHT, [lambda name: centre.perturbed(genome, name)])

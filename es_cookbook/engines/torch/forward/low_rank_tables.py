@@ -42,9 +42,9 @@ class GenomeTables:
     ) -> None:
         self._space = space
         self._centre = centre
-        of_rank = space.low_rank if space.adapter is None else space.adapter.lora
-        assert of_rank is not None, "dense genomes need models of their own"
-        self._rank = of_rank.rank
+        rank = space.rank if space.adapter is None else space.adapter.lora.rank
+        assert rank is not None, "dense genomes need models of their own"
+        self._rank = rank
         self._num_threads = num_threads
         self._device = noise_device(model.groups[0].weight.device)
         self._num_groups = len(model.groups)

@@ -311,7 +311,7 @@ def _factor_into(
 # along its second; a table says which tensor a tile belongs to, and where that is.
 
 
-class Entries(NamedTuple):
+class _Entries(NamedTuple):
     """Who is written, on a device: each entry is a genome, or one term of a low-rank one.
 
     Attributes:
@@ -374,7 +374,7 @@ def entries_of(
     places_G: Sequence[int],
     device: torch.device,
     rank: int | None = None,
-) -> Entries:
+) -> _Entries:
     """Genomes at these places: the centre + Σ coefficient · ε(seed), or low-rank terms.
 
     Args:
@@ -400,7 +400,7 @@ def entries_of(
         for term in (*terms, *[nothing] * (num_terms - len(terms)))
     ]
     scales = np.array([term.coefficient for term in flat], np.float64) / math.sqrt(rank or 1)
-    return Entries(
+    return _Entries(
         torch.tensor(places, dtype=torch.int64, device=device),
         torch.tensor(shifts, dtype=torch.int64, device=device),
         torch.tensor([term.seed for term in flat], dtype=torch.int64).view(shape).to(device),
@@ -410,7 +410,7 @@ def entries_of(
 
 
 def fill(
-    jobs: Sequence[Job], entries: Entries, noise: NoiseKind = "gaussian", mask: Mask | None = None
+    jobs: Sequence[Job], entries: _Entries, noise: NoiseKind = "gaussian", mask: Mask | None = None
 ) -> None:
     """Write all entries of all jobs; all that is not theirs stays as it is.
 
@@ -430,7 +430,7 @@ def fill(
             _fill(of_dtype, entries, noise, mask)
 
 
-def _fill(jobs: Sequence[Job], entries: Entries, noise: NoiseKind, mask: Mask | None) -> None:
+def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind, mask: Mask | None) -> None:
     device = entries.places.device
     runs_of_jobs = [_part_runs(job.part) for job in jobs]
     # All tiles are of one size, that of the job with the largest.
