@@ -27,7 +27,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.opening import decided, delete_run, num_measured
-from es_cookbook.runs.trusted.seal import seal
+from es_cookbook.runs.trusted import seal
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.branches import fork_run
-from es_cookbook.runs.trusted.scripts import trust_option
+from es_cookbook.runs.trusted import trust_option
 
 _REFUSED = ("model_name", "search_space")
 """What the recorded steps mean depends on these."""

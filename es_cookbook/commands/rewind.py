@@ -16,7 +16,7 @@ from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.directory import CONFIG
-from es_cookbook.runs.trusted.scripts import trust_option
+from es_cookbook.runs.trusted import trust_option
 
 
 @chz.chz

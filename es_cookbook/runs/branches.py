@@ -29,8 +29,7 @@ from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
 from es_cookbook.runs.history.store import Prefix, read_prefix
 from es_cookbook.runs.opening import refuse_lost_history
-from es_cookbook.runs.trusted.scripts import copy_scripts
-from es_cookbook.runs.trusted.seal import seal
+from es_cookbook.runs.trusted import copy_scripts, seal
 
 
 def fork_run(

@@ -39,8 +39,7 @@ from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
-from es_cookbook.runs.trusted.scripts import SCRIPTS, copy_scripts, keep_scripts
-from es_cookbook.runs.trusted.seal import SEAL, seal
+from es_cookbook.runs.trusted import SCRIPTS, SEAL, copy_scripts, keep_scripts, seal
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"

@@ -34,7 +34,7 @@ from es_cookbook.runs.directory import (
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
-from es_cookbook.runs.trusted.seal import is_own_word
+from es_cookbook.runs.trusted import is_own_word
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do about a directory that already holds a run."""

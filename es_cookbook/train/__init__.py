@@ -5,7 +5,7 @@ from es_cookbook.runs.tracking.result import Result
 from es_cookbook.train.config import MAY_DIFFER, Config, recorded_config
 from es_cookbook.train.program import cli, main, run, train_and_tell
 from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 __all__ = [
     "MAY_DIFFER",

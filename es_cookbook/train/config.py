@@ -31,8 +31,7 @@ from es_cookbook.rl.surrogate import Surrogate, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
-from es_cookbook.runs.trusted.scripts import scripts_not_trusted, trust_option
-from es_cookbook.runs.trusted.seal import with_sealed
+from es_cookbook.runs.trusted import scripts_not_trusted, trust_option, with_sealed
 
 MAY_DIFFER = (
     "log_path",

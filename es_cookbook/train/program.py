@@ -28,10 +28,10 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from es_cookbook.runs.trusted.scripts import trust_option
+from es_cookbook.runs.trusted import trust_option
 from es_cookbook.train.config import Config
 from es_cookbook.train.setup import opened, prepared
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")

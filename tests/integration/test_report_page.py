@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from es_cookbook.runs.report.page.serving import ReportServer
-from es_cookbook.runs.report.page.writing import write_report
+from es_cookbook.runs.report.serving import ReportServer
+from es_cookbook.runs.report.writing import write_report
 from tests.runs.report.made_runs import GRADIENTS, grow, make_run, rollout
 
 if TYPE_CHECKING:

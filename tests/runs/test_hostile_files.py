@@ -23,7 +23,7 @@ from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.runs.directory import FILES_OF_RUNS
 from es_cookbook.runs.hub.client import files_to_push
 from es_cookbook.runs.report.frames import frames
-from es_cookbook.runs.report.page.writing import contents
+from es_cookbook.runs.report.writing import contents
 from tests.runs.test_damaged_directories import RUNS, forked, read, resumed, rewound
 
 FILES = (
@@ -152,15 +152,15 @@ OWN = {
     "runs/files.py": "writes a new file",
     "runs/hub/background_push.py": "writes copies of its own, of checkpoints too; the push refuses "
     "links",
-    "runs/report/page/writing.py": "a part of the package",
+    "runs/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",
     "checkpoints/peft.py": "writes an export",
     "checkpoints/model_files.py": "writes an export",
     "checkpoints/identity.py": "maps weights that were checked",
     "checkpoints/tensors.py": "writes a new file",
-    "runs/trusted/seal.py": "this user's own secret, and scripts where the user has them",
-    "train/stopping/ending.py": "/proc, for what a process has started",
+    "runs/trusted.py": "this user's own secret, and scripts where the user has them",
+    "train/ending.py": "/proc, for what a process has started",
     "train/sweep/worker.py": "output of processes of its own",
     "commands/gradients/compare_gradients.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",

@@ -54,7 +54,7 @@ from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import RecordedRun, Split, open_run
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 _TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")
 _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)

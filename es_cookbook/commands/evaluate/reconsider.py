@@ -86,7 +86,7 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 _LOGITS_PER_PASS = 1 << 27
 """Half a GiB of them in float32."""

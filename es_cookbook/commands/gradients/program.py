@@ -33,7 +33,7 @@ from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.tracking.result import Result, result_of
 from es_cookbook.train.program import run_and_tell
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=GradientConfig)
 _HELP = (

@@ -63,7 +63,7 @@ from es_cookbook.runs.report.plots import (
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
 from es_cookbook.runs.tracking.live import label
 from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
-from es_cookbook.train.stopping.signals import result_until_signal
+from es_cookbook.train.signals import result_until_signal
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
 _SIZES = {"column": COLUMN, "page": PAGE}

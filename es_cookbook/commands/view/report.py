@@ -19,8 +19,8 @@ from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import printable, say
 from es_cookbook.runs.directory import REPORT
-from es_cookbook.runs.report.page.serving import ReportServer
-from es_cookbook.runs.report.page.writing import MEGABYTES, write_report
+from es_cookbook.runs.report.serving import ReportServer
+from es_cookbook.runs.report.writing import MEGABYTES, write_report
 
 
 @chz.chz

@@ -38,10 +38,10 @@ from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.lock import RunLock
 from es_cookbook.runs.report.curves import is_share
 from es_cookbook.runs.report.frames import table_of, write_table
-from es_cookbook.runs.report.page.writing import write_report
+from es_cookbook.runs.report.writing import write_report
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
-from es_cookbook.train.stopping.signals import end_on_signals
+from es_cookbook.train.signals import end_on_signals
 from es_cookbook.train.sweep import worker
 from es_cookbook.train.sweep.in_turn import is_complete
 from es_cookbook.train.sweep.search import (

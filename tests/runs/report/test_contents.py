@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.report.page import writing as module
-from es_cookbook.runs.report.page.rollouts import RolloutTable
-from es_cookbook.runs.report.page.writing import contents
+from es_cookbook.runs.report import writing as module
+from es_cookbook.runs.report.rollouts import RolloutTable
+from es_cookbook.runs.report.writing import contents
 from tests.runs.report.made_runs import ES, GRADIENTS, REWARDS_G, make_run, rollout
 from tests.runs.test_damaged_directories import RUNS, content, damage
 

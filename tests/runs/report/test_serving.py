@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.report.page.serving import ReportServer
+from es_cookbook.runs.report.serving import ReportServer
 from tests.runs.report.made_runs import grow, make_run
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.report.page.writing import write_report
+from es_cookbook.runs.report.writing import write_report
 from tests.runs.report.made_runs import make_run, rollout
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}"

@@ -17,7 +17,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.said import after_start
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("signals")]
 

@@ -26,8 +26,8 @@ from es_cookbook.common.terminal import plural, show_bytes
 from es_cookbook.runs.directory import REPORT, ROLLOUTS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import RunFiles, State, read_run
-from es_cookbook.runs.report.page.charted import page_data
-from es_cookbook.runs.report.page.rollouts import RolloutTable, compressed_json
+from es_cookbook.runs.report.charted import page_data
+from es_cookbook.runs.report.rollouts import RolloutTable, compressed_json
 from es_cookbook.runs.tracking.base import Tracker
 
 MOST_ROLLOUTS = 150_000
@@ -184,11 +184,7 @@ def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
 
 @cache
 def _asset(name: str) -> str:
-    return (
-        files("es_cookbook.runs.report.page")
-        .joinpath("assets", *name.split("/"))
-        .read_text("utf-8")
-    )
+    return files("es_cookbook.runs.report").joinpath("assets", *name.split("/")).read_text("utf-8")
 
 
 @cache

@@ -7,7 +7,7 @@ something swallows it or never comes back to Python, the process is ended: secon
 second signal, and after SIGTERM in any case, since whoever sends that kills next. The history
 on the disk is good at any moment.
 
-Who ends it is another process (`es_cookbook.train.stopping.ending`), which hears every signal:
+Who ends it is another process (`es_cookbook.train.ending`), which hears every signal:
 nothing that an Env does in this one can hold that up. It has this one exit with code 130, and kills
 it (137) where C code holds the interpreter lock. It watches until the loop is closed with all of
 its tasks. Where Python ends soon after a second signal, nothing waits for threads and exit
@@ -34,7 +34,7 @@ from typing import TypeAlias, TypeVar
 import anyio
 
 from es_cookbook.rl.timeouts import Watch
-from es_cookbook.train.stopping import ending
+from es_cookbook.train import ending
 
 _Result = TypeVar("_Result")
 INTERRUPTED = 130

@@ -1,7 +1,7 @@
 """A process that ends another one, where that does not end by itself after Ctrl-C or SIGTERM.
 
 Run as a program by its path, by the process that it is to end
-(`es_cookbook.train.stopping.signals`). From outside it hears a signal also while C code holds the
+(`es_cookbook.train.signals`). From outside it hears a signal also while C code holds the
 interpreter lock, and kills also where no Python runs any more. It reads the numbers of the signals
 that come, as Python writes them to its wake-up descriptor, from one descriptor; to another one it
 writes a byte when time is up, so that the process ends itself, with the exit code that it chooses.

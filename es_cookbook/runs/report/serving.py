@@ -22,7 +22,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, ROLLOUTS
 from es_cookbook.runs.lock import writer_of
-from es_cookbook.runs.report.page.writing import MEGABYTES, contents, page
+from es_cookbook.runs.report.writing import MEGABYTES, contents, page
 
 HOST = "127.0.0.1"
 _HTML = "text/html; charset=utf-8"

@@ -26,12 +26,12 @@ from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.opening import RunState, open_run_directory
-from es_cookbook.runs.trusted.seal import with_sealed
+from es_cookbook.runs.trusted import with_sealed
 from es_cookbook.train.config import recorded_config
 from tests.chat_server import chat_server
 from tests.every_reference import PACKAGE
 
-RECORDED = Path(__file__).parents[2] / "data/recorded/low_rank"
+RECORDED = Path(__file__).parents[1] / "data/recorded/low_rank"
 HUB = "hub:me/run"
 
 
@@ -200,7 +200,7 @@ class Problems(CountdownDatasetBuilder):
 BEGINNING = """
 if __name__ == "__main__":
     from pathlib import Path
-    from tests.runs.trusted.test_seal import begun, RECORDED
+    from tests.runs.test_trusted import begun, RECORDED
     from es_cookbook import train
     from es_cookbook.common.configs import load_config
     base = load_config(RECORDED / "config.json", train.Config)

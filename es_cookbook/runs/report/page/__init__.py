@@ -1,1 +1,0 @@
-"""The report: one HTML page about runs, which holds all that it shows."""
