@@ -51,7 +51,7 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.snapshots import SnapshotWriter
 
 GENOMES, GENERATIONS, SNAPSHOT_EVERY = 64, 500, 50
 BYTES_OF_7B = 7e9 * 2

@@ -27,7 +27,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
-from es_cookbook.runs.history.store import Prefix, read_prefix
+from es_cookbook.runs.history.store import read_prefix
 from es_cookbook.runs.opening import refuse_lost_history
 from es_cookbook.runs.trusted import copy_scripts, seal
 
@@ -52,10 +52,10 @@ def fork_run(
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
     refuse_lost_history(source)
     prefix = read_prefix(source / HISTORY, generation)
-    taken = len(prefix.records)
+    taken = prefix.generations
     header = prefix.header or Header(model_name, None, None, None)
     header = dataclasses.replace(header, fork=Fork(str(source), taken))
-    forked = Prefix(header, prefix.records, FORMAT_VERSION)
+    forked = dataclasses.replace(prefix, header=header, version=FORMAT_VERSION)
     with new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         seal(beside, config_json)

@@ -3,12 +3,15 @@
 A replay goes tensor by tensor, not generation by generation: each parameter is read once, moved by
 all steps while it is at hand, given away and forgotten. So memory holds a few parameters, one for
 each thread, and the noise of a few terms, however large the model and long the run. A snapshot
-spares the steps before it, and gives the same bits.
+spares the steps before it, and gives the same bits. One that cannot be trusted is left out with a
+warning: its generation and, by the fingerprint, every bit of it have to be those of the history's
+centre. One of another run, or of generations that were since run again another way, is not.
 
 The run directory is only read, so the run may be going on.
 """
 
 import dataclasses
+import logging
 import math
 from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -33,16 +36,17 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.runs.directory import CONFIG, HISTORY, check_is_run
+from es_cookbook.runs.directory import CONFIG, HISTORY, SNAPSHOT_SUFFIX, SNAPSHOTS, check_is_run
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import (
-    Place,
+    Prefix,
     check_fingerprint,
     check_same_base,
     read_prefix,
 )
 from es_cookbook.runs.opening import refuse_lost_history
-from es_cookbook.runs.snapshots import latest_snapshot
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,40 +56,46 @@ class Replay:
     Attributes:
         search_space: as the run's Config has it.
         config: all of that, as JSON values; other classes that it names are not imported.
-        header: what the run began with; None where the history is too old to say.
+        prefix: of the history, as far as the centre; without the records that are in the snapshot.
         model_name: where the base is.
         space: which of the model's parameters the centre has (an adapter's: its own).
         base: what the centre starts from, read when it is asked for.
         dtype: in which the engine held the base, and sampled.
-        generation: the centre is wanted after so many; 0 is the base.
-        taken: so many of them are in the snapshot, and their steps are left out.
-        steps: of the others.
-        fingerprint: recorded for that centre; None for the base.
         snapshot: of a centre on the way, if there is one.
-        end: where these generations end in the history.
     """
 
     search_space: SearchSpaceBuilder
     config: Mapping[str, object]
     history: Path
-    header: Header | None
+    prefix: Prefix
     model_name: str
     infos: Sequence[ParameterInfo]
     space: SearchSpace
     base: Mapping[str, torch.Tensor]
     dtype: torch.dtype
-    generation: int
-    steps: Sequence[Step]
-    fingerprint: int | None
     snapshot: Snapshot | None
-    end: Place
-    taken: int = 0
+
+    @property
+    def generation(self) -> int:
+        """The centre is that after so many generations; 0 is the base."""
+        return self.prefix.generations
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of the generations that are not in the snapshot."""
+        return [record.step for record in self.prefix.records]
+
+    @property
+    def fingerprint(self) -> int | None:
+        """Recorded for the centre; None for the base."""
+        if records := self.prefix.records:
+            return records[-1].fingerprint
+        return None if self.snapshot is None else self.snapshot.fingerprint
 
     def from_snapshot(self, snapshot: Path) -> "Replay":
-        """The same from this snapshot of its centre, whose steps are forgotten."""
-        return dataclasses.replace(
-            self, snapshot=read_snapshot(snapshot), taken=self.generation, steps=()
-        )
+        """The same from this snapshot of its centre, whose records are forgotten."""
+        prefix = dataclasses.replace(self.prefix, records=())
+        return dataclasses.replace(self, snapshot=read_snapshot(snapshot), prefix=prefix)
 
     def later(self, generation: int) -> "Replay":
         """The same for a later generation; of the history only what is new is read.
@@ -93,14 +103,8 @@ class Replay:
         Raises:
             HistoryError: The history is damaged, or does not go so far.
         """
-        new = read_prefix(self.history, generation, self.end)
-        return dataclasses.replace(
-            self,
-            generation=generation,
-            steps=[*self.steps, *(record.step for record in new.records)],
-            fingerprint=new.records[-1].fingerprint if new.records else self.fingerprint,
-            end=new.end,
-        )
+        prefix = read_prefix(self.history, generation, self.prefix)
+        return dataclasses.replace(self, prefix=prefix)
 
     def check_base(self) -> tuple[str, str]:
         """Compare the base with the one that the run began with; reads all of it.
@@ -115,9 +119,8 @@ class Replay:
             HistoryError: It is another; names what differs.
         """
         found = base_identity(self.model_name)
-        if self.header is not None:
-            now = Header(self.model_name, *found, self.header.dtype)
-            check_same_base(self.history, self.header, now)
+        if (then := self.prefix.header) is not None:
+            check_same_base(self.history, then, Header(self.model_name, *found, then.dtype))
         return found
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
@@ -132,7 +135,8 @@ class Replay:
             HistoryError: The fingerprint is not the recorded one.
         """
         done = 0 if self.snapshot is None else self.snapshot.generation
-        steps = merge_steps(self.steps[done - self.taken :])
+        taken = self.generation - len(self.prefix.records)
+        steps = merge_steps(self.steps[done - taken :])
         start = None if self.snapshot is None else self.snapshot.tensors
 
         def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
@@ -197,7 +201,7 @@ def open_replay(
     if generation is not None and generation < 0:
         raise HistoryError(f"generation must be 0 or more, found {generation}")
     prefix = read_prefix(log_path / HISTORY, generation)
-    header, records = prefix.header, prefix.records
+    header = prefix.header
     model_name = model_name or cast(str, fields["model_name"])
     moves_quantised = search_space.moves_quantised
     architecture = architecture_for(search_space, model_name)
@@ -206,22 +210,56 @@ def open_replay(
     names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters = BaseParameters(model_name, architecture, names, dtype)
+    fingerprints = [record.fingerprint for record in prefix.records]
     return Replay(
         search_space=search_space,
         config=config,
         history=log_path / HISTORY,
-        header=header,
+        prefix=prefix,
         model_name=model_name,
         infos=infos,
         space=space,
         base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
         dtype=parameters.dtype,
-        generation=len(records),
-        steps=[record.step for record in records],
-        fingerprint=records[-1].fingerprint if records else None,
-        snapshot=latest_snapshot(log_path, [record.fingerprint for record in records], header),
-        end=prefix.end,
+        snapshot=latest_snapshot(log_path, fingerprints, header),
     )
+
+
+def latest_snapshot(
+    log_path: Path, fingerprints: Sequence[int], header: Header | None
+) -> Snapshot | None:
+    """The last one that can be used, or None; one that cannot is named in a warning.
+
+    Args:
+        log_path: run directory.
+        fingerprints: `[t]`, of the centre after t + 1 generations, as the history has them; later
+            snapshots are not looked at.
+        header: of the history. Where it does not say which base the run began with, none is used:
+            only a whole replay then shows whether this is that base.
+    """
+    if header is None or header.weights is None:
+        return None
+    for path in sorted((log_path / SNAPSHOTS).glob(f"*{SNAPSHOT_SUFFIX}"), reverse=True):
+        number = path.name.removesuffix(SNAPSHOT_SUFFIX)
+        if not number.isdecimal() or not 0 < int(number) <= len(fingerprints):
+            continue
+        try:
+            snapshot = read_snapshot(path)
+            if snapshot.generation != int(number):
+                raise HistoryError(f"{path} says that it is of generation {snapshot.generation}")
+            recorded = fingerprints[snapshot.generation - 1]
+            if snapshot.fingerprint != recorded:
+                raise HistoryError(
+                    f"{path} has fingerprint {snapshot.fingerprint:016x} where the history has "
+                    f"{recorded:016x}: it is another run's"
+                )
+            if not snapshot.holds_what_it_says():
+                raise HistoryError(f"{path} is damaged: its weights have another fingerprint")
+        except HistoryError as error:
+            _logger.warning("%s; it is not used", error)
+        else:
+            return snapshot
+    return None
 
 
 def _dtype_of(config: Mapping[str, object]) -> str:

@@ -488,7 +488,7 @@ async def restore(
     Raises:
         HistoryError: The centre has another fingerprint than the recorded one.
     """
-    from es_cookbook.runs.snapshots import latest_snapshot  # torch, which a Config does without
+    from es_cookbook.runs.replay import latest_snapshot  # torch, which a Config does without
 
     fingerprints = [record.fingerprint for record in records]
     snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints, header)

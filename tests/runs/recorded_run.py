@@ -20,7 +20,7 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of
-from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.snapshots import SnapshotWriter
 from tests.tiny_run import TinyConfig
 
 STEPS = (

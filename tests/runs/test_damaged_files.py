@@ -29,8 +29,9 @@ from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_header, read_history, read_prefix
 from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.replay import latest_snapshot
 from es_cookbook.runs.report.curves import table
-from es_cookbook.runs.snapshots import latest_snapshot, write_snapshot
+from es_cookbook.runs.snapshots import write_snapshot
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import result_of
 

@@ -23,7 +23,7 @@ from es_cookbook.runs import replay as replay_module
 from es_cookbook.runs.history import store
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.snapshots import SnapshotWriter
 from tests.runs.recorded_run import Recorded, record_run, same_bits, take_snapshots
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ _SLOW_WRITER = """
 import sys, time
 from pathlib import Path
 from es_cookbook.runs import replay
-from es_cookbook.runs.tracking.snapshot_writer import SnapshotWriter
+from es_cookbook.runs.snapshots import SnapshotWriter
 moved = replay.moved
 def slow(*arguments):
     time.sleep(0.1)

@@ -55,34 +55,21 @@ def read_header(path: Path) -> Header | None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A place between two lines of a history file: what is before it, which need not be read again.
+class Prefix:
+    """The first generations of a history, in lines of one format version, and where they end.
 
-    `version` is the format's, 0 where no line is before it.
+    Attributes:
+        version: of the format; 0 where nothing is recorded yet.
+        generations: how many there are; the first of them may be missing in `records`.
+        num_lines, num_bytes: of their lines in the file, which need not be read again.
     """
 
-    num_bytes: int = 0
-    lines: int = 0
-    generations: int = 0
+    header: Header | None = None
+    records: tuple[Record, ...] = ()
     version: int = 0
-
-    def after(self, line_bytes: int, entry: Header | Record, version: int) -> "Place":
-        """The place behind the next line."""
-        generations = self.generations + isinstance(entry, Record)
-        return Place(self.num_bytes + line_bytes, self.lines + 1, generations, version)
-
-
-_START = Place()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prefix:
-    """The first generations of a history, in lines of one format version, and where they end."""
-
-    header: Header | None
-    records: tuple[Record, ...]
-    version: int
-    end: Place = _START
+    generations: int = 0
+    num_lines: int = 0
+    num_bytes: int = 0
 
     def encode(self) -> Iterator[bytes]:
         """The lines of a history that holds this and no more."""
@@ -90,36 +77,39 @@ class Prefix:
         return (encode(entry, self.version) for entry in entries)
 
 
-def read_prefix(path: Path, generation: int | None, start: Place = _START) -> Prefix:
+_NOTHING = Prefix()
+
+
+def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) -> Prefix:
     """The first `generation` generations, all of them if None; damage behind them is no matter.
 
-    From a later `start` on, just those that come after it, without the header.
+    What is in `start` is not read again.
 
     Raises:
         HistoryError: Fewer are recorded (says how many), or as `read_history`.
     """
-    header: Header | None = None
-    records: list[Record] = []
-    end = start
-    for version, entry, line_bytes in _read(path, start):
+    header, records, version = start.header, [*start.records], start.version
+    generations, num_lines, num_bytes = start.generations, start.num_lines, start.num_bytes
+    for found, entry, line_bytes in _read(path, start):
         if isinstance(entry, Header):
             header = entry
-        elif end.generations != generation:
+        elif generations != generation:
             records.append(entry)
+            generations += 1
         else:
             break
-        end = end.after(line_bytes, entry, version)
-        if end.generations == generation:
+        version, num_lines, num_bytes = found, num_lines + 1, num_bytes + line_bytes
+        if generations == generation:
             break
-    if generation is not None and end.generations != generation:
+    if generation is not None and generations != generation:
         raise HistoryError(
-            f"generation must be 0 to {end.generations}, since {path} holds as many generations; "
+            f"generation must be 0 to {generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Prefix(header, tuple(records), end.version or FORMAT_VERSION, end)
+    return Prefix(header, tuple(records), version, generations, num_lines, num_bytes)
 
 
-def _read(path: Path, start: Place = _START) -> Iterator[tuple[int, Header | Record, int]]:
+def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[int, Header | Record, int]]:
     """Each line's format version, what it holds, and its length in bytes."""
     try:
         file = opened(path, ANY_SIZE, path.parent)
@@ -131,7 +121,7 @@ def _read(path: Path, start: Place = _START) -> Iterator[tuple[int, Header | Rec
         damage: str | None = None
         first_version, expected = start.version, start.generations
         file.seek(start.num_bytes)
-        for number, line in enumerate(lines(file, LONGEST_LINE), start=start.lines + 1):
+        for number, line in enumerate(lines(file, LONGEST_LINE), start=start.num_lines + 1):
             if damage is not None:  # Only now is it known that the damaged line was not the last.
                 raise HistoryError(damage)
             try:
@@ -201,9 +191,9 @@ class HistoryStore:
         self.header = found.header
         self.next_generation = len(found.records)
         self.warning: str | None = None
-        self._version = found.version
+        self._version = found.version or FORMAT_VERSION
         self._prefix: Prefix | None = found
-        good_bytes = found.end.num_bytes
+        good_bytes = found.num_bytes
         self._file = LineFile(path)
         self._good_bytes = good_bytes
         self._has_begun = False
