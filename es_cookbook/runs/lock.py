@@ -43,7 +43,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 logger = logging.getLogger(__name__)
 
 
-class Owner(NamedTuple):
+class _Owner(NamedTuple):
     """The owner of a lock, as named in its file; `boot` is its machine's boot id, or empty."""
 
     host: str
@@ -52,7 +52,7 @@ class Owner(NamedTuple):
     since: str
 
     @classmethod
-    def this_process(cls) -> "Owner":
+    def this_process(cls) -> "_Owner":
         """The owner that this process would be."""
         boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
         now = datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds")
@@ -75,7 +75,7 @@ class RunLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / LOCK
-        self._us = Owner.this_process()
+        self._us = _Owner.this_process()
         try:
             self._descriptor = self._take()
         except RunDirectoryError:
@@ -157,12 +157,12 @@ class RunLock:
             self._path.unlink()
             raise
 
-    def _refusal(self, owner: Owner | None, advice: str) -> RunDirectoryError:
+    def _refusal(self, owner: _Owner | None, advice: str) -> RunDirectoryError:
         who = owner or "a process that has only just begun"
         return RunDirectoryError(f"log_path {self._directory} is being written by {who}; {advice}")
 
 
-def writer_of(directory: Path) -> Owner | None:
+def writer_of(directory: Path) -> str | None:
     """Who is writing a run directory, as far as its file tells; nothing is locked to find out.
 
     A process of this machine counts while it lives and is no younger than the file says; one of
@@ -175,15 +175,17 @@ def writer_of(directory: Path) -> Owner | None:
             owner = _owner(file.fileno())
     except OSError:
         return None
-    us = Owner.this_process()
-    if owner is None or not (owner.host == us.host or (owner.boot and owner.boot == us.boot)):
-        return owner
+    us = _Owner.this_process()
+    if owner is None:
+        return None
+    if owner.host != us.host and not (owner.boot and owner.boot == us.boot):
+        return str(owner)
     try:
         since = datetime.datetime.fromisoformat(owner.since).timestamp()
         began = psutil.Process(owner.pid).create_time()
     except (psutil.Error, ValueError, OverflowError):
         return None
-    return owner if began <= since + 1 else None
+    return str(owner) if began <= since + 1 else None
 
 
 _held: set[int] = set()
@@ -202,15 +204,15 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_forget)
 
 
-def _text(owner: Owner) -> bytes:
+def _text(owner: _Owner) -> bytes:
     return json.dumps(owner._asdict()).encode() + b"\n"
 
 
-def _owner(descriptor: int) -> Owner | None:
+def _owner(descriptor: int) -> _Owner | None:
     """The owner that the file names; None if there is none (yet)."""
     try:
         plain = json.loads(os.pread(descriptor, _LARGEST, 0))
         host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
-        return Owner(host, boot, int(pid), since)
+        return _Owner(host, boot, int(pid), since)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -51,11 +51,9 @@ from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.curves import Spent, grouped, is_share, lines_of
 from es_cookbook.runs.report.naming import task_of, task_of_dataset
 from es_cookbook.runs.report.plots import (
-    COLUMN,
-    PAGE,
     Line,
     Map,
-    Size,
+    SizeName,
     draw,
     draw_map,
     require_matplotlib,
@@ -66,7 +64,6 @@ from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.train.signals import result_until_signal
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
-_SIZES = {"column": COLUMN, "page": PAGE}
 _STUDY = "study.json"
 _FRAGILITY = re.compile(r"fragility/(\w{1,40})/(\d{1,3})")
 
@@ -123,7 +120,7 @@ class Plot:
     metric: str = chz.field(default=CORRECT, doc="curves: a key of metrics.jsonl")
     x: Spent = chz.field(default="rollouts", doc="curves: x axis")
     title: str = chz.field(default="", doc="title; empty: the task and what is shown")
-    size: Literal["column", "page"] = chz.field(
+    size: SizeName = chz.field(
         default="column", doc="column: the width of one of two columns of a paper, at 300 dpi"
     )
     around: Around = chz.field(
@@ -150,7 +147,7 @@ def main(config: Plot) -> None:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     require_matplotlib()
-    output, size = Path(config.output or f"plots/{config.kind}"), _SIZES[config.size]
+    output, size = Path(config.output or f"plots/{config.kind}"), config.size
     if output.suffix in (".png", ".svg"):
         output = output.with_suffix("")
     try:
@@ -169,7 +166,7 @@ def main(config: Plot) -> None:
     print(f"written to {', '.join(map(str, written))}")
 
 
-def draw_curves(config: Plot, output: Path, size: Size) -> list[Path]:
+def draw_curves(config: Plot, output: Path, size: SizeName) -> list[Path]:
     """A metric of runs; seeds are grouped.
 
     Raises:
@@ -195,7 +192,7 @@ def draw_curves(config: Plot, output: Path, size: Size) -> list[Path]:
     )
 
 
-def draw_pass_at_k(config: Plot, output: Path, size: Size) -> list[Path]:
+def draw_pass_at_k(config: Plot, output: Path, size: SizeName) -> list[Path]:
     """pass@k of evaluations that were saved.
 
     Raises:
@@ -237,7 +234,7 @@ def _pass_at(results: Results, log_path: str) -> Line:
     return Line(ks, [[100 * by_k[k].value for k in ks]], (low, high))
 
 
-def draw_fragility(config: Plot, output: Path, size: Size) -> list[Path]:
+def draw_fragility(config: Plot, output: Path, size: SizeName) -> list[Path]:
     """Studies: a curve a damage of one run, a curve a run of several (the mean over damages).
 
     Raises:
@@ -307,7 +304,7 @@ def _line(of: Sequence[Mapping[float, tuple[float, float, float]]]) -> Line:
     return Line(x_M, [value_M], (low_M, high_M) if len(of) == 1 else None)
 
 
-def draw_landscape(config: Plot, output: Path, size: Size) -> list[Path]:
+def draw_landscape(config: Plot, output: Path, size: SizeName) -> list[Path]:
     """Measure, draw, and keep the numbers in a JSON file beside the plot.
 
     Raises:

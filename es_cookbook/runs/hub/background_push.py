@@ -27,6 +27,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import chz
 from typing_extensions import override
@@ -35,6 +36,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.runs.checkpoints import MODEL
 from es_cookbook.runs.directory import CHECKPOINTS, PUSHED
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
@@ -110,8 +112,8 @@ class HubPush(TrackerBuilder):
         if unknown is not None:
             logger.warning("%s; the run goes on, and tries it every hub.every generations", unknown)
 
-    def __call__(self, run: RunInfo) -> "BackgroundPush":
-        return BackgroundPush(self, run.path)
+    def __call__(self, run: RunInfo) -> Tracker:
+        return _Pushes(self, run.path)
 
 
 def _command(push: "CheckpointPush") -> str | None:
@@ -148,14 +150,17 @@ class CheckpointPush(HubPush):
         return f"{self.revision}-step-{generations:09d}"
 
     @override
-    def __call__(self, run: RunInfo) -> "BackgroundPush":
+    def __call__(self, run: RunInfo) -> Tracker:
         return _CheckpointPushes(self, run.path)
 
 
-class BackgroundPush(Tracker):
+_Config = TypeVar("_Config", bound=HubPush)
+
+
+class _Pushes(Tracker, Generic[_Config]):
     """Copies a run's files and pushes the copy in a process of its own."""
 
-    def __init__(self, config: HubPush, run_path: Path) -> None:
+    def __init__(self, config: _Config, run_path: Path) -> None:
         self._config = config
         self._run_path = run_path
         self._changed = threading.Condition()
@@ -164,8 +169,7 @@ class BackgroundPush(Tracker):
         self._process: subprocess.Popen[str] | None = None
         self._busy = False
         self._closed = False
-        self._pushed = 0
-        self._failed = 0
+        self._counts = {"hub/pushed": 0.0, "hub/failed": 0.0}
         self._logged: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
@@ -178,11 +182,11 @@ class BackgroundPush(Tracker):
 
     def metrics(self) -> Mapping[str, float]:
         """`hub/pushed` and `hub/failed`: pushes since this process started."""
-        return {"hub/pushed": float(self._pushed), "hub/failed": float(self._failed)}
+        return {**self._counts}
 
     def finish(self) -> None:
         """Push the run as it is at its end, and wait until that is done or the time is over."""
-        if self.is_due_at_end(self._recorded):
+        if self._is_due_at_end():
             self._want(self._recorded)
         with self._changed:
             done = self._changed.wait_for(
@@ -229,7 +233,7 @@ class BackgroundPush(Tracker):
             if self._closed:  # And killed by that: no failure of the Hub's.
                 return
             if reason is None:
-                self._pushed += 1
+                self._counts["hub/pushed"] += 1
             else:
                 self._fail(reason)
             with self._changed:
@@ -239,7 +243,7 @@ class BackgroundPush(Tracker):
     def _push(self, generations: int, sizes: Mapping[str, int]) -> str | None:
         """Push a copy of so many bytes of each file. Returns what went wrong, if anything did."""
         with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
-            self.fill(Path(directory), generations, sizes)
+            self._fill(Path(directory), generations, sizes)
             revision = self._config.revision_of(generations)
             options = {
                 "path": directory,
@@ -248,31 +252,31 @@ class BackgroundPush(Tracker):
                 "private": self._config.private,
                 "timeout": self._config.timeout,
             }
-            reason = self.run_beside([*_COMMAND, *(f"{k}={v}" for k, v in options.items())])
+            reason = self._run_beside([*_COMMAND, *(f"{k}={v}" for k, v in options.items())])
             if reason is None and not self._closed:
-                self.pushed(Path(directory), revision)
+                self._follow(Path(directory), revision)
             return reason
 
-    def is_due_at_end(self, generations: int) -> bool:
+    def _is_due_at_end(self) -> bool:
         """Whether there is more to push at the end than was, or will be, pushed already."""
-        del generations
         return True
 
-    def fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
-        """Copy what is to be pushed to a directory.
+    def _fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
+        """Copy what is to be pushed to a directory: the beginnings of files that only grow.
 
         Raises:
             OSError: It cannot be copied.
         """
-        del generations
         for name, size in sizes.items():
-            _copy_beginning(self._run_path / name, directory / name, size)
+            source, target = self._run_path / name, directory / name
+            with opened(source, ANY_SIZE, self._run_path) as reader, target.open("wb") as writer:
+                shutil.copyfileobj(reader, writer)
+                writer.truncate(size)
 
-    def pushed(self, directory: Path, revision: str) -> None:
+    def _follow(self, directory: Path, revision: str) -> None:
         """What a directory holds was pushed; by default nothing follows. Called in a thread."""
-        del directory, revision
 
-    def run_beside(self, arguments: Sequence[str]) -> str | None:
+    def _run_beside(self, arguments: Sequence[str]) -> str | None:
         """Run Python beside the run, and wait for it. Returns what went wrong, if anything did."""
         with self._changed:
             if self._closed:
@@ -296,41 +300,28 @@ class BackgroundPush(Tracker):
         return last_line or f"the process ended with {self._process.returncode} and said nothing"
 
     def _fail(self, reason: str) -> None:
-        self._failed += 1
-        self.log_once(f"{reason}; the run goes on, and the next push takes everything")
+        self._counts["hub/failed"] += 1
+        self._log_once(f"{reason}; the run goes on, and the next push takes everything")
 
-    def log_once(self, sentence: str) -> None:
+    def _log_once(self, sentence: str) -> None:
         """Log a sentence, unless it was logged before."""
         if sentence not in self._logged:
             self._logged.add(sentence)
             logger.warning(sentence)
 
 
-def _copy_beginning(source: Path, target: Path, size: int) -> None:
-    """Copy the first `size` bytes, from which a file only grows."""
-    with opened(source, ANY_SIZE, source.parent) as reader, target.open("wb") as writer:
-        shutil.copyfileobj(reader, writer)
-        writer.truncate(size)
-
-
-class _CheckpointPushes(BackgroundPush):
-    def __init__(self, config: CheckpointPush, run_path: Path) -> None:
-        self._checkpoints = run_path / CHECKPOINTS
-        self._results = run_path / PUSHED
-        super().__init__(config, run_path)
-        self._config = config
-
+class _CheckpointPushes(_Pushes[CheckpointPush]):
     @override
     def recorded(self, generations: int) -> None:
         if self._model(generations).is_dir():
             super().recorded(generations)
 
     @override
-    def is_due_at_end(self, generations: int) -> bool:
-        return generations % self._config.every != 0
+    def _is_due_at_end(self) -> bool:
+        return self._recorded % self._config.every != 0
 
     @override
-    def fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
+    def _fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
         try:
             shutil.copytree(
                 self._model(generations),
@@ -343,22 +334,23 @@ class _CheckpointPushes(BackgroundPush):
             raise OSError("its checkpoint was replaced before it could be copied") from error
 
     @override
-    def pushed(self, directory: Path, revision: str) -> None:
+    def _follow(self, directory: Path, revision: str) -> None:
         if self._config.evaluate:
-            self._results.mkdir(exist_ok=True)
-            output = self._results / f"{revision.replace('/', '-')}.json"
+            results = self._run_path / PUSHED
+            results.mkdir(exist_ok=True)
+            output = results / f"{revision.replace('/', '-')}.json"
             own = (f"model_name={directory}", f"output={output}")
             command = ("-m", "es_cookbook", "evaluate", *own, *self._config.evaluate)
-            if reason := self.run_beside(command):
-                self.log_once(f"{revision} was pushed, but not measured: {reason}")
+            if reason := self._run_beside(command):
+                self._log_once(f"{revision} was pushed, but not measured: {reason}")
         if self._config.then is not None:
             try:
                 self._config.then(directory, revision)
             except Exception as error:  # The user's own; the run goes on.
-                self.log_once(f"hub.then: {type(error).__name__}: {error}")
+                self._log_once(f"hub.then: {type(error).__name__}: {error}")
 
     def _model(self, generations: int) -> Path:
-        return self._checkpoints / str(generations) / "model"
+        return self._run_path / CHECKPOINTS / str(generations) / MODEL
 
 
 def _link_or_copy(source: str, target: str) -> None:

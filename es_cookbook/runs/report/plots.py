@@ -14,7 +14,7 @@ import io
 import textwrap
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -33,9 +33,12 @@ _SHORT = 24
 """Letters of a name that has room beside curves."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Size:
-    """How large a plot is: inches, points of its text, and dots per inch of its PNG.
+SizeName: TypeAlias = Literal["column", "page"]
+"""How large a plot is: as wide as one of two columns of a paper, or as a page."""
+
+
+class _Size(NamedTuple):
+    """Inches, points of its text, and dots per inch of its PNG.
 
     So many `names` have room beside its curves; more are below it.
     """
@@ -47,9 +50,10 @@ class Size:
     names: int
 
 
-PAGE = Size(7, 4.2, 10, 110, 5)
-COLUMN = Size(3.4, 2.5, 7.5, 300, 3)
-"""As wide as one of two columns of a paper, with the text of a caption."""
+_SIZES: Mapping[SizeName, _Size] = {
+    "page": _Size(7, 4.2, 10, 110, 5),
+    "column": _Size(3.4, 2.5, 7.5, 300, 3),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ def draw(
     y_label: str,
     log_y: bool = False,
     x_ticks: ArrayLike | None = None,
-    size: Size = PAGE,
+    size: SizeName = "page",
 ) -> list[Path]:
     """Draw curves, by their names in the legend ("": there is none); labels say quantity and unit.
 
@@ -96,7 +100,7 @@ def draw(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: They cannot be written.
     """
-    with _figure(path, title, x_label, y_label, size) as (axes, paths):
+    with _figure(path, title, x_label, y_label, size) as (axes, paths, scale):
         from matplotlib.ticker import EngFormatter, NullLocator
 
         for i, (name, line) in enumerate(lines.items()):
@@ -110,8 +114,8 @@ def draw(
                 label=_plain(name),
                 color=colour,
                 marker=marker,
-                markersize=0.45 * size.font,
-                linewidth=0.16 * size.font,
+                markersize=0.45 * scale.font,
+                linewidth=0.16 * scale.font,
                 linestyle=_DASHES[i // len(_COLOURS) % len(_DASHES)],
             )
             if line.range_2_M is not None or len(values_R_M) > 1:
@@ -126,7 +130,7 @@ def draw(
             axes.set_xticks(x_ticks, [f"{tick:g}" for tick in np.asarray(x_ticks)])
             axes.xaxis.set_minor_locator(NullLocator())
         if any(lines):
-            _legend(axes, size)
+            _legend(axes, scale)
     return paths
 
 
@@ -150,7 +154,7 @@ def draw_map(
     x_label: str,
     y_label: str,
     value_label: str,
-    size: Size = PAGE,
+    size: SizeName = "page",
 ) -> list[Path]:
     """Draw values over two axes, as colours and contours; `value_label` says what they are.
 
@@ -161,7 +165,7 @@ def draw_map(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: They cannot be written.
     """
-    with _figure(path, title, x_label, y_label, size) as (axes, paths):
+    with _figure(path, title, x_label, y_label, size) as (axes, paths, scale):
         axes.grid(visible=False)
         mesh = axes.pcolormesh(values.x_X, values.y_Y, values.values_Y_X, cmap="cividis")
         bar = axes.figure.colorbar(mesh, ax=axes, label=_plain(value_label))
@@ -171,12 +175,12 @@ def draw_map(
                 *([x], [y]),
                 label=_plain(name),
                 marker=marker,
-                markersize=0.8 * size.font,
+                markersize=0.8 * scale.font,
                 color="white",
                 markeredgecolor="black",
                 linestyle="none",
             )
-        _legend(axes, size, is_below=True)
+        _legend(axes, scale, is_below=True)
     return paths
 
 
@@ -186,7 +190,7 @@ def draw_bars(
     *,
     title: str,
     y_label: str,
-    size: Size = PAGE,
+    size: SizeName = "page",
 ) -> list[Path]:
     """Draw bars with intervals: group in the legend -> what is measured -> value, low, high.
 
@@ -197,7 +201,7 @@ def draw_bars(
         ConfigError: matplotlib is not installed.
         RunDirectoryError: They cannot be written.
     """
-    with _figure(path, title, "", y_label, size) as (axes, paths):
+    with _figure(path, title, "", y_label, size) as (axes, paths, scale):
         names = list(dict.fromkeys(name for group in bars.values() for name in group))
         width = 0.8 / max(len(bars), 1)
         for i, (group, values) in enumerate(bars.items()):
@@ -210,7 +214,7 @@ def draw_bars(
             axes.bar(x_M, value_M, width, label=_plain(group), color=colour)
             axes.vlines(x_M, low_M, high_M, colors=_COLOURS[0], linewidth=1.4)
         axes.set_xticks(range(len(names)), list(map(_plain, names)))
-        _legend(axes, size)
+        _legend(axes, scale)
     return paths
 
 
@@ -219,45 +223,46 @@ def _plain(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-def _legend(axes: "Axes", size: Size, *, is_below: bool = False) -> None:
+def _legend(axes: "Axes", scale: _Size, *, is_below: bool = False) -> None:
     """What is what: inside the plot, or below it where it would cover too much."""
     handles, names = axes.get_legend_handles_labels()
     longest = max(map(len, names), default=0)
-    if len(names) <= size.names and longest <= _SHORT and not is_below:
+    if len(names) <= scale.names and longest <= _SHORT and not is_below:
         axes.legend(frameon=False)
         return
     columns = 3 if longest <= _SHORT // 2 else 2 if longest <= _SHORT else 1
     figure = axes.get_figure(root=True)
     assert figure is not None
     rows = -(-len(names) // columns)
-    figure.set_figheight(figure.get_figheight() + 1.6 * rows * size.font / 72)
+    figure.set_figheight(figure.get_figheight() + 1.6 * rows * scale.font / 72)
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
 
 
 @contextlib.contextmanager
 def _figure(
-    path: Path, title: str, x_label: str, y_label: str, size: Size
-) -> Generator[tuple["Axes", list[Path]]]:
+    path: Path, title: str, x_label: str, y_label: str, size: SizeName
+) -> Generator[tuple["Axes", list[Path], _Size]]:
     """Axes to draw on; the files are written where it ends, and listed."""
     require_matplotlib()
+    scale = _SIZES[size]
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(
         {
-            "font.size": size.font,
+            "font.size": scale.font,
             "svg.hashsalt": "es_cookbook",
             "axes.grid": True,
             "grid.alpha": 0.3,
         }
     ):
-        figure = Figure(figsize=(size.width, size.height), layout="constrained")
+        figure = Figure(figsize=(scale.width, scale.height), layout="constrained")
         axes = figure.add_subplot()
         paths: list[Path] = []
-        yield axes, paths
+        yield axes, paths, scale
         axes.spines[["top", "right"]].set_visible(False)
         # A title is 1.2 times as large as other text, and a letter two thirds as wide as high.
-        letters = int(size.width * 72 / (1.2 * 0.65 * size.font))
+        letters = int(scale.width * 72 / (1.2 * 0.65 * scale.font))
         axes.set(
             title=_plain(textwrap.fill(title, letters)),
             xlabel=_plain(x_label),
@@ -265,6 +270,6 @@ def _figure(
         )
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None})):
             drawn = io.BytesIO()
-            figure.savefig(drawn, format=suffix[1:], dpi=size.dots, metadata=metadata)
+            figure.savefig(drawn, format=suffix[1:], dpi=scale.dots, metadata=metadata)
             paths.append(path.with_suffix(suffix))
             replace_file(paths[-1], [drawn.getvalue()])

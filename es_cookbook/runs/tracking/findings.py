@@ -10,7 +10,7 @@ The live view, `show` and the report all have their sentences from here. They fo
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from es_cookbook.runs.tracking.base import GENERATION
@@ -39,14 +39,12 @@ class Findings:
         latest: what was found in the last row.
     """
 
-    def __init__(self, rows: Iterable[_Row] = ()) -> None:
+    def __init__(self) -> None:
         self.latest: Sequence[_Finding] = ()
         self._first: _Row = {}
         self._reliabilities = deque[float](maxlen=_GENERATIONS_OF_LUCK)
         self._told: dict[str, int] = {}
         self._taken = 0
-        for row in rows:
-            self.take(row)
 
     def take(self, row: _Row) -> list[_Finding]:
         """Take the next row; returns what in it was not told lately."""

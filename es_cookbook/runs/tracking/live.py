@@ -62,56 +62,50 @@ class LiveTrackerBuilder(TrackerBuilder):
         return PlainTracker(run)
 
 
-class Pace:
+class _LiveTracker(Tracker):
     """Estimates the time left from the times of the last generations, evaluations included."""
 
     def __init__(self, run: RunInfo, clock: Callable[[], float]) -> None:
+        self._run = run
         self._clock = clock
-        self._total = run.num_generations
-        self.started = clock()
-        self._ends = deque([self.started], maxlen=_RECENT + 1)
-        self.done = run.start_generation
+        self._began = clock()
+        self._ends = deque([self._began], maxlen=_RECENT + 1)
+        self._done = run.start_generation
+        self._findings = Findings()
 
-    def finished(self, generation: int) -> None:
-        if generation < self._total:
-            self.done = generation + 1
+    def _finished(self, generation: int) -> None:
+        if generation < self._run.num_generations:
+            self._done = generation + 1
             self._ends.append(self._clock())
 
     @property
-    def elapsed(self) -> float:
-        """Seconds since this process started."""
-        return self._clock() - self.started
-
-    @property
-    def seconds_left(self) -> float:
-        generations = len(self._ends) - 1
-        if self.done >= self._total:
+    def _seconds_left(self) -> float:
+        generations, left = len(self._ends) - 1, self._run.num_generations - self._done
+        if left <= 0:
             return 0.0
         if not generations:
             return math.nan
         pace = (self._ends[-1] - self._ends[0]) / generations
-        since_last = self._clock() - self._ends[-1]
-        return max(0.0, (self._total - self.done) * pace - since_last)
+        return max(0.0, left * pace - (self._clock() - self._ends[-1]))
 
 
-class PlainTracker(Tracker):
+class PlainTracker(_LiveTracker):
     """One line per generation on standard output: for logs, pipes and dumb terminals."""
 
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run = run
-        self._pace = Pace(run, clock)
-        self._generation = 0
-        self._metrics: Mapping[str, float] = {}
-        self._findings = Findings(read_metrics(run.path / "metrics.jsonl"))
+        super().__init__(run, clock)
+        self._logged: tuple[int, Mapping[str, float]] = 0, {}
+        for metrics in read_metrics(run.path / "metrics.jsonl"):
+            self._findings.take(metrics)
         self._on = True
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        self._generation, self._metrics = generation, metrics
+        self._logged = generation, metrics
 
     def recorded(self, generations: int) -> None:
         """Print the line, and what there is to say about it."""
-        generation, metrics = self._generation, self._metrics
-        self._pace.finished(generation)
+        generation, metrics = self._logged
+        self._finished(generation)
         total = self._run.num_generations
         last = generation >= total
         which = "finished" if last else f"generation {generation + 1}/{total}"
@@ -124,7 +118,7 @@ class PlainTracker(Tracker):
         if _SPEED in metrics:
             parts.append(f"{compact(metrics[_SPEED])} tokens/s")
         if not last:
-            parts.append(f"{duration(self._pace.seconds_left)} left")
+            parts.append(f"{duration(self._seconds_left)} left")
         lines = ["  ".join(parts)]
         lines += [f"{which}: {sentence}" for _, sentence in self._findings.take(metrics)]
         if not self._on:
@@ -136,7 +130,7 @@ class PlainTracker(Tracker):
             logger.warning("the live view is off: standard output failed (%s)", error)
 
 
-class ScreenTracker(Tracker):
+class ScreenTracker(_LiveTracker):
     """Progress bar, numbers with their trend, and one sampled rollout, redrawn in place."""
 
     def __init__(
@@ -146,14 +140,12 @@ class ScreenTracker(Tracker):
         console: Console,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run = run
+        super().__init__(run, clock)
         self._rollout_lines = rollout_lines
-        self._pace = Pace(run, clock)
         self._generation = 0
         self._courses: dict[str, _Course] = {}
         self._intervals: dict[str, str] = {}
         self._last_two: list[Mapping[str, float]] = []
-        self._findings = Findings()
         for metrics in read_metrics(run.path / "metrics.jsonl"):
             self._take(metrics)
         self._numbers = self._draw_numbers()
@@ -169,7 +161,7 @@ class ScreenTracker(Tracker):
         self._take(dict(metrics))
 
     def recorded(self, generations: int) -> None:
-        self._pace.finished(self._generation)
+        self._finished(self._generation)
         self._numbers = self._draw_numbers()
         self._try(self._live.refresh)
 
@@ -205,7 +197,7 @@ class ScreenTracker(Tracker):
             logger.warning("the live view stopped: the terminal failed (%s)", error)
 
     def _render(self) -> RenderableType:
-        pace, total = self._pace, self._run.num_generations
+        done, total = self._done, self._run.num_generations
         head = Table.grid(padding=(0, 2))
         head.add_column(no_wrap=True)
         head.add_column(max_width=32)
@@ -213,10 +205,10 @@ class ScreenTracker(Tracker):
             head.add_column(no_wrap=True)
         head.add_row(
             Text("generation", style="bold"),
-            ProgressBar(total=max(total, 1), completed=pace.done),
-            Text(f"{pace.done}/{total}", style="bold"),
-            Text(f"{duration(pace.elapsed)} elapsed", style="dim"),
-            Text(f"{duration(pace.seconds_left)} left", style="cyan"),
+            ProgressBar(total=max(total, 1), completed=done),
+            Text(f"{done}/{total}", style="bold"),
+            Text(f"{duration(self._clock() - self._began)} elapsed", style="dim"),
+            Text(f"{duration(self._seconds_left)} left", style="cyan"),
         )
         return Group(head, self._numbers, self._rollout)
 

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import chz
 
@@ -30,17 +30,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
 
+Share: TypeAlias = tuple[tuple[int, ...], str | None]
+"""What a process has of the machine: cores, and a GPU if not all of them."""
 _LONGEST = 1000
 """Characters of what is told of a failure."""
 _SECONDS_TO_END = 7.0
 """After an interrupt; what has not ended then is killed, as its history allows at any moment."""
-
-
-class Share(NamedTuple):
-    """What a process has of the machine."""
-
-    cores: tuple[int, ...]
-    device: str | None
 
 
 def shares(count: int, devices: Sequence[str]) -> list[Share]:
@@ -57,7 +52,7 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
             f"has as many, found {count}"
         )
     return [
-        Share(tuple(cores[i::count]), devices[i % len(devices)] if devices else None)
+        (tuple(cores[i::count]), devices[i % len(devices)] if devices else None)
         for i in range(count)
     ]
 
@@ -67,7 +62,7 @@ def start(config: train.Config, share: Share, output: Path) -> subprocess.Popen[
     text = config_to_json(config)
     found = (script_of(module) for module in modules_named(text))
     scripts = ",".join(str(script.resolve()) for script in found if script)
-    options = [f"cores={','.join(map(str, share.cores))}", f"scripts={scripts}"]
+    options = [f"cores={','.join(map(str, share[0]))}", f"scripts={scripts}"]
     with output.open("ab") as printed:
         process = subprocess.Popen(
             [sys.executable, "-m", "es_cookbook.train.sweep.worker", *options],
@@ -86,10 +81,11 @@ def start(config: train.Config, share: Share, output: Path) -> subprocess.Popen[
 
 def _environment(share: Share) -> dict[str, str]:
     """The sweep's own, with a share of threads and GPUs, and the same modules."""
-    devices = {} if share.device is None else {"CUDA_VISIBLE_DEVICES": share.device}
+    cores, device = share
+    devices = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(min(len(share.cores), num_cores())),
+        "OMP_NUM_THREADS": str(min(len(cores), num_cores())),
         "PYTHONPATH": os.pathsep.join(sys.path),
         **devices,
     }
@@ -127,14 +123,14 @@ def last_words(output: Path) -> str:
 
 
 @chz.chz
-class Worker:
+class _Worker:
     """Train with the Config that comes by the standard input."""
 
     cores: tuple[int, ...] = chz.field(default=(), doc="of this machine, to stay on; all if empty")
     scripts: tuple[str, ...] = chz.field(default=(), doc="whose classes the Config names")
 
 
-def main(worker: Worker) -> None:
+def main(worker: _Worker) -> None:
     """Train, or go on; a run that is complete is left as it is."""
     if worker.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, worker.cores)
@@ -154,7 +150,7 @@ def _end_with_parent() -> None:
 
 
 def cli() -> None:
-    run_cli(main, Worker)
+    run_cli(main, _Worker)
 
 
 if __name__ == "__main__":

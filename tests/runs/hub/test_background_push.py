@@ -17,8 +17,8 @@ import pytest
 from es_cookbook import train
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HubError
-from es_cookbook.runs.hub.background_push import BackgroundPush, HubPush
-from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.hub.background_push import HubPush
+from es_cookbook.runs.tracking.base import RunInfo, Tracker
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder, NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
@@ -65,7 +65,7 @@ def run_info(path: Path) -> RunInfo:
     return RunInfo(path, config_json="{}", run_seed=0, num_generations=4)
 
 
-async def until(push: BackgroundPush, key: str, count: int) -> None:
+async def until(push: Tracker, key: str, count: int) -> None:
     with anyio.fail_after(60):
         while push.metrics()[key] < count:
             await anyio.sleep(0.01)

@@ -71,8 +71,9 @@ def test_what_was_told_is_told_again_after_twenty_generations() -> None:
 def test_a_held_out_result_that_did_not_change_at_all_is_told_in_the_end() -> None:
     measured = {"test/env/all/correct": 0.25, "test/reward/mean": 0.3}
     assert told({**FINE, **measured}, {**FINE, **measured}, measured) == ["unchanged"]
-    found = Findings([{**FINE, **NO_REWARD, **measured}, measured]).latest
-    assert [said for _, said in found] == [
+    found = Findings()
+    found.take({**FINE, **NO_REWARD, **measured})
+    assert [said for _, said in found.take(measured)] == [
         "the held-out result is the same as before the first generation in every digit: nothing "
         "was learned; see docs/hyper_parameters.md"
     ]

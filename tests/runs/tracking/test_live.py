@@ -13,12 +13,7 @@ from rich.console import Console
 
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.live import (
-    LiveTrackerBuilder,
-    Pace,
-    PlainTracker,
-    ScreenTracker,
-)
+from es_cookbook.runs.tracking.live import LiveTrackerBuilder, PlainTracker, ScreenTracker
 
 METRICS = {
     "reward/mean": 0.4,
@@ -42,11 +37,13 @@ def info(path: Path, start_generation: int = 0) -> RunInfo:
     return RunInfo(path, "{}", run_seed=0, num_generations=10, start_generation=start_generation)
 
 
-def plain(path: Path, *rows: Mapping[str, float], seconds: float = 0.0) -> list[str]:
+def plain(
+    path: Path, *rows: Mapping[str, float], seconds: float = 0.0, start: int = 0
+) -> list[str]:
     """The lines of a run with these metrics, a generation each unless they say which."""
     clock, out = Clock(), io.StringIO()
     with contextlib.redirect_stdout(out):
-        tracker = PlainTracker(info(path), clock)
+        tracker = PlainTracker(info(path, start), clock)
         for number, row in enumerate(rows):
             clock.now += seconds
             generation = round(row.get("progress/generation", number))
@@ -56,7 +53,7 @@ def plain(path: Path, *rows: Mapping[str, float], seconds: float = 0.0) -> list[
     return out.getvalue().splitlines()
 
 
-def drawn(path: Path, *rows: Mapping[str, float], action: str | None = None) -> str:
+def drawn(path: Path, *rows: Mapping[str, float], action: str | None = None, start: int = 0) -> str:
     """What a terminal of 100 columns is sent for these generations, and one rollout."""
     sent = io.StringIO()
     console = Console(file=sent, force_terminal=True, width=100, height=40, highlight=False)
@@ -137,18 +134,20 @@ def test_standard_output_that_is_no_terminal_gets_plain_lines(
 
 
 def test_time_left_counts_only_what_this_process_has_run(tmp_path: Path) -> None:
-    clock = Clock()
-    pace = Pace(info(tmp_path, start_generation=6), clock)
-    assert pace.done == 6 and pace.seconds_left != pace.seconds_left  # NaN: nothing known yet
-    for generation in (6, 7):
-        clock.now += 10
-        pace.finished(generation)
-    assert (pace.done, pace.seconds_left) == (8, 20.0)
+    rows = [{"progress/generation": generation} for generation in (6, 7, 8, 9)]
+    assert plain(tmp_path, *rows, seconds=10, start=6) == [
+        f"generation {generation + 1}/10  0:{10 * (9 - generation):02d} left"
+        for generation in (6, 7, 8, 9)
+    ]
+    clock, sent = Clock(), io.StringIO()
+    console = Console(file=sent, force_terminal=True, width=100, highlight=False)
+    tracker = ScreenTracker(info(tmp_path, 6), 0, console, clock)
+    clock.now += 10
+    tracker.log(6, {})
+    tracker.recorded(7)
     clock.now += 4
-    assert pace.seconds_left == 16.0
-    for generation in (8, 9, 10):
-        pace.finished(generation)
-    assert (pace.done, pace.seconds_left) == (10, 0.0)
+    tracker.close()
+    assert "7/10" in sent.getvalue() and "0:26 left" in sent.getvalue()
 
 
 def test_a_generation_is_not_shown_before_it_counts(
