@@ -91,6 +91,7 @@ class HubServer:
         resolve = f"{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", resolve)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         if cache is not None:
             patch.setattr(constants, "HF_HUB_CACHE", str(cache))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import chz
 import psutil
 import pytest
 
@@ -19,11 +18,11 @@ from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngineBuilder, NoEngineBuilder
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.fakes import NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
 from tests.said import after_start
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import BASE, tiny
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
@@ -36,26 +35,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("hub") / "model")
-
-
-def config(model: Path, log_path: Path, push: HubPush | None, **fields: Any) -> TinyConfig:
-    return TinyConfig(
-        model_name=str(model),
-        log_path=str(log_path),
-        engine=FakeEngineBuilder(),
-        trackers=JsonlTrackerBuilder(),
-        hub=push,
-        **fields,
-    )
-
-
-async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(
-    hub: HubServer, model: Path, tmp_path: Path
-) -> None:
-    await train.main(config(model, tmp_path, HubPush(repo_id="me/run", every=5)))
+async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
+    await train.main(tiny(tmp_path, hub=HubPush(repo_id="me/run", every=5)))
     names = ("config.json", "history.jsonl", "metrics.jsonl")
     assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
     assert hub.repositories["me/run"].private
@@ -72,9 +53,9 @@ async def until(push: Tracker, key: str, count: int) -> None:
 
 
 async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
-    hub: HubServer, model: Path, tmp_path: Path
+    hub: HubServer, tmp_path: Path
 ) -> None:
-    await train.main(config(model, tmp_path, None, num_generations=4))
+    await train.main(tiny(tmp_path, num_generations=4))
     recorded = (tmp_path / "history.jsonl").read_bytes()
     push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(
         run_info(tmp_path)
@@ -91,9 +72,9 @@ async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
 
 
 async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push(
-    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await train.main(config(model, tmp_path, None, num_generations=3))
+    await train.main(tiny(tmp_path, num_generations=3))
     push = HubPush(repo_id="me/run", every=1)(run_info(tmp_path))
     hub.fail_with = 501
     push.recorded(1)
@@ -119,10 +100,8 @@ async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push
     assert kept == (tmp_path / "history.jsonl").read_bytes()
 
 
-async def test_pushes_that_wait_become_one_the_latest(
-    hub: HubServer, model: Path, tmp_path: Path
-) -> None:
-    await train.main(config(model, tmp_path, None, num_generations=3))
+async def test_pushes_that_wait_become_one_the_latest(hub: HubServer, tmp_path: Path) -> None:
+    await train.main(tiny(tmp_path, num_generations=3))
     hub.hang = 0.3
     push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(run_info(tmp_path))
     push.recorded(1)
@@ -146,7 +125,6 @@ ASKED_AT_THE_START = 3
 )
 async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
     hub: HubServer,
-    model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -161,11 +139,9 @@ async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
         hub.hang = 600
     else:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # Nobody listens to "discard".
-    await train.main(config(model, tmp_path / "alone", None))
+    await train.main(tiny(tmp_path / "alone"))
     with anyio.fail_after(30):
-        await train.main(
-            config(model, tmp_path / "pushed", HubPush(repo_id="a/b", every=1, timeout=4))
-        )
+        await train.main(tiny(tmp_path / "pushed", hub=HubPush(repo_id="a/b", every=1, timeout=4)))
     histories = [(tmp_path / n / "history.jsonl").read_bytes() for n in ("alone", "pushed")]
     assert histories[0] == histories[1]
     rows = read_metrics(tmp_path / "pushed" / "metrics.jsonl")
@@ -199,9 +175,7 @@ async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_l
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     push = HubPush(repo_id="me/run")
     with pytest.raises(HubError) as caught:
-        await train.main(
-            chz.replace(config(tmp_path, tmp_path / "run", push), engine=NoEngineBuilder())
-        )
+        await train.main(tiny(tmp_path / "run", hub=push, engine=NoEngineBuilder()))
     assert str(caught.value).startswith(sentence.format(hub.url[7:]))
     assert str(caught.value).endswith(
         "; a run without hub.repo_id pushes nothing, and resume with hub=None"
@@ -232,10 +206,10 @@ def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
 
 
 async def test_the_token_is_in_no_file_and_no_log(
-    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await train.main(config(model, tmp_path, HubPush(repo_id="me/run")))
+    await train.main(tiny(tmp_path, hub=HubPush(repo_id="me/run")))
     assert hub.files("me/run"), "the token was used"
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) >= 4
@@ -245,10 +219,10 @@ async def test_the_token_is_in_no_file_and_no_log(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, tmp_path: Path) -> None:
     hub.hang, hub.fail_after = 600, ASKED_AT_THE_START
     options = [
-        f"model_name={model}",
+        f"model_name={BASE}",
         "engine=tests.fakes:FakeEngineBuilder",
         "num_generations=1000000",
     ]

@@ -3,43 +3,41 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session
 
 from es_cookbook import train
 from es_cookbook.commands.hub import HubCommand
-from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
-from es_cookbook.runs.hub.client import files_to_push
-from tests.fakes import FakeEngineBuilder
+from es_cookbook.common.errors import ConfigError, HistoryError, HubError, RunDirectoryError
+from es_cookbook.runs.hub.client import files_to_push, push
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
 from tests.said import after_start
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import tiny
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
+        server.lead_here(monkeypatch)
         yield server
+    close_session()  # It takes short replies only, and no other address.
 
 
-def push(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+def command(*options: str) -> subprocess.CompletedProcess[str]:
     """The real command with the real client."""
-    inherited = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "es_cookbook", "hub", *options],
         cwd=ROOT,
-        env=inherited | environment,
+        env=os.environ,
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
-    done.stderr = after_start(done.stderr)
-    return done
 
 
 @pytest.fixture
@@ -64,7 +62,7 @@ EXPORTED = ("README.md", "config.json", "deep/empty.txt", "model.safetensors")
 def test_an_export_is_one_commit_of_exactly_its_files_in_a_private_repository(
     hub: HubServer, export: Path
 ) -> None:
-    done = push(hub.environment(), f"path={export}", "repo_id=me/model")
+    done = command(f"path={export}", "repo_id=me/model")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{hub.url}/me/model/commit/{2:040x}\n"
     assert hub.files("me/model") == {name: (export / name).read_bytes() for name in EXPORTED}
@@ -74,10 +72,9 @@ def test_an_export_is_one_commit_of_exactly_its_files_in_a_private_repository(
 
 
 def test_a_revision_is_a_branch_and_a_second_push_adds_to_it(hub: HubServer, export: Path) -> None:
-    options = (f"path={export}", "repo_id=me/model", "revision=generation/12")
-    assert push(hub.environment(), *options).returncode == 0
+    push(export, "me/model", "generation/12")
     (export / "config.json").write_text("{}")
-    assert push(hub.environment(), *options).returncode == 0
+    push(export, "me/model", "generation/12")
     assert hub.files("me/model") == {}, "main is as it was"
     assert set(hub.files("me/model", "generation/12")) == set(EXPORTED)
     assert hub.files("me/model", "generation/12")["config.json"] == b"{}"
@@ -87,38 +84,29 @@ def test_a_public_repository_is_refused_unless_it_is_asked_for(
     hub: HubServer, export: Path
 ) -> None:
     hub.repositories["me/open"] = Repository(private=False)
-    options = (f"path={export}", "repo_id=me/open")
-    refused = push(hub.environment(), *options)
-    assert refused.returncode == 1
-    assert refused.stderr == (
+    with pytest.raises(HubError) as refused:
+        push(export, "me/open")
+    assert str(refused.value) == (
         "cannot push to me/open: it is public; make it private, or give private=False to push what "
-        "everybody may read\n"
+        "everybody may read"
     )
     assert hub.files("me/open") == {}
-    assert push(hub.environment(), *options, "private=False").returncode == 0
+    push(export, "me/open", private=False)
     assert set(hub.files("me/open")) == set(EXPORTED)
-    assert push(hub.environment(), f"path={export}", "repo_id=me/new", "private=False").stdout
+    push(export, "me/new", private=False)
     assert not hub.repositories["me/new"].private
 
 
-@pytest.mark.anyio
-async def test_of_a_run_go_whole_lines_of_what_it_is_made_of(
-    hub: HubServer, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    model = write_tiny_model(tmp_path / "model")
-    await train.main(
-        TinyConfig(model_name=str(model), log_path=str(run), engine=FakeEngineBuilder(), seed=3)
-    )
+def test_of_a_run_go_whole_lines_of_what_it_is_made_of(hub: HubServer, tmp_path: Path) -> None:
+    train.run(tiny(tmp_path, num_generations=2))
     names = ("config.json", "history.jsonl", "metrics.jsonl")
-    whole = {f"run/{name}": (run / name).read_bytes() for name in names}
-    assert (run / "rollouts.jsonl").exists()
-    (run / "lock").write_text("1234")
+    whole = {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
+    assert (tmp_path / "rollouts.jsonl").exists()
+    (tmp_path / "lock").write_text("1234")
     for name in ("history.jsonl", "metrics.jsonl"):
-        with (run / name).open("ab") as file:
+        with (tmp_path / name).open("ab") as file:
             file.write(b'{"version":1,"gener')  # A generation that is being written.
-    done = push(hub.environment(), f"path={run}", "repo_id=me/run")
-    assert done.returncode == 0, done.stderr
+    push(tmp_path, "me/run")
     assert hub.files("me/run") == whole
 
 
@@ -165,28 +153,39 @@ def test_what_is_no_repository_is_refused(repo_id: str) -> None:
     ],
 )
 def test_a_refusal_is_one_sentence_without_the_token(
-    hub: HubServer, export: Path, token: str | None, status: int | None, sentence: str
+    hub: HubServer,
+    export: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    status: int | None,
+    sentence: str,
 ) -> None:
     hub.fail_with = status
-    done = push(hub.environment(token), f"path={export}", "repo_id=me/model")
-    assert done.returncode == 1
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert TOKEN not in done.stderr and "hf_wrong" not in done.stderr
-    assert done.stdout == ""
+    if token is None:
+        monkeypatch.delenv("HF_TOKEN")
+    else:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(HubError) as refused:
+        push(export, "me/model")
+    said = str(refused.value)
+    assert sentence in said and "\n" not in said
+    assert TOKEN not in said and "hf_wrong" not in said
 
 
-def test_no_network_is_one_sentence(export: Path) -> None:
+def test_no_network_is_one_sentence(
+    hub: HubServer, export: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with HubServer() as gone:
-        environment = gone.environment()
-    done = push(environment, f"path={export}", "repo_id=me/model")
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectError: ")
-    assert done.stderr.count("\n") == 1
+        gone.lead_here(monkeypatch)
+    with pytest.raises(HubError) as refused:
+        push(export, "me/model")
+    said = str(refused.value)
+    assert said.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectError: ")
+    assert "\n" not in said
 
 
 def test_a_server_that_hangs_is_given_up(hub: HubServer, export: Path) -> None:
     hub.hang = 60
-    done = push(hub.environment(), f"path={export}", "repo_id=me/model", "timeout=1")
+    done = command(f"path={export}", "repo_id=me/model", "timeout=1")
     assert done.returncode == 1
-    assert done.stderr == "cannot push to me/model: it was not done within 1 s\n"
+    assert after_start(done.stderr) == "cannot push to me/model: it was not done within 1 s\n"
