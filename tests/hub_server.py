@@ -113,18 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_GET(self) -> None:
-        self.serve()
-
-    def do_HEAD(self) -> None:
-        self.serve()
-
-    def do_POST(self) -> None:
-        self.serve()
-
-    def do_PUT(self) -> None:
-        self.serve()
-
     def serve(self) -> None:
         hub = self.hub
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -150,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.read_only:
             return self.answer(403, {"error": "You don't have the rights"})
         return self.answer(*self.respond(parts, body))
+
+    do_GET = do_HEAD = do_POST = do_PUT = serve
 
     def read(self, parts: list[str], has_token: bool) -> tuple[int, object, dict[str, str]] | None:
         """What everybody may ask of a public repository; None if it is something else."""

@@ -22,10 +22,9 @@ from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.engines.torch.reference import request, running_engine, sample_all
 from tests.tiny_models import save_with_tokenizer
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, tiny
 
 _SHAPE = {
     "vocab_size": 95,
@@ -66,13 +65,12 @@ def config(
     """Three generations of four genomes."""
     settings: dict[str, Any] = {
         "engine": TorchEngineBuilder(device="cpu", num_lanes=1, dtype=dtype, kv_cache_gib=0.01),
-        "trackers": JsonlTrackerBuilder(),
         "num_generations": 3,
         "eval_every": 0,
-        "behavior_if_log_dir_exists": "raise",
+        "model_name": str(model),
+        "search_space": space,
     }
-    settings |= {"model_name": str(model), "log_path": str(log_path), "search_space": space}
-    return TinyConfig(**settings | fields)
+    return tiny(log_path, **settings | fields)
 
 
 async def make_run(

@@ -205,11 +205,10 @@ def test_two_thousand_damaged_files_are_read_or_refused_in_a_sentence(tmp_path: 
 
 
 @pytest.mark.slow
-def test_twenty_thousand_damaged_files_take_no_memory(tmp_path: Path) -> None:
+def test_ten_thousand_damaged_files_take_no_memory(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    counts = read_damaged(tmp_path, range(2_000, 20_000))
-    print(counts)
-    assert counts["refused"] > 9_000 and counts["read"] > 2_000
+    counts = read_damaged(tmp_path, range(2_000, 10_000))
+    assert counts["refused"] > 4_000 and counts["read"] > 900
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
 
 

@@ -160,9 +160,8 @@ def test_sigkill_while_one_is_written_leaves_nothing_under_its_name(recorded: Re
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_is_being_written_when_a_run_stops_is_given_up(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Whoever moves a parameter says so by the first event, and waits for the second."""
     begun, may_go_on = threading.Event(), threading.Event()
     moved = replay_module.moved
 
@@ -172,6 +171,13 @@ def test_what_is_being_written_when_a_run_stops_is_given_up(
         return moved(*arguments)  # pyright: ignore
 
     monkeypatch.setattr(replay_module, "moved", held)
+    return begun, may_go_on
+
+
+def test_what_is_being_written_when_a_run_stops_is_given_up(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_go_on = held_up(monkeypatch)
     writer = SnapshotWriter(recorded.path, 2)
     writer.recorded(2)
     assert begun.wait(20)
@@ -186,15 +192,7 @@ def test_what_is_being_written_when_a_run_stops_is_given_up(
 def test_while_one_is_written_the_next_waits_and_gives_way_to_a_later_one(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, may_go_on = threading.Event(), threading.Event()
-    moved = replay_module.moved
-
-    def held(*arguments: object) -> torch.Tensor:
-        begun.set()
-        assert may_go_on.wait(20)
-        return moved(*arguments)  # pyright: ignore
-
-    monkeypatch.setattr(replay_module, "moved", held)
+    begun, may_go_on = held_up(monkeypatch)
     writer = SnapshotWriter(recorded.path, 2)
     for generation in range(1, 7):
         writer.recorded(generation)

@@ -320,7 +320,7 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         await train.main(
             tiny(tmp_path, engine=BrokenEngineBuilder(), behavior_if_log_dir_exists="delete")
         )
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
+    with pytest.raises(RunDirectoryError, match=r"already holds a run.*resume or delete"):
         await train.main(tiny(tmp_path, behavior_if_log_dir_exists="raise"))
     with pytest.raises(RunDirectoryError, match="seed was 0, is 1"):
         await train.main(tiny(tmp_path, num_generations=2, seed=1))
@@ -404,11 +404,10 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
     return run
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
-async def test_ctrl_c_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     run = started(tmp_path, 3, *ENDLESS)
-    run.send_signal(number)
+    run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
@@ -442,23 +441,6 @@ async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_m
     with anyio.move_on_after(0.2):
         await train.main(chz.replace(again, behavior_if_log_dir_exists="resume"))
     assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
-
-
-@pytest.mark.slow
-async def test_after_sigkill_a_real_run_ends_as_an_unbroken_one(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
-    options = (f"model_name={model}", "engine.num_lanes=1")
-    killed = started(tmp_path / "killed", 3, *options)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    recorded = len(list(read_history(tmp_path / "killed" / "history.jsonl")))
-    assert 3 <= recorded < 12, "killed on its way"
-    recorded_config = load_config(tmp_path / "killed" / "config.json", TinyConfig, ["tests"])
-    await train.main(chz.replace(recorded_config, behavior_if_log_dir_exists="resume"))
-    await train.main(chz.replace(recorded_config, log_path=str(tmp_path / "unbroken")))
-    assert_same_run(tmp_path / "killed", tmp_path / "unbroken")
-    fitness = [record.fitness_G for record in read_history(tmp_path / "unbroken" / "history.jsonl")]
-    assert any(any(fitness_G) for fitness_G in fitness), "there was something to get wrong"
 
 
 async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is_measured(

@@ -423,15 +423,6 @@ async def test_a_full_disk_leaves_nothing_under_the_final_name(
     assert "exported the centre after 3 generations" in capsys.readouterr().out
 
 
-async def test_what_a_process_left_that_died_is_cleared_away(tmp_path: Path, base: Path) -> None:
-    run = await make_run(tmp_path / "run", base, LowRank())
-    shutil.copytree(base, tmp_path / ".out.partial")
-    (tmp_path / ".out.partial" / "foreign").write_text("of before")
-    write(run, tmp_path / "out")
-    assert not (tmp_path / ".out.partial").exists()
-    assert not (tmp_path / "out" / "foreign").exists()
-
-
 def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: Path) -> None:
     files = BaseFiles(str(base))
     names = [name for name in weights(base) if "proj" in name]

@@ -34,9 +34,8 @@ from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.runs.recorded_run import as_bfloat16
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import tiny, write_tiny_model
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
@@ -77,15 +76,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_page_alone_rebuilds_a_trained_run(
     tmp_path: Path, models: dict[str, Path], which: str, stored: str, dtype: Any
 ) -> None:
-    config = TinyConfig(
-        model_name=str(models[stored]),
-        log_path=str(tmp_path / "run"),
-        engine=TorchEngineBuilder(dtype=dtype),
-        trackers=JsonlTrackerBuilder(),
-        num_generations=6,
-        **RUNS[which],
-    )
-    train.run(config)
+    own = {"model_name": str(models[stored]), "engine": TorchEngineBuilder(dtype=dtype)}
+    train.run(tiny(tmp_path / "run", num_generations=6, **own, **RUNS[which]))
     header = read_header(tmp_path / "run/history.jsonl")
     assert header is not None and header.dtype == (stored if dtype == "auto" else dtype)
     steps = [record.step for record in read_history(tmp_path / "run/history.jsonl")]

@@ -1,7 +1,9 @@
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,8 +55,15 @@ def test_a_torn_last_line_is_left_out_when_reading(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "nothing.jsonl") == []
 
 
-def decode(tokens_T: object) -> str:
-    return f"decoded {tokens_T}"
+def logged(
+    path: Path, groups_P: Sequence[TrajectoryGroup], generation: int = 0, **settings: int
+) -> list[dict[str, Any]]:
+    """The lines that a generation's rollouts leave."""
+    tracker = JsonlTrackerBuilder(**settings)(info(path))
+    tracker.log_rollouts(generation, groups_P, lambda tokens_T: f"decoded {tokens_T}")
+    tracker.close()
+    lines = (path / "rollouts.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=no_constants) for line in lines]
 
 
 def test_rollouts_are_kept_in_full_with_every_turn(tmp_path: Path) -> None:
@@ -69,10 +78,7 @@ def test_rollouts_are_kept_in_full_with_every_turn(tmp_path: Path) -> None:
         for turn, reward in enumerate((0.25, 0.5))
     )
     group = TrajectoryGroup([[Trajectory(turns)]], [[GroupReward(1.0)]], tags=("easy",))
-    tracker = JsonlTrackerBuilder()(info(tmp_path))
-    tracker.log_rollouts(5, [group], decode)
-    tracker.close()
-    row = json.loads((tmp_path / "rollouts.jsonl").read_text(), parse_constant=no_constants)
+    (row,) = logged(tmp_path, [group], generation=5)
     assert {key: value for key, value in row.items() if key != "turns"} == {
         "generation": 5,
         "problem": 0,
@@ -97,28 +103,22 @@ def test_a_later_turn_shows_what_was_added(tmp_path: Path) -> None:
         Transition(Observation(prompt), Action((7, 8), "", "stop"), 0.0, {}, {})
         for prompt in prompts
     )
-    tracker = JsonlTrackerBuilder()(info(tmp_path))
-    tracker.log_rollouts(0, [TrajectoryGroup([[Trajectory(turns)]])], decode)
-    tracker.close()
-    shown = json.loads((tmp_path / "rollouts.jsonl").read_text())["turns"]
+    shown = logged(tmp_path, [TrajectoryGroup([[Trajectory(turns)]])])[0]["turns"]
     assert [turn.get("prompt") for turn in shown] == ["decoded (1,)", None, "decoded (3,)"]
     assert [turn.get("added") for turn in shown] == [None, "decoded (2,)", None]
 
 
 def test_rollouts_are_bounded_in_number_and_length(tmp_path: Path) -> None:
     transition = Transition(
-        Observation((1,)), Action((2,), "y" * 1_000, "length"), 0.0, {}, {"log": "z" * 11}
+        Observation((1,)), Action((2,), "y" * 1_000, "length"), 0.0, {}, {"log": "z" * 13}
     )
     groups_P = [TrajectoryGroup([[Trajectory((transition,))]] * 16)] * 8
-    tracker = JsonlTrackerBuilder(rollouts_per_generation=3, max_text_chars=10)(info(tmp_path))
-    tracker.log_rollouts(0, groups_P, lambda tokens_T: "short")
-    tracker.close()
-    lines = (tmp_path / "rollouts.jsonl").read_text().splitlines()
-    turns = [json.loads(line)["turns"][0] for line in lines]
+    rows = logged(tmp_path, groups_P, rollouts_per_generation=3, max_text_chars=12)
+    turns = [row["turns"][0] for row in rows]
     assert len(turns) == 3
-    assert turns[0]["action"] == "y" * 10 + " [990 more characters]"
-    assert turns[0]["logs"]["log"] == "z" * 10 + " [1 more characters]"
-    assert turns[0]["prompt"] == "short"
+    assert turns[0]["action"] == "y" * 12 + " [988 more characters]"
+    assert turns[0]["logs"]["log"] == "z" * 12 + " [1 more characters]"
+    assert turns[0]["prompt"] == "decoded (1,)"
 
 
 def test_texts_of_group_rewards_are_shown_with_the_rollout(tmp_path: Path) -> None:
@@ -126,20 +126,14 @@ def test_texts_of_group_rewards_are_shown_with_the_rollout(tmp_path: Path) -> No
     rollouts = [[Trajectory((turn,))], [LostRollout("it raised", "")]]
     given = GroupReward(1.0, logs={"games": "X" * 11})
     group = TrajectoryGroup(rollouts, [[given], [GroupReward(0.0)]])
-    tracker = JsonlTrackerBuilder(max_text_chars=10)(info(tmp_path))
-    tracker.log_rollouts(0, [group], decode)
-    tracker.close()
-    played, lost = map(json.loads, (tmp_path / "rollouts.jsonl").read_text().splitlines())
+    played, lost = logged(tmp_path, [group], max_text_chars=10)
     assert played["group_logs"] == {"games": "XXXXXXXXXX [1 more characters]"}
     assert "group_logs" not in lost
 
 
 def test_a_lost_rollout_says_why(tmp_path: Path) -> None:
     lost = LostRollout("TimeoutError: no answer within 60 s", "Traceback …")
-    tracker = JsonlTrackerBuilder()(info(tmp_path))
-    tracker.log_rollouts(0, [TrajectoryGroup([[lost]])], decode)
-    tracker.close()
-    row = json.loads((tmp_path / "rollouts.jsonl").read_text(), parse_constant=no_constants)
+    (row,) = logged(tmp_path, [TrajectoryGroup([[lost]])])
     assert row["lost"] == "TimeoutError: no answer within 60 s" and row["reward"] is None
 
 

@@ -23,13 +23,11 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs import frames
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.lock import RunLock
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.sweep import Range, SweepSettings, Value, Values, sweep
 from es_cookbook.train.sweep.loop import Curve, falls_behind
 from tests.fakes import FakeEngineBuilder
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import tiny
 
-BASE = Path(__file__).parents[2] / "data/base"
 SIGMAS = {"sigma": Values((0.1, 0.2))}
 
 
@@ -39,11 +37,9 @@ def make(
     """A trial's Config; of a σ with a file in `held_by`, generation 2 waits until that is gone."""
     sigma = options.get("sigma", 0.1)
     held = str((held_by or {}).get(float(sigma), ""))
-    return TinyConfig(
-        model_name=str(BASE),
-        log_path="",
+    return tiny(
+        Path(),
         engine=FakeEngineBuilder(capacity=3, held_by=held),
-        trackers=JsonlTrackerBuilder(),
         optimizer=ES(population_size=4, sigma=float(sigma), learning_rate=0.05),
         num_generations=generations,
         eval_every=50,
