@@ -13,7 +13,7 @@ on from it, and generations after it are done again and come out the same.
     checkpoints/<generation>/model       a Hugging Face model directory
     checkpoints/<generation>/optimizer.safetensors, state.json
 
-What a learner is, is the caller's to say (`Learns`): our own `Learner`, or TRL's trainer.
+What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL's trainer.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 
 
-class Learns(Protocol):
+class _Learns(Protocol):
     """A model, some of whose weights learn."""
 
     model: PreTrainedModel
@@ -86,7 +86,7 @@ class Learns(Protocol):
         ...
 
 
-_Learner = TypeVar("_Learner", bound=Learns)
+_Learner = TypeVar("_Learner", bound=_Learns)
 
 
 class GradientRun(Generic[_Learner]):

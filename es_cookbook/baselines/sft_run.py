@@ -49,7 +49,7 @@ WEIGHTS = "weights.safetensors"
 _MAY_DIFFER = ("output", "log_every", "checkpoint_every")
 
 
-class SFTRun:
+class _SFTRun:
     """A training, open: its steps are those from `start` to `num_steps`."""
 
     def __init__(
@@ -126,7 +126,7 @@ class SFTRun:
 
 
 @contextlib.contextmanager
-def opened(config: SFTConfig) -> Generator[SFTRun]:
+def opened(config: SFTConfig) -> Generator[_SFTRun]:
     """Open a training, new or interrupted; closes all of it however it ends.
 
     Raises:
@@ -147,7 +147,7 @@ def opened(config: SFTConfig) -> Generator[SFTRun]:
         evaluated: Callable[[], Metrics] = dict
         if config.evaluation is not None:
             evaluated = stack.enter_context(_evaluated(config, config.evaluation, model))
-        yield SFTRun(config, log_path, model, tokenizer, data, evaluated)
+        yield _SFTRun(config, log_path, model, tokenizer, data, evaluated)
 
 
 def _shortened(data: Split, max_length: int) -> Split:

@@ -40,7 +40,7 @@ TEXTS, LENGTH = 16, 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy:
+class _Copy:
     """What was written, and how it compares with the model.
 
     Attributes:
@@ -67,7 +67,7 @@ def write_rounded(
     symmetric: bool = True,
     dtype: Dtype = "auto",
     ignore: Collection[str] = (),
-) -> Copy:
+) -> _Copy:
     """Write a rounded copy of a model, with its tokenizer: whole, or not at all.
 
     Args:
@@ -105,7 +105,7 @@ def write_rounded(
         found = _log_probabilities(copy, tokens)
     divergence = (expected.exp() * (expected - found)).sum(-1).mean().item()
     perplexity = _perplexity(expected, tokens), _perplexity(found, tokens)
-    return Copy(tuple(rounded), left, (before, _num_bytes(model)), perplexity, divergence)
+    return _Copy(tuple(rounded), left, (before, _num_bytes(model)), perplexity, divergence)
 
 
 def _layers(

@@ -110,9 +110,9 @@ def _loaded(path: Path) -> dict[str, _Hash]:
     """How to hash each tensor of a file that torch reads."""
     import torch
 
-    from es_cookbook.checkpoints.tensors import WeightFiles
+    from es_cookbook.checkpoints.tensors import weight_files
 
-    files = WeightFiles([path])
+    files = weight_files([path])
 
     def hash_of(name: str) -> str:
         tensor = files[name]

@@ -45,8 +45,8 @@ from es_cookbook.checkpoints.quantised import (
 )
 from es_cookbook.checkpoints.tensors import (
     ReadTensors,
-    WeightFiles,
     first_line,
+    weight_files,
 )
 from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
@@ -204,7 +204,9 @@ def save_model(
         tokenizer.save_pretrained(directory)
 
 
-class BaseParameters(ReadTensors):
+def base_parameters(
+    model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
+) -> tuple[ReadTensors, torch.dtype]:
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
@@ -214,40 +216,38 @@ class BaseParameters(ReadTensors):
     take the memory of the model. Threads may share it.
 
     Args:
+        model_name: directory or Hub name.
+        architecture: the model without its weights.
         names: weights that will be asked for, as `named_weights` calls them.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
 
-    Attributes:
-        dtype: that they are cast to.
+    Returns:
+        The parameters, and the dtype that they are cast to.
 
     Raises:
         ModelError: The checkpoint cannot be read.
     """
+    files = weight_files(weight_paths(model_name))
+    cast_to = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
+    parameters = dict(architecture.named_parameters())
+    tied = reversed(first_names(architecture).items())
+    stored_as = {first: name for name, first in tied if name in files}
+    needed = {parameter for parameter, _ in map(split_member, names)}
 
-    def __init__(
-        self, model_name: str, architecture: PreTrainedModel, names: Collection[str], dtype: str
-    ) -> None:
-        files = WeightFiles(weight_paths(model_name))
-        self.dtype = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
-        parameters = dict(architecture.named_parameters())
-        tied = reversed(first_names(architecture).items())
-        stored_as = {first: name for name, first in tied if name in files}
-        needed = {parameter for parameter, _ in map(split_member, names)}
+    def read_stored(name: str) -> torch.Tensor:
+        parameter, expert = split_member(name)
+        tensor = files[stored_as[parameter]]
+        return (tensor if expert is None else tensor[expert]).to(cast_to)
 
-        def read_stored(name: str) -> torch.Tensor:
-            parameter, expert = split_member(name)
-            tensor = files[stored_as[parameter]]
-            return (tensor if expert is None else tensor[expert]).to(self.dtype)
-
-        read: Callable[[str], torch.Tensor] = read_stored
-        in_float32 = architecture._get_dtype_plan(self.dtype)  # pyright: ignore[reportPrivateUsage]
-        if in_float32 or not all(
-            name in stored_as and files[stored_as[name]].shape == parameters[name].shape
-            for name in needed
-        ):
-            model = load_causal_lm(model_name, dtype, torch.device("cpu"))
-            read = dict(named_weights(model)).__getitem__
-        super().__init__(names, lambda name: read(name).detach())
+    read: Callable[[str], torch.Tensor] = read_stored
+    in_float32 = architecture._get_dtype_plan(cast_to)  # pyright: ignore[reportPrivateUsage]
+    if in_float32 or not all(
+        name in stored_as and files[stored_as[name]].shape == parameters[name].shape
+        for name in needed
+    ):
+        model = load_causal_lm(model_name, dtype, torch.device("cpu"))
+        read = dict(named_weights(model)).__getitem__
+    return ReadTensors(names, lambda name: read(name).detach()), cast_to
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:
@@ -322,7 +322,7 @@ def end_of_sequence_ids(
     return tuple(sorted(found))
 
 
-def _held_dtype(architecture: PreTrainedModel, files: WeightFiles) -> torch.dtype:
+def _held_dtype(architecture: PreTrainedModel, files: ReadTensors) -> torch.dtype:
     """What transformers makes of "auto": the config's, or that of the first weight there is."""
     configured = cast("torch.dtype | None", architecture.config.dtype)
     if configured is not None:

@@ -40,7 +40,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
-from es_cookbook.checkpoints.tensors import ReadTensors, WeightFiles
+from es_cookbook.checkpoints.tensors import ReadTensors, weight_files
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
 
@@ -161,7 +161,7 @@ def layer_and_kind(name: str) -> tuple[str, Kind]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class _Layout:
     """How a format stores a layer.
 
     Attributes:
@@ -247,8 +247,8 @@ class QuantisedCheckpoint:
     """
 
     model_name: str
-    layout: Layout
-    files: WeightFiles
+    layout: _Layout
+    files: ReadTensors
     layers: tuple[str, ...]
 
     def weight(self, layer: str) -> QuantisedWeight:
@@ -285,7 +285,7 @@ class QuantisedCheckpoint:
             weight = self.weight(layer).moved({kind: value.cpu()})
             changed[f"{layer}.{self.layout.names[kind]}"] = self.layout.stored(weight, kind)
         for path in weight_paths(self.model_name):
-            tensors = WeightFiles([path])
+            tensors = weight_files([path])
             save_file(
                 {name: changed[name] if name in changed else tensors[name] for name in tensors},
                 directory / path.with_suffix(".safetensors").name,
@@ -333,7 +333,7 @@ def quantised_checkpoint(model_name: str) -> QuantisedCheckpoint:
     paths = weight_paths(model_name)
     if any(path.suffix != ".safetensors" for path in paths):
         raise ModelError(f"model_name: quantised weights must be in safetensors, found {paths[0]}")
-    files = WeightFiles(paths)
+    files = weight_files(paths)
     ending = f".{layout.names['codes']}"
     layers = tuple(name.removesuffix(ending) for name in files if name.endswith(ending))
     if not layers:
@@ -383,7 +383,7 @@ def _quantisation(model_name: str) -> dict[str, Any] | None:
         return None
 
 
-def _layout(model_name: str, how: dict[str, Any]) -> Layout:
+def _layout(model_name: str, how: dict[str, Any]) -> _Layout:
     method = how.get("quant_method")
     if method == "gptq":
         found = _gptq(how)
@@ -399,7 +399,7 @@ def _layout(model_name: str, how: dict[str, Any]) -> Layout:
     return found
 
 
-def _gptq(how: dict[str, Any]) -> Layout | str:
+def _gptq(how: dict[str, Any]) -> _Layout | str:
     version = how.get("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         return f"its checkpoint_format is {version}"
@@ -407,7 +407,7 @@ def _gptq(how: dict[str, Any]) -> Layout | str:
         return f"it has {how.get('bits')} bits"
     if how.get("dynamic"):
         return "its layers differ (dynamic)"
-    return Layout(
+    return _Layout(
         names={"codes": "qweight", "scales": "scales", "zeros": "qzeros"},
         group_of_input="g_idx",
         others=(),
@@ -418,7 +418,7 @@ def _gptq(how: dict[str, Any]) -> Layout | str:
     )
 
 
-def _compressed_tensors(how: dict[str, Any]) -> Layout | str:
+def _compressed_tensors(how: dict[str, Any]) -> _Layout | str:
     if how.get("format") != "pack-quantized":
         return f"its format is {how.get('format')}"
     for more in ("transform_config", "kv_cache_scheme"):
@@ -435,7 +435,7 @@ def _compressed_tensors(how: dict[str, Any]) -> Layout | str:
         return f"it has {weights.get('num_bits')} bits of type {weights.get('type')}"
     if weights.get("strategy", "group") not in ("group", "channel"):
         return f"its strategy is {weights.get('strategy')}"
-    return Layout(
+    return _Layout(
         names={"codes": "weight_packed", "scales": "weight_scale", "zeros": "weight_zero_point"},
         group_of_input="weight_g_idx",
         others=("weight_shape",),

@@ -15,7 +15,7 @@ from typing import cast
 import safetensors
 import torch
 
-from es_cookbook.checkpoints.tensors import WeightFiles
+from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ESCookbookError, HistoryError
 from es_cookbook.common.files import ANY_SIZE, check_file
@@ -69,7 +69,7 @@ def read_snapshot(path: Path) -> Snapshot:
         with safetensors.safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
             said = cast("dict[str, str]", file.metadata() or {})
         return Snapshot(
-            path, int(said["generation"]), int(said["fingerprint"], 16), WeightFiles([path])
+            path, int(said["generation"]), int(said["fingerprint"], 16), weight_files([path])
         )
     except KeyError as error:
         raise HistoryError(f"{path} is no snapshot: it does not say its {error.args[0]}") from error

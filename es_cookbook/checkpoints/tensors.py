@@ -69,26 +69,23 @@ class ReadTensors(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-class WeightFiles(ReadTensors):
+def weight_files(paths: Iterable[Path]) -> ReadTensors:
     """Name -> tensor of a checkpoint, each read when it is asked for. Threads may share it.
 
-    Args:
-        paths: safetensors files, or `.bin` files of `torch.save`.
+    `paths` are safetensors files, or `.bin` files of `torch.save`.
 
     Raises:
         ModelError: A file that cannot be read; says which.
     """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        tensor_of: dict[str, Callable[[str], torch.Tensor]] = {}
-        for path in paths:
-            try:
-                reader = _read_safetensors if path.suffix == ".safetensors" else _read_bin
-                names, tensor = reader(path)
-            except Exception as error:  # each library has its own; to the user it is one mistake
-                raise ModelError(f"cannot read weights from {str(path)!r}: {error}") from error
-            tensor_of.update(dict.fromkeys(names, tensor))
-        super().__init__(tensor_of, lambda name: tensor_of[name](name))
+    tensor_of: dict[str, Callable[[str], torch.Tensor]] = {}
+    for path in paths:
+        try:
+            reader = _read_safetensors if path.suffix == ".safetensors" else _read_bin
+            names, tensor = reader(path)
+        except Exception as error:  # each library has its own; to the user it is one mistake
+            raise ModelError(f"cannot read weights from {str(path)!r}: {error}") from error
+        tensor_of.update(dict.fromkeys(names, tensor))
+    return ReadTensors(tensor_of, lambda name: tensor_of[name](name))
 
 
 def first_line(error: Exception) -> str:

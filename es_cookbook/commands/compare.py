@@ -43,13 +43,9 @@ from es_cookbook.train.sweep import refuse_unequal_rollouts, run_all
 METRIC = "test/env/all/correct"
 _REFUSED = {
     "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
-    "OPTIMIZER.optimizer.NAME",
-    "seed": "seeds=... says which",
-    "log_path": "every run has a directory of its own in the comparison's log_path",
-    "behavior_if_log_dir_exists": "a comparison always goes on with what is recorded",
+    "OPTIMIZER.optimizer.NAME"
 }
-"""Fields of a run that the comparison sets."""
-_check = functools.partial(check_options, refused=_REFUSED, whose="the comparison's")
+_check = functools.partial(check_options, command="comparison", refused=_REFUSED)
 
 
 @chz.chz

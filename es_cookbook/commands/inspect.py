@@ -25,7 +25,7 @@ from es_cookbook.commands.options import Answering, RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.engines.base import Engine, SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -34,7 +34,7 @@ from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
 
 if TYPE_CHECKING:
-    from es_cookbook.commands.evaluate.inspect_models import Evaluated
+    from inspect_ai.log import EvalLog
 
 
 @chz.chz
@@ -95,15 +95,19 @@ def main(config: InspectConfig) -> None:
     subject = _subject(config)
     (generation,) = subject.generations
     of_run = "" if subject.run is None else f"generation {generation}, "
-    for evaluated in anyio.run(_evaluated, config, subject):
-        if evaluated.error is not None:
-            raise EnvError(f"{evaluated.task} failed: {evaluated.error}; see {evaluated.log}")
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in evaluated.metrics.items())
-        print(
-            f"{evaluated.task}, es/{_model(config)}, {of_run}"
-            f"{plural(evaluated.samples, 'sample')}: {metrics or 'no scores'}"
+    for log in anyio.run(_logs, config, subject):
+        task, results = log.eval.task, log.results
+        if log.status != "success":
+            said = " ".join((log.error.message if log.error else log.status).split())
+            raise EnvError(f"{task} failed: {printable(said)[:300]}; see {log.location}")
+        metrics = ", ".join(
+            f"{score.name}/{name} {float(metric.value):.4g}"
+            for score in (results.scores if results else ())
+            for name, metric in score.metrics.items()
         )
-        print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {evaluated.log})")
+        samples = plural(results.completed_samples if results else 0, "sample")
+        print(f"{task}, es/{_model(config)}, {of_run}{samples}: {metrics or 'no scores'}")
+        print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {log.location})")
 
 
 def _subject(config: InspectConfig) -> Subject:
@@ -128,7 +132,7 @@ def _model(config: InspectConfig) -> str:
     return f"genome/{who}" if isinstance(who, int) else who
 
 
-async def _evaluated(config: InspectConfig, subject: Subject) -> "list[Evaluated]":
+async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
     try:
         from es_cookbook.commands.evaluate.inspect_models import Source, run_task
     except ModuleNotFoundError as error:

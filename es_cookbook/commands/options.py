@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
 import chz
@@ -128,9 +129,9 @@ def recipe_defaults(recipe: str) -> "train.Config":
 def check_options(
     paths: Iterable[str],
     known: Collection[str],
-    refused: Mapping[str, str],
+    command: str,
     *,
-    whose: str,
+    refused: Mapping[str, str] = MappingProxyType({}),
     prefix: str = "",
 ) -> None:
     """Refuse options of a recipe's runs that are none, or that a command of many runs sets itself.
@@ -138,20 +139,26 @@ def check_options(
     Args:
         paths: the options, by dotted path.
         known: what may stand before the first dot.
-        refused: options that the command sets -> why, in words.
-        whose: the command, as in "the sweep's".
+        command: what it is, in a word.
+        refused: more options that it sets -> why, in words.
         prefix: what the user typed before each path.
 
     Raises:
         ConfigError: The first such option.
     """
+    set_here = {
+        "seed": "seeds=... says which",
+        "log_path": f"every run has a directory of its own in the {command}'s log_path",
+        "behavior_if_log_dir_exists": f"a {command} always goes on with what is recorded",
+        **refused,
+    }
     for path in paths:
-        if path in refused:
-            raise ConfigError(f"{prefix}{path} cannot be given: {refused[path]}")
+        if path in set_here:
+            raise ConfigError(f"{prefix}{path} cannot be given: {set_here[path]}")
         if (first := path.partition(".")[0]) not in known:
             raise ConfigError(
-                f"unknown option {prefix + path!r}: --help lists {whose} options, and train_cli's "
-                f"--help those of its runs{did_you_mean(first, known)}"
+                f"unknown option {prefix + path!r}: --help lists the {command}'s options, and "
+                f"train_cli's --help those of its runs{did_you_mean(first, known)}"
             )
 
 

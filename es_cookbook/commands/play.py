@@ -144,7 +144,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.removesuffix("\n").split("\n"))
 
 
-class Session:
+class _Session:
     """What is set now, and what the commands do, for a person or a script.
 
     The engine's event loop is behind `portal`, in another thread: this one reads.
@@ -337,7 +337,7 @@ def main(config: PlayConfig) -> None:
         portal = stack.enter_context(start_blocking_portal())
         rebuilt = portal.call(rebuild, run, engine)
         stack.callback(portal.call, rebuilt.close)
-        session = Session(config, rebuilt, portal)
+        session = _Session(config, rebuilt, portal)
         session.go_to(generation)
         session.answer_as(config.genome)
         if config.problem is not None:

@@ -31,12 +31,6 @@ from es_cookbook.train.sweep import Make, Range, Space, SweepSettings, Value, Va
 
 _VALUES, _RANGE = "values", "range"
 _TRACKERS = "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder"
-_REFUSED = {
-    "seed": "seeds=... says which",
-    "log_path": "every run has a directory of its own in the sweep's log_path",
-    "behavior_if_log_dir_exists": "a sweep always goes on with what is recorded",
-}
-"""Fields of a run that the sweep sets."""
 
 
 @chz.chz
@@ -120,7 +114,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
     known = [*chz.chz_fields(config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
     if config_class is TrainConfig:
         known += [*SHORT, "environment"]
-    check_options((*space, *of_all), known, _REFUSED, whose="the sweep's")
+    check_options((*space, *of_all), known, "sweep")
 
     def make(options: Mapping[str, Value]) -> train.Config:
         given = {**of_all, **{name: str(value) for name, value in options.items()}}

@@ -22,8 +22,8 @@ import torch
 
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.models import (
-    BaseParameters,
     architecture_for,
+    base_parameters,
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
@@ -209,7 +209,7 @@ def open_replay(
     space = search_space(infos, read_adapter)
     names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
-    parameters = BaseParameters(model_name, architecture, names, dtype)
+    parameters, held = base_parameters(model_name, architecture, names, dtype)
     fingerprints = [record.fingerprint for record in prefix.records]
     return Replay(
         search_space=search_space,
@@ -220,7 +220,7 @@ def open_replay(
         infos=infos,
         space=space,
         base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
-        dtype=parameters.dtype,
+        dtype=held,
         snapshot=latest_snapshot(log_path, fingerprints, header),
     )
 

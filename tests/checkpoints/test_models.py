@@ -15,7 +15,7 @@ from transformers import Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import (
-    BaseParameters,
+    base_parameters,
     end_of_sequence_ids,
     load_architecture,
     load_causal_lm,
@@ -209,14 +209,14 @@ def test_an_expert_is_read_as_a_part_of_its_parameter_where_that_is_stored(
         raise AssertionError("all of it was loaded")
 
     monkeypatch.setattr("es_cookbook.checkpoints.models.load_causal_lm", load)
-    found = BaseParameters(path, load_architecture(path), expected.keys(), "auto")
+    found, _ = base_parameters(path, load_architecture(path), expected.keys(), "auto")
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     monkeypatch.undo()
     path = str(make_linear_model("qwen3_moe", tmp_path / "one by one"))
     name = "model.layers.1.mlp.experts.gate_up_proj[3]"
     expected = dict(named_weights(load_causal_lm(path, "auto", CPU)))
-    found = BaseParameters(path, load_architecture(path), [name], "bfloat16")
+    found, _ = base_parameters(path, load_architecture(path), [name], "bfloat16")
     assert torch.equal(found[name], expected[name].bfloat16())
 
 
@@ -240,7 +240,7 @@ def test_parameters_that_stay_in_float32_are_read_so(tmp_path: Path, dtype: str)
     model.save_pretrained(path)
     held = dict(named_weights(load_causal_lm(path, dtype, CPU)))
     assert any(weight.dtype == torch.float32 for weight in held.values())
-    found = BaseParameters(path, load_architecture(path), held, dtype)
+    found, _ = base_parameters(path, load_architecture(path), held, dtype)
     assert all(torch.equal(found[name], weight) for name, weight in held.items())
 
 

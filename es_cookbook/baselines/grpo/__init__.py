@@ -29,8 +29,6 @@ async def main(config: Config) -> None:
         from es_cookbook.baselines.grpo.arguments import checked  # with trl and torch
 
         more = checked(config.trl)
-        from es_cookbook.baselines.gradient_run import opened
-        from es_cookbook.baselines.grpo.training import TrainedByTRL, train
+        from es_cookbook.baselines.grpo.training import train
 
-        async with opened(config, checkpoint, TrainedByTRL) as run:
-            await train(config, more, run)
+        await train(config, more, checkpoint)

@@ -43,7 +43,7 @@ from transformers import (
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from typing_extensions import override
 
-from es_cookbook.baselines.gradient_run import GradientRun
+from es_cookbook.baselines.gradient_run import GradientRun, opened
 from es_cookbook.baselines.grpo.arguments import (
     GRPOConfig,
     GRPOTrainer,
@@ -57,6 +57,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
+from es_cookbook.runs.checkpoints import Checkpoint
 from es_cookbook.runs.directory import LOSSES
 from es_cookbook.runs.files import replace_file
 
@@ -87,7 +88,7 @@ _MEASURED = {
 """Our metric -> what TRL logs at each step; it is the mean over a generation's steps."""
 
 
-class TrainedByTRL:
+class _TrainedByTRL:
     """A model whose named weights TRL's trainer moves.
 
     Raises:
@@ -120,21 +121,23 @@ def kept_settings(model: PreTrainedModel) -> list[tuple[dict[str, Any], dict[str
     return [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
 
 
-async def train(config: Config, more: Mapping[str, object], run: GradientRun[TrainedByTRL]) -> None:
-    """All generations that are still to come.
+async def train(config: Config, more: Mapping[str, object], checkpoint: Checkpoint | None) -> None:
+    """Open the run, and train all generations that are still to come.
 
     Raises:
-        ConfigError: TRL refuses a setting, or the problems are not of a kind that it can take.
+        ESCookbookError: Anything that the user can put right: TRL refuses a setting, the problems
+            are not of a kind that it can take, and as for `opened`.
     """
-    if not run.generations:
-        return
-    num_problems = len(run.dataset.get_batch(run.generations.start))
-    args = arguments(config, more, num_problems, run.engine.traits.context_length)
-    await anyio.to_thread.run_sync(_train, config, args, num_problems, run)
+    async with opened(config, checkpoint, _TrainedByTRL) as run:
+        if not run.generations:
+            return
+        num_problems = len(run.dataset.get_batch(run.generations.start))
+        args = arguments(config, more, num_problems, run.engine.traits.context_length)
+        await anyio.to_thread.run_sync(_train, config, args, num_problems, run)
 
 
 def _train(
-    config: Config, args: GRPOConfig, num_problems: int, run: GradientRun[TrainedByTRL]
+    config: Config, args: GRPOConfig, num_problems: int, run: GradientRun[_TrainedByTRL]
 ) -> None:
     learner = run.learner
     tokenizer, filler = padded(run.engine.tokenizer, learner.model)
@@ -261,7 +264,7 @@ class _Generations(TrainerCallback):
     """What TRL's trainer calls, in its thread; the run itself is on the event loop."""
 
     def __init__(
-        self, config: Config, run: GradientRun[TrainedByTRL], num_problems: int, filler: int
+        self, config: Config, run: GradientRun[_TrainedByTRL], num_problems: int, filler: int
     ) -> None:
         self._config = config
         self._run = run

@@ -94,7 +94,7 @@ class Source:
 
 
 @modelapi(name="es")
-class RunModel(ModelAPI):
+class _RunModel(ModelAPI):
     """A centre, a base or a genome as a model of inspect-ai."""
 
     def __init__(
@@ -285,23 +285,6 @@ def _text(message: ChatMessage) -> str:
     return message.text
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Evaluated:
-    """What came of a task.
-
-    Attributes:
-        error: why it has no scores; None if it has.
-        metrics: by scorer and metric.
-        log: where inspect's log is.
-    """
-
-    task: str
-    samples: int
-    error: str | None
-    metrics: Mapping[str, float]
-    log: str
-
-
 async def run_task(
     task: str,
     task_args: Mapping[str, object],
@@ -312,7 +295,7 @@ async def run_task(
     epochs: int | None,
     log_dir: str,
     metadata: Mapping[str, object],
-) -> list[Evaluated]:
+) -> list[EvalLog]:
     """Evaluate a model with the tasks of a script, or one of an installed package.
 
     Args:
@@ -330,7 +313,7 @@ async def run_task(
     """
     tasks = _tasks(task, task_args)
     try:
-        logs = await eval_async(
+        return await eval_async(
             tasks,
             get_model(f"es/{model_name}", source=source, memoize=False),
             limit=limit,
@@ -341,7 +324,6 @@ async def run_task(
         )
     except PrerequisiteError as error:
         raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
-    return [_evaluated(log) for log in logs]
 
 
 def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:
@@ -366,20 +348,6 @@ def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:
                 f"task_args: {task.name} has no argument {argument!r}; {nearest(argument, known)}"
             )
     return tasks
-
-
-def _evaluated(log: EvalLog) -> Evaluated:
-    scores = log.results.scores if log.results else []
-    metrics = {
-        f"{score.name}/{name}": float(metric.value)
-        for score in scores
-        for name, metric in score.metrics.items()
-    }
-    error = None
-    if log.status != "success":
-        error = _line(log.error.message) if log.error else log.status
-    samples = log.results.completed_samples if log.results else 0
-    return Evaluated(log.eval.task, samples, error, metrics, log.location)
 
 
 def _line(text: str) -> str:

@@ -132,7 +132,7 @@ class CompareGradients:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
 
-class Measured(NamedTuple):
+class _Measured(NamedTuple):
     """What a run needed, and what its last weights are worth.
 
     Attributes:
@@ -147,35 +147,32 @@ class Measured(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class _Entry:
     """A contestant's runs: at the learning rate that was chosen, one for each seed.
-
-    Scores are runs x measurements, the first before training.
 
     Attributes:
         config: before its learning rate was chosen.
         tried: factor on the learning rate -> reward at the end.
+        scores_R: of each run, seconds of training -> score; the first before training.
     """
 
     config: AnyConfig
     factor: float
     tried: Mapping[float, float]
-    runs: Sequence[RunFiles]
-    rollouts_M: Sequence[int]
-    seconds_R_M: Sequence[Sequence[float]]
-    scores_R_M: Sequence[Sequence[float]]
-    measured: Sequence[Measured]
+    runs_R: Sequence[RunFiles]
+    scores_R: Sequence[Mapping[float, float]]
+    measured_R: Sequence[_Measured]
 
     @property
     def seconds_R(self) -> list[float]:
         """Of each whole run."""
-        return [seconds_M[-1] for seconds_M in self.seconds_R_M]
+        return [max(score_at) for score_at in self.scores_R]
 
     def at_seconds(self, seconds: float) -> list[float]:
         """The last score of each run that it had reached by then."""
         return [
-            [score for t, score in zip(seconds_M, scores_M, strict=True) if t <= seconds][-1]
-            for seconds_M, scores_M in zip(self.seconds_R_M, self.scores_R_M, strict=True)
+            [score for after, score in score_at.items() if after <= seconds][-1]
+            for score_at in self.scores_R
         ]
 
 
@@ -264,20 +261,20 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
     return chz.replace(config, optimizer=optimizer, **how)
 
 
-def reward_at_the_end(log_path: Path) -> float:
+def _reward_at_the_end(log_path: Path) -> float:
     """In training: the mean over the last quarter of the generations."""
     rows = read_metrics(log_path / METRICS)
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
-def run_contestant(
+def _run_contestant(
     compare: CompareGradients,
     name: str,
     config: AnyConfig,
     factors: Sequence[float],
     second: RLDatasetBuilder | None,
-) -> Entry:
+) -> _Entry:
     """Choose a contestant's learning rate, and run all its seeds."""
 
     def path(factor: float, seed: int) -> Path:
@@ -288,33 +285,21 @@ def run_contestant(
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
         log_path = path(factor, compare.tuning_seed)
         run_measured(_at(config, factor, compare.tuning_seed, log_path))
-        tried[factor] = reward_at_the_end(log_path)
+        tried[factor] = _reward_at_the_end(log_path)
     factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
-    measured: list[Measured] = []
+    measured: list[_Measured] = []
     for seed in compare.seeds:
         print(f"{name}: seed {seed}", flush=True)
         run = _at(config, factor, seed, path(factor, seed))
         measured.append(run_measured(run, compare.pass_at, second))
-    runs = [read_run(path(factor, seed)) for seed in compare.seeds]
-    return Entry(config, factor, tried, runs, *scores(runs, compare.metric), measured)
-
-
-def scores(
-    runs_R: Sequence[RunFiles], metric: str
-) -> tuple[list[int], list[list[float]], list[list[float]]]:
-    """`rollouts_M`, `seconds_R_M` and `scores_R_M` of runs that differ in their seed alone.
-
-    Raises:
-        ConfigError: A run without the metric.
-    """
-    scores_R = [points(run, metric, "rollouts") for run in runs_R]
-    seconds_R_M = [list(points(run, metric, "seconds")) for run in runs_R]
-    return [*map(int, scores_R[0])], seconds_R_M, [list(found.values()) for found in scores_R]
+    runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
+    scores_R = [points(run, compare.metric, "seconds") for run in runs_R]
+    return _Entry(config, factor, tried, runs_R, scores_R, measured)
 
 
 def run_measured(
     config: AnyConfig, attempts: int = 0, second: RLDatasetBuilder | None = None
-) -> Measured:
+) -> _Measured:
     """Run to the end in a process of its own, unless that was done before.
 
     Args:
@@ -334,7 +319,7 @@ def run_measured(
     if path.exists():
         found = json.loads(read_file(path, LARGEST_TEXT, path.parent))
         if all(found.get(key) == value for key, value in asked.items()):
-            return Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
+            return _Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
     spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
     with ProcessPoolExecutor(1, spawn) as pool:
         try:
@@ -344,7 +329,7 @@ def run_measured(
     history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
     files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
     final = anyio.run(final_metrics, config, attempts, second) if attempts else {}
-    measured = Measured(peak, sum(file.stat().st_size for file in files), final)
+    measured = _Measured(peak, sum(file.stat().st_size for file in files), final)
     replace_file(path, [json.dumps({**asked, **measured._asdict()}, indent=1).encode()])
     return measured
 
@@ -443,12 +428,12 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
     base = anyio.run(partial(final_metrics, first, compare.pass_at, second, at_the_base=True))
-    entries = {name: run_contestant(compare, name, *one, second) for name, one in found.items()}
+    entries = {name: _run_contestant(compare, name, *one, second) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
     replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
-    _draw(written, compare, {name: entry.runs for name, entry in entries.items()})
+    _draw(written, compare, {name: entry.runs_R for name, entry in entries.items()})
     print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
 
 
@@ -467,12 +452,12 @@ def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[Run
         )
 
 
-def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
+def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     lines = [
         f"{compare.recipe}, {rollouts(next(iter(entries.values())).config):,} rollouts, seeds "
         f"{', '.join(map(str, compare.seeds))}: mean (lowest … highest)",
         "",
-        table(entries, base, compare.pass_at, second=bool(compare.second)),
+        _table(entries, base, compare.pass_at, second=bool(compare.second)),
     ]
     if tried := [_tried(name, entry) for name, entry in entries.items() if entry.tried]:
         title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
@@ -480,7 +465,7 @@ def _report(compare: CompareGradients, entries: Mapping[str, Entry], base: Metri
     return "\n".join(lines)
 
 
-def table(entries: Mapping[str, Entry], base: Metrics, attempts: int, *, second: bool) -> str:
+def _table(entries: Mapping[str, _Entry], base: Metrics, attempts: int, *, second: bool) -> str:
     """All contestants, and the base, as a Markdown table."""
     least = min(min(entry.seconds_R) for entry in entries.values())
     head = [
@@ -497,15 +482,15 @@ def table(entries: Mapping[str, Entry], base: Metrics, attempts: int, *, second:
         ]
         return [*shares, kl, *([_percent(list(map(_second, of)))] if second else [])]
 
-    start = next(iter(entries.values())).scores_R_M[0][0]
+    start, *_ = next(iter(entries.values())).scores_R[0].values()
     rows = [["base", _percent([start]), "", "", *finals([base], "0"), "", ""]]
     for name, entry in entries.items():
-        peaks_R, kept_R, finals_R = zip(*entry.measured, strict=True)
+        peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
         kl = fmean(final["test/env/kl/kl"] for final in finals_R)
         rows.append(
             [
                 name,
-                _percent([scores_M[-1] for scores_M in entry.scores_R_M]),
+                _percent(entry.at_seconds(math.inf)),
                 _percent(entry.at_seconds(least)),
                 f"{fmean(entry.seconds_R):.0f}",
                 *finals(finals_R, f"{kl:.3f}"),
@@ -528,21 +513,24 @@ def _percent(values_R: Sequence[float]) -> str:
     return f"{100 * values_R[0]:.1f} %" if len(values_R) == 1 else mean_and_range(values_R)
 
 
-def _tried(name: str, entry: Entry) -> str:
+def _tried(name: str, entry: _Entry) -> str:
     rate = _learning_rate(entry.config)
     cells = {f: f"{rate * f:.3g}: {reward:.3f}" for f, reward in entry.tried.items()}
     cells[entry.factor] = f"**{cells[entry.factor]}**"
     return f"- {name}: {', '.join(cells.values())}"
 
 
-def _json(compare: CompareGradients, entries: Mapping[str, Entry], base: Metrics) -> str:
-    race = ("rollouts_M", "seconds_R_M", "scores_R_M")
+def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     found = {
         name: {
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
-            "race": {field: getattr(entry, field) for field in race},
-            "measured": [each._asdict() for each in entry.measured],
+            "race": {
+                "rollouts_M": [*map(int, points(entry.runs_R[0], compare.metric, "rollouts"))],
+                "seconds_R_M": [list(score_at) for score_at in entry.scores_R],
+                "scores_R_M": [list(score_at.values()) for score_at in entry.scores_R],
+            },
+            "measured": [each._asdict() for each in entry.measured_R],
         }
         for name, entry in entries.items()
     }

@@ -28,7 +28,7 @@ from es_cookbook.commands.prepare.generate import GenerateConfig, answer_to
 from es_cookbook.common.errors import ServerError
 
 
-class ChatLLM(AsyncLLM):
+class _ChatLLM(AsyncLLM):
     """A model behind an OpenAI-compatible server; every outcome is sent as soon as it is there.
 
     Attributes:
@@ -72,7 +72,7 @@ class ChatLLM(AsyncLLM):
         return {"generations": [answer.text if answer else ""], "statistics": {}}
 
 
-class Ask(Task):
+class _Ask(Task):
     """Asks the model what stands in a row."""
 
     @property
@@ -103,8 +103,8 @@ def main(path: Path) -> None:
         rows = LoadDataFromDicts(
             data=[{"asked": json.dumps(each)} for each in what["asked"]], batch_size=size
         )
-        model = ChatLLM(options=what["options"], address=str(directory / "outcomes"))
-        ask = Ask(llm=model, input_batch_size=size, add_raw_output=False, add_raw_input=False)
+        model = _ChatLLM(options=what["options"], address=str(directory / "outcomes"))
+        ask = _Ask(llm=model, input_batch_size=size, add_raw_output=False, add_raw_input=False)
         rows >> ask  # pyright: ignore[reportUnusedExpression]
     pipeline.run(use_cache=False)
 

@@ -155,7 +155,7 @@ async def answer_to(config: GenerateConfig, prompt: str, seed: int | None) -> Ou
         return str(error)
 
 
-class AnswersFile:
+class _AnswersFile:
     """Answers by key, those of earlier calls and those that are added, which survive a crash.
 
     Its first line has the settings that shape an answer, every further one an answer under a key of
@@ -295,7 +295,7 @@ def main(config: GenerateConfig) -> None:
     rows = read_rows(config)
     if config.via == "distilabel":
         by_distilabel.check_distilabel()
-    with contextlib.closing(AnswersFile(parts, _settings(config))) as answers:
+    with contextlib.closing(_AnswersFile(parts, _settings(config))) as answers:
         missing = _missing(config, rows, answers)
         lost, collect = _collector(config, answers, len(missing))
         try:
@@ -359,7 +359,9 @@ def _key(prompt: str, replica: int) -> str:
     return f"{digest.hexdigest()}-{replica}"
 
 
-def _missing(config: GenerateConfig, prompts: Collection[str], answers: AnswersFile) -> list[Asked]:
+def _missing(
+    config: GenerateConfig, prompts: Collection[str], answers: _AnswersFile
+) -> list[Asked]:
     """What is not answered yet, replica by replica."""
     found = [
         (key, prompt, None if config.seed is None else _seed(config.seed, key))
@@ -381,7 +383,7 @@ def _seed(seed: int, key: str) -> int:
 
 
 def _collector(
-    config: GenerateConfig, answers: AnswersFile, count: int
+    config: GenerateConfig, answers: _AnswersFile, count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
     """Counts lost questions by the reason; and what takes outcomes in, and says how far it is."""
     lost: Counter[str] = Counter()

@@ -64,7 +64,7 @@ def found_in(directory: Path) -> Iterator[RunFiles]:
 
 
 def main(config: Runs) -> None:
-    directory, screen = Path(config.directory), Screen()
+    directory = Path(config.directory)
     runs = sorted(found_in(directory), key=lambda run: last_update(run.path), reverse=True)
     if not runs:
         print(f"no runs in {shown_path(directory)}")
@@ -73,10 +73,10 @@ def main(config: Runs) -> None:
         name: [name, *cells]
         for name, cells in zip(_NAMES, zip(*map(_row, runs), strict=True), strict=True)
     }
-    for text in _lines(columns, screen.width):
-        screen.line(text)
+    for text in _lines(columns, screen_width()):
+        print_line(text)
     if damaged := [run for run in runs if run.problems]:
-        screen.line(
+        print_line(
             f"{plural(len(damaged), 'run')} could not be read in full; what is wrong: "
             f"{command('show')} log_path={shown_path(damaged[0].path)}"
         )
@@ -111,22 +111,17 @@ def _row(run: RunFiles) -> tuple[str, ...]:
     )
 
 
-class Screen:
-    """Prints lines to stdout as it is now.
+def screen_width() -> int | None:
+    """Columns of the terminal that stdout is now; None where it is none."""
+    console = Console(file=sys.stdout)
+    return console.width if console.is_terminal else None
 
-    Attributes:
-        width: columns of the terminal; None where there is none.
-    """
 
-    def __init__(self) -> None:
-        self._console = Console(file=sys.stdout, highlight=False)
-        self.width = self._console.width if self._console.is_terminal else None
-
-    def line(self, text: Text | str = "") -> None:
-        """Print one line, which is neither wrapped nor cut here."""
-        plain = Text(text) if isinstance(text, str) else text
-        plain.rstrip()
-        self._console.print(plain, soft_wrap=True)
+def print_line(text: Text | str = "") -> None:
+    """Print one line to stdout as it is now, neither wrapped nor cut."""
+    plain = Text(text) if isinstance(text, str) else text
+    plain.rstrip()
+    Console(file=sys.stdout, highlight=False).print(plain, soft_wrap=True)
 
 
 def shortened(text: str, width: int) -> str:

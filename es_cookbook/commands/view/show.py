@@ -21,8 +21,9 @@ from es_cookbook import train
 from es_cookbook.commands.options import recipe_config, recipe_names
 from es_cookbook.commands.view.runs import (
     STYLES,
-    Screen,
     generations,
+    print_line,
+    screen_width,
     shown_path,
     updated,
 )
@@ -75,28 +76,28 @@ def main(config: Show) -> None:
     Raises:
         RunDirectoryError: It is not a run directory.
     """
-    run, screen = read_run(Path(config.log_path)), Screen()
+    run, width = read_run(Path(config.log_path)), screen_width()
     problems = list(run.problems)
     for _ in run.rollouts(problems.append):
         pass
     for text in _head(run):
-        screen.line(text)
+        print_line(text)
     defaults = _recipe_defaults(run)
     config_title = "Config, where not the recipe's default" if defaults else "Config"
     sections = {
-        config_title: _fields(run, defaults, screen.width or math.inf),
+        config_title: _fields(run, defaults, width or math.inf),
         "held-out, before -> after": _gains(run),
         "to look at": map(one_line, all_findings(run.metrics)),
-        "trends": _trends(run, (screen.width or _NARROW) - 40),
+        "trends": _trends(run, (width or _NARROW) - 40),
         "on the disk": _sizes(run.path),
         "could not be read": map(one_line, problems),
     }
     for title, lines in sections.items():
         for i, line in enumerate(lines):
             if i == 0:
-                screen.line()
-                screen.line(Text(title, style="bold"))
-            screen.line(f"  {line}")
+                print_line()
+                print_line(Text(title, style="bold"))
+            print_line(f"  {line}")
 
 
 def _head(run: RunFiles) -> Iterator[Text]:

@@ -15,7 +15,7 @@ import torch
 
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import (
-    BaseParameters,
+    base_parameters,
     load_architecture,
     load_causal_lm,
     load_tokenizer,
@@ -113,7 +113,7 @@ def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torc
     """Each adapted weight with its adapter added."""
     architecture = load_architecture(replay.model_name)
     names, dtype = set(adapter.targets), dtype_name(replay.dtype)
-    base = BaseParameters(replay.model_name, architecture, names, dtype)
+    base, _ = base_parameters(replay.model_name, architecture, names, dtype)
     for name, a, b in _factors(replay, adapter):
         yield name, adapter.merged(name, base[name], a, b)
 

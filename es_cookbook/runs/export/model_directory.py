@@ -21,8 +21,8 @@ from es_cookbook.checkpoints.models import first_names, load_architecture
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
-    WeightFiles,
     dtype_name,
+    weight_files,
 )
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
@@ -40,7 +40,7 @@ class BaseFiles:
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
-        self._files = {_name_for(path): WeightFiles([path]) for path in weight_paths(model_name)}
+        self._files = {_name_for(path): weight_files([path]) for path in weight_paths(model_name)}
         self._parameter_of = first_names(load_architecture(model_name))
         self._places: dict[str, list[tuple[str, str]]] = {}
         for file_name, files in self._files.items():

@@ -29,7 +29,7 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 20, "b": 22}}</tool_call>'
 
 
 async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_length: int = 4000):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """What came of a task, of `TASKS` or a path, what the model saw, and the log."""
+    """The accuracy at a task, of `TASKS` or a path, what the model saw, and the log."""
     from inspect_ai.log import read_eval_log
 
     from es_cookbook.commands.evaluate.inspect_models import Source, run_task
@@ -40,7 +40,7 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
         return await script.sample(observation, params)
 
     source = Source(answer, TOKENIZER, context_length, SamplingParams(), ChatOptions())
-    (result,) = await run_task(
+    (found,) = await run_task(
         task if "/" in task else f"{TASKS}@{task}",
         {},
         "centre",
@@ -50,24 +50,25 @@ async def evaluated(texts: Sequence[str], task: str, log_dir: Path, context_leng
         log_dir=str(log_dir),
         metadata={},
     )
-    return result, script, read_eval_log(result.log)
+    log = read_eval_log(found.location)
+    return log.results and log.results.scores[0].metrics["accuracy"].value, script, log
 
 
 async def test_a_script_may_be_named_by_its_whole_path(tmp_path: Path) -> None:
     script = tmp_path / "head.py"
     script.write_text(TASKS.read_text().partition("@task")[0] + HEAD)
-    result, *_ = await evaluated(["2"], str(script), tmp_path / "logs")
-    assert result.metrics["includes/accuracy"] == 1.0
+    accuracy, *_ = await evaluated(["2"], str(script), tmp_path / "logs")
+    assert accuracy == 1.0
 
 
 async def test_a_task_with_a_tool_goes_on_from_the_tokens_that_were_sampled(tmp_path: Path) -> None:
-    result, script, log = await evaluated([CALL, "It is 42."], "with_tool", tmp_path)
+    accuracy, script, log = await evaluated([CALL, "It is 42."], "with_tool", tmp_path)
     first, second = (seen.tokens_T for seen in script.seen)
     assert '"name": "add"' in str(TOKENIZER.decode(first))
     said = TOKENIZER.encode(CALL, add_special_tokens=False)
     assert second[: len(first) + len(said)] == (*first, *said)
     assert "42" in str(TOKENIZER.decode(second[len(first) + len(said) :]))
-    assert result.error is None and result.metrics["includes/accuracy"] == 1.0
+    assert accuracy == 1.0
     (sample,) = log.samples
     assert [m.role for m in sample.messages] == ["user", "assistant", "tool", "assistant"]
     assert sample.messages[1].tool_calls[0].function == "add"
@@ -77,23 +78,15 @@ async def test_a_task_with_a_tool_goes_on_from_the_tokens_that_were_sampled(tmp_
 
 async def test_a_call_that_cannot_be_read_is_told_to_the_model(tmp_path: Path) -> None:
     broken = "<tool_call>add(20, 22)</tool_call>"
-    result, script, _ = await evaluated([broken, CALL, "42"], "with_tool", tmp_path)
+    accuracy, script, _ = await evaluated([broken, CALL, "42"], "with_tool", tmp_path)
     assert "is no JSON" in str(TOKENIZER.decode(script.seen[1].tokens_T))
-    assert result.metrics["includes/accuracy"] == 1.0
+    assert accuracy == 1.0
 
 
 async def test_a_chat_without_room_for_a_turn_ends(tmp_path: Path) -> None:
-    result, script, log = await evaluated(["9"], "head", tmp_path, context_length=8)
-    assert script.seen == [] and result.metrics["includes/accuracy"] == 0.0
+    accuracy, script, log = await evaluated(["9"], "head", tmp_path, context_length=8)
+    assert script.seen == [] and accuracy == 0.0
     assert {sample.output.stop_reason for sample in log.samples} == {"model_length"}
-
-
-async def test_what_engines_do_not_have_is_refused_in_the_log_and_to_the_user(
-    tmp_path: Path,
-) -> None:
-    result, _, log = await evaluated(["1"], "with_top_k", tmp_path)
-    assert log.status == "error"
-    assert "the task sets top_k, which the engines of a run do not have" in result.error
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
@@ -149,6 +142,7 @@ async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
         ('task_args={"most": "x"}', "cannot be made of task_args="),
         ("task_args=[1]", "task_args must be a JSON object, found [1]"),
         (f"task={TASKS}@multiply", "multiply"),
+        (f"task={TASKS}@with_top_k", "sets top_k, which the engines of a run do not have"),
         ("genome=1000", "there is no genome 1000"),
         ("generation=99", "there is no generation 99"),
         ("limit=0", "limit must be"),

@@ -12,21 +12,15 @@ from es_cookbook.baselines import policy_gradient
 from es_cookbook.commands.gradients.compare_gradients import (
     AnyConfig,
     CompareGradients,
-    Entry,
-    Measured,
     contestants,
-    reward_at_the_end,
     rollouts,
     say_shared,
-    scores,
-    table,
 )
 from es_cookbook.common.cli import run_with_fields
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.fakes import problem
 from tests.said import refused, typed
 
@@ -90,61 +84,6 @@ def test_what_cannot_be_compared_is_refused_with_a_sentence(options: list[str], 
     assert said in refused("compare-gradients", *ARITHMETIC, *options)
 
 
-def measurements(path: Path, *rows: Mapping[str, float]) -> Path:
-    path.mkdir()
-    text = "".join(
-        json.dumps({"progress/generation": g, "progress/rollouts": 10 * g + 10} | dict(row)) + "\n"
-        for g, row in enumerate(rows)
-    )
-    (path / "metrics.jsonl").write_text(text)
-    return path
-
-
-def test_scores_stand_at_the_rollouts_and_seconds_that_came_before_them(tmp_path: Path) -> None:
-    paths = [
-        measurements(
-            tmp_path / name,
-            {"test/x": 0.1, "time/total": slow, "reward/mean": 0.0},
-            {"time/total": slow, "reward/mean": 0.2},
-            {"test/x": 0.3, "time/total": slow, "reward/mean": 0.4},
-            {"time/total": slow, "reward/mean": 0.8},
-            {"test/x": 0.7},
-        )
-        for name, slow in (("a", 1.0), ("b", 2.0))
-    ]
-    found = scores(list(map(read_run, paths)), "test/x")
-    assert found == ([0, 20, 40], [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], [[0.1, 0.3, 0.7]] * 2)
-    runs = entry(*found[1:], [])
-    assert runs.at_seconds(4.0) == [0.7, 0.3] and runs.at_seconds(3.9) == [0.3, 0.1]
-    assert reward_at_the_end(paths[0]) == 0.8
-    with pytest.raises(ConfigError, match="has not measured test/y"):
-        scores(list(map(read_run, paths)), "test/y")
-
-
-def entry(
-    seconds: list[list[float]], scores: list[list[float]], measured: Sequence[Measured]
-) -> Entry:
-    return Entry(CLIConfig(), 1.0, {}, [], [0, 10], seconds, scores, measured)
-
-
-def test_the_table_has_means_and_ranges_beside_the_base() -> None:
-    final = {"test/pass@1": 0.5, "test/pass@4": 0.75, "test/env/kl/kl": 0.25}
-    measured = [
-        Measured(peak, 3000, final | {"second/test/env/all/correct": 0.5})
-        for peak in (2**20, 3 * 2**20)
-    ]
-    entries = {
-        "quick": entry([[0.0, 2.0], [0.0, 2.0]], [[0.1, 0.5], [0.1, 0.7]], measured),
-        "slow": entry([[0.0, 9.0], [0.0, 7.0]], [[0.1, 0.9], [0.1, 0.9]], measured),
-    }
-    base = {"test/pass@1": 0.2, "second/test/env/all/correct": 0.6}
-    _, _, of_base, quick, slow = table(entries, base, 4, second=True).splitlines()
-    assert of_base == "| base | 10.0 % |  |  | 20.0 % | – | 0 | 60.0 % |  |  |"
-    assert quick.startswith("| quick | 60.0 % (50.0 … 70.0) | 60.0 % (50.0 … 70.0) | 2 |")
-    assert slow.startswith("| slow | 90.0 % (90.0 … 90.0) | 10.0 % (10.0 … 10.0) | 8 |")
-    assert slow.endswith("| 0.250 | 50.0 % (50.0 … 50.0) | 2 | 3 |")
-
-
 def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +128,20 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         assert 2**20 < measured["peak_bytes"] < 8 * 2**30
         assert measured["final"]["test/env/kl/kl"] > 0, name
         assert {"test/pass@1", "test/pass@2", "second/test/reward/mean"} <= set(measured["final"])
+    for factor, reward in group["tried"].items():
+        rows = read_metrics(tmp_path / f"group-x{factor}-seed1000/metrics.jsonl")
+        assert reward == rows[-2]["reward/mean"], "of the last quarter, which is one generation"
+    races = {name: each["race"] for name, each in found["contestants"].items()}
+    assert [race["rollouts_M"][0] for race in races.values()] == [0, 0]
+    least = min(race["seconds_R_M"][0][-1] for race in races.values())
+    rows = [line.split("|")[1:5] for line in (tmp_path / "comparison.md").read_text().splitlines()]
+    shown = {name.strip(): [cell.strip() for cell in cells] for name, *cells in filter(None, rows)}
+    for name, race in races.items():
+        (seconds_M,), (scores_M,) = race["seconds_R_M"], race["scores_R_M"]
+        then = [score for t, score in zip(seconds_M, scores_M, strict=True) if t <= least][-1]
+        scores = [f"{100 * score:.1f} %" for score in (scores_M[-1], then)]
+        assert shown[name] == [*scores, f"{seconds_M[-1]:.0f}"]
+        assert shown["base"][0] == f"{100 * scores_M[0]:.1f} %"
     kept = {name: each["measured"][0]["kept_bytes"] for name, each in found["contestants"].items()}
     assert kept["es"] < kept["group"] / 20
     assert (tmp_path / "comparison-rollouts.svg").exists()
