@@ -53,6 +53,12 @@ def typed(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
+def told(*words: str) -> str:
+    """What a command prints, on either stream."""
+    done = typed(*words)
+    return done.stdout + done.stderr
+
+
 def refused(*words: str) -> str:
     """The one sentence in which a command refuses these words; it prints nothing else."""
     done = typed(*words)

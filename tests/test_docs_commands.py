@@ -30,7 +30,7 @@ from es_cookbook.commands.evaluate.reconsider import ReconsiderConfig
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
 from es_cookbook.commands.gradients.grpo import for_trl
-from es_cookbook.commands.gradients.program import of_recipe, recipe_in
+from es_cookbook.commands.gradients.policy_gradient import of_recipe, recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
 from es_cookbook.commands.options import recipe_config
 from es_cookbook.commands.resume import Resume

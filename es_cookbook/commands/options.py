@@ -1,7 +1,5 @@
 """What commands share: options that name a run, a model or a recipe, and where they write."""
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import chz
 
+from es_cookbook.commands import RECIPES
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED
 from es_cookbook.common.configs import Names
@@ -18,8 +17,6 @@ from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 
 if TYPE_CHECKING:
     from es_cookbook import train
-
-_RECIPES = "es_cookbook.recipes"
 
 
 @chz.chz
@@ -100,21 +97,15 @@ def new_output(name: str, log_path: str = "") -> Path:
     return output
 
 
-def recipe_names() -> list[str]:
-    package = importlib.import_module(_RECIPES)
-    return sorted(each.name for each in pkgutil.iter_modules(package.__path__) if each.ispkg)
-
-
 def recipe_config(recipe: str) -> "type[train.Config]":
     """The config of the recipe's command.
 
     Raises:
         ConfigError: There is no such recipe.
     """
-    names = recipe_names()
-    if recipe not in names:
-        raise ConfigError(f"unknown recipe {recipe!r}: {nearest(recipe, names)}")
-    return cast("type[train.Config]", resolve(f"{_RECIPES}.{recipe}.train_cli:CLIConfig"))
+    if recipe not in RECIPES:
+        raise ConfigError(f"unknown recipe {recipe!r}: {nearest(recipe, RECIPES)}")
+    return cast("type[train.Config]", resolve(f"{RECIPES[recipe][0]}:CLIConfig"))
 
 
 def recipe_defaults(recipe: str) -> "train.Config":

@@ -50,7 +50,7 @@ from tests.grpo_runs import (
     gradient_config,
     metrics_of,
 )
-from tests.said import typed
+from tests.said import told
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -232,16 +232,14 @@ def test_other_tools_read_the_run_directory(model: Path, tmp_path: Path) -> None
     assert list(points(read_run(log_path), "test/env/all/correct", "rollouts")) == [0, 64, 128]
     for options, row in (([], measured[-1]), (["generation=0"], measured[0])):
         output = tmp_path / f"{len(options)}.json"
-        said = command(
-            "evaluate", "trust=tests", f"log_path={log_path}", f"output={output}", *options
-        )
+        said = told("evaluate", "trust=tests", f"log_path={log_path}", f"output={output}", *options)
         assert "written to" in said
         found = json.loads(output.read_text())["metrics"]
         assert found.items() <= {k[5:]: v for k, v in row.items() if k.startswith("test/")}.items()
-    assert "Against" in command("evaluate", "trust=tests", f"log_path={log_path}", "against=base")
-    refused = command("evaluate", "trust=tests", f"log_path={log_path}", "generation=3")
+    assert "Against" in told("evaluate", "trust=tests", f"log_path={log_path}", "against=base")
+    refused = told("evaluate", "trust=tests", f"log_path={log_path}", "generation=3")
     assert "keeps its last checkpoint alone, so 0 (the base) and 4 can be evaluated" in refused
-    assert "holds a run of gradients, which has no history" in command(
+    assert "holds a run of gradients, which has no history" in told(
         "resume", "trust=tests", f"log_path={log_path}"
     )
 
@@ -251,17 +249,11 @@ def test_a_run_of_gradients_records_what_it_trains_on_too(model: Path, tmp_path:
     anyio.run(main, config(model, tmp_path, dataset=dataset, attempts=2, num_generations=1))
     output = tmp_path.with_suffix(".json")
     for number, split in enumerate(("train", "test")):
-        command("evaluate", f"log_path={tmp_path}", f"split={split}", f"output={output}")
+        told("evaluate", f"log_path={tmp_path}", f"split={split}", f"output={output}")
         assert json.loads(output.read_text())["trained_on"] == (4, 0)[number]
         output.unlink()
     known = read_trained_on(tmp_path)
     assert known is not None and len(known.digests) == 8, "a content and a prompt for each"
-
-
-def command(*words: str) -> str:
-    """What a command prints, on either stream."""
-    done = typed(*words)
-    return done.stdout + done.stderr
 
 
 async def test_bad_input(model: Path, tmp_path: Path) -> None:
@@ -294,14 +286,12 @@ async def test_bad_input(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_begins_with_what_a_recipe_has() -> None:
-    shown = command("policy_gradient", "recipe=arithmetic", "method=ppo", "--help")
+    shown = told("policy_gradient", "recipe=arithmetic", "method=ppo", "--help")
     options = dict(
         line.split()[0].partition("=")[::2] for line in shown.splitlines() if line.startswith("  ")
     )
     assert (options["attempts"], options["sampling.temperature"]) == ("256", "1.0")
     assert (options["method"], options["method.clip"]) == ("ppo", "0.2")
-    assert "did you mean 'arithmetic'?" in command("policy_gradient", "recipe=arithmetc")
-    assert "missing model_name=" in command("policy_gradient")
 
 
 PROMPT, ANSWER = (4, 5), (7, 8, 9)

@@ -1,9 +1,6 @@
 """What a loaded model tells the search space and the lanes, and what makes a base that base."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,32 +152,6 @@ def test_a_chat_template_belongs_to_the_tokenizer(
     before = base_identity(str(path))[1]
     (path / "chat_template.jinja").write_text("{{ messages }}")
     assert base_identity(str(path))[1] != before
-
-
-@pytest.mark.slow
-def test_a_hub_name_is_what_the_cache_holds(
-    tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """The cache is read when huggingface_hub is imported, so a process of its own looks into it."""
-    whole, commit = tiny_model("qwen2"), "0123456789abcdef0123456789abcdef01234567"
-    repository = tmp_path / "models--some--model"
-    _copy(whole, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    program = (
-        "from es_cookbook.checkpoints.identity import base_identity\n"
-        "from es_cookbook.checkpoints.models import load_tokenizer\n"
-        "load_tokenizer('some/model')\n"
-        "print(base_identity('some/model'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == str(base_identity(str(whole))), done.stderr
 
 
 def test_what_has_no_weights_or_no_tokenizer_is_no_base(

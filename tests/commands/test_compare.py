@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from es_cookbook import recipes, train
-from es_cookbook.commands import compare
+from es_cookbook.commands import RECIPES, compare
 from es_cookbook.commands.compare import METRIC, Compare
 from es_cookbook.common.cli import run_cli, run_with_fields
 from es_cookbook.common.configs import Names
@@ -110,6 +110,7 @@ def test_a_recipe_needs_nothing_but_a_cli_config(
         "    num_generations: int = 7\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    monkeypatch.setitem(RECIPES, "adding", ("es_cookbook.recipes.adding.train_cli", ""))
     (config,) = runs_of("optimizers=es", "recipe=adding", "seeds=3")["es"]
     assert (type(config).__module__, config.num_generations) == (
         "es_cookbook.recipes.adding.train_cli",

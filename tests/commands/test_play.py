@@ -236,18 +236,6 @@ def test_options_that_cannot_be_are_one_sentence(
     assert done.stderr.count("\n") == 1
 
 
-def test_no_run_and_another_base_are_one_sentence(log_path: Path, tmp_path: Path) -> None:
-    none = fed(tmp_path, "A\n")
-    assert none.returncode == 1
-    assert none.stderr == (
-        f"log_path {tmp_path} holds no config.json, so it is not a run directory\n"
-    )
-    model = write_tiny_model(tmp_path / "model", seed=1)  # Of the same shape with other weights.
-    other = fed(log_path, "A\n", f"model_name={model}")
-    assert (other.returncode, other.stdout) == (1, "")
-    assert "model_name" in other.stderr and other.stderr.count("\n") == 1
-
-
 class Person:
     """Somebody at a real terminal."""
 

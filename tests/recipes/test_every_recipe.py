@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook import train
-from es_cookbook.commands.options import recipe_config, recipe_names
+from es_cookbook.commands import RECIPES
+from es_cookbook.commands.options import recipe_config
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
@@ -74,7 +75,7 @@ def warm_start_of(name: str) -> ModuleType:
     return importlib.import_module(f"es_cookbook.recipes.{name}.warm_start")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_config_round_trips_and_names_the_run(name: str) -> None:
     seen: list[train.Config] = []
     options = ("optimizer.sigma=0.02", "num_generations=3", *OPTIONS.get(name, ()))
@@ -85,7 +86,7 @@ def test_the_config_round_trips_and_names_the_run(name: str) -> None:
     assert default_log_path(seen[0], name).startswith(f"runs/{name}-seed0-")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
     recipe, made = recipe_of(name), list[train.Config]()
     run_cli(made.append, recipe_config(name), ())
@@ -102,7 +103,7 @@ def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
     assert config.sampling.temperature == (1.0 if samples else 0.0)
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_the_bundled_model_is_there_and_small(name: str) -> None:
     model = recipe_of(name).model
     assert (model.parent.name == name) == (name in TINY)

@@ -10,7 +10,8 @@ import chz
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from es_cookbook.commands.options import recipe_config, recipe_names
+from es_cookbook.commands import RECIPES
+from es_cookbook.commands.options import recipe_config
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.mixture import Mixture
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -67,7 +68,7 @@ def digests(problems_P: Sequence[EnvGroupBuilder]) -> list[tuple[int, ...]]:
     return [problem.digests for problem in problems_P]
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", RECIPES)
 async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe: str) -> None:
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
     for size in [FEW] if recipe in SLOW else SIZES:

@@ -7,9 +7,10 @@ from typing import cast
 import chz
 import pytest
 
+from es_cookbook.commands import RECIPES
 from es_cookbook.commands.compare import Compare
 from es_cookbook.commands.compare import runs as compared_runs
-from es_cookbook.commands.options import recipe_config, recipe_names
+from es_cookbook.commands.options import recipe_config
 from es_cookbook.commands.sweep import Sweep, maker
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.schedules import Constant, Cosine
@@ -38,7 +39,7 @@ def chosen(config_class: type, *options: str) -> OptimizerBuilder:
     return cast(OptimizerBuilder, getattr(made[0], "optimizer"))  # noqa: B009
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_optimizer_has_the_recipes_settings_or_a_line_says_which_not(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ import chz
 
 from es_cookbook import train
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.commands import RECIPES
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject, measure
 from es_cookbook.commands.evaluate.report import (
     compared,
@@ -39,7 +40,7 @@ from es_cookbook.commands.evaluate.report import (
     report,
     to_json,
 )
-from es_cookbook.commands.options import RunOrModel, new_output, recipe_config, recipe_names
+from es_cookbook.commands.options import RunOrModel, new_output, recipe_config
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_names
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed, run_with_fields
@@ -163,7 +164,7 @@ def _task(
         return changed(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
         raise ConfigError(
-            f"recipe=... says which problems are attempted ({', '.join(recipe_names())}); or give "
+            f"recipe=... says which problems are attempted ({', '.join(RECIPES)}); or give "
             "rows by data=... prompt=... reward=..., a package by environment=..., or a run by "
             "log_path=..."
         )

@@ -53,7 +53,8 @@ from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.grpo import config as grpo
 from es_cookbook.baselines.grpo import main as run_grpo
 from es_cookbook.commands.evaluate.measuring import Subject, opened
-from es_cookbook.commands.gradients import program
+from es_cookbook.commands.gradients.policy_gradient import of_recipe
+from es_cookbook.commands.gradients.policy_gradient import run as run_program
 from es_cookbook.commands.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
@@ -218,9 +219,9 @@ def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> 
 def first_config(recipe: str, name: str) -> AnyConfig:
     """A contestant's before options change it, with a recipe's settings."""
     if name == "grpo":
-        return program.of_recipe(grpo.Config, recipe)
+        return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
-        return changed(program.of_recipe(policy_gradient.Config, recipe), {"method": name})
+        return changed(of_recipe(policy_gradient.Config, recipe), {"method": name})
     config = recipe_defaults(recipe)
     if name == "surrogate":
         answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
@@ -345,9 +346,9 @@ def _run_here(config_json: str) -> int:
     if isinstance(config, train.Config):
         train.run(config)
     elif isinstance(config, grpo.Config):
-        program.run(run_grpo, config)
+        run_program(run_grpo, config)
     else:
-        program.run(policy_gradient.main, cast(policy_gradient.Config, config))
+        run_program(policy_gradient.main, cast(policy_gradient.Config, config))
     return _most_resident() - before
 
 

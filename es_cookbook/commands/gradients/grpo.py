@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from es_cookbook.baselines.grpo import main
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.commands.gradients.program import train_cli
+from es_cookbook.commands.gradients.policy_gradient import train_cli
 
 _TRL = "trl."
 

@@ -10,15 +10,14 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import chz
 from rich.text import Text
 
-from es_cookbook import train
-from es_cookbook.commands.options import recipe_config, recipe_names
+from es_cookbook.commands import RECIPES
+from es_cookbook.commands.options import recipe_defaults
 from es_cookbook.commands.view.runs import (
     STYLES,
     generations,
@@ -129,14 +128,9 @@ def _facts(rows: Sequence[Mapping[str, float]]) -> str:
 
 def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
     """The recipe's own Config by dotted path; None if the run has another."""
-    module, _, name = str(run.config.get("")).partition(":")
-    parts = module.split(".")
-    if parts[:2] != ["es_cookbook", "recipes"] or parts[3:] != ["train_cli"] or name != "CLIConfig":
-        return None
-    if parts[2] not in recipe_names():
-        return None
-    recipe = cast("Callable[[], train.Config]", recipe_config(parts[2]))
-    return flattened(json.loads(config_to_json(recipe())))
+    names = {f"{module}:CLIConfig": name for name, (module, _) in RECIPES.items()}
+    recipe = names.get(str(run.config.get("")))
+    return flattened(json.loads(config_to_json(recipe_defaults(recipe)))) if recipe else None
 
 
 def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) -> list[str]:

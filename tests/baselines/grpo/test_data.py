@@ -1,4 +1,4 @@
-"""What chooses problems, through TRL's own sampler: replay, an easy pool, mixtures by tag."""
+"""What chooses problems, through TRL's own sampler: replay, and mixtures by tag."""
 
 import functools
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.baselines.grpo import main
-from es_cookbook.common.schedules import Table
-from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
+from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.selection import Replay
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
@@ -79,18 +78,6 @@ def how(**dataset: object) -> dict[str, object]:
         "num_generations": 6,
         "eval_every": 0,
     }
-
-
-async def test_an_easy_pool_has_the_share_of_each_step(model: Path, tmp_path: Path) -> None:
-    """The share of the table is that of the rollouts that TRL learns from, generation by one."""
-    schedule = Table(generations=(0, 2, 4), factors=(1.0, 0.5, 0.0))
-    easy, hard = Part(dataset=Numbers(first=40), tag="easy"), Part(dataset=Numbers(first=50))
-    parts = easy_pool(easy, hard, schedule)
-    await main(grpo_config(model, tmp_path, **how(parts=parts)))
-    shares = [sum(prompt[0] == 40 for prompt in of) for of in asked()]
-    assert shares == [4, 3, 2, 1, 0, 0]
-    rows = metrics_of(tmp_path)
-    assert ["env/easy/correct" in row for row in rows[:-1]] == [True] * 4 + [False] * 2
 
 
 async def test_each_row_has_the_reward_of_its_own_task(model: Path, tmp_path: Path) -> None:

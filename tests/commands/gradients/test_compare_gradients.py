@@ -114,7 +114,7 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         "factors=1",
         "group.factors=0.5,1000",
         "pass_at=2",
-        "second=math",
+        "second=arithmetic",
     )
     typed("compare-gradients", *options)
     found: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())

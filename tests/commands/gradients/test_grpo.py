@@ -5,16 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.gradients.program import options_in
+from es_cookbook.commands.gradients.policy_gradient import options_in
 from es_cookbook.common.errors import ConfigError
-from tests.said import typed
-
-
-def command(*words: str) -> str:
-    """What a command prints, on either stream."""
-    done = typed(*words)
-    return done.stdout + done.stderr
-
+from tests.said import told
 
 FILE = """\
 recipe: arithmetic
@@ -44,7 +37,7 @@ def test_a_file_and_the_command_line_are_the_same_config(tmp_path: Path) -> None
     found: list[object] = []
     for name, options in (("a", [f"config={tmp_path}/run.yaml"]), ("b", typed)):
         log_path = tmp_path / name
-        said = command("grpo", *options, f"log_path={log_path}", "attempts=2")
+        said = told("grpo", *options, f"log_path={log_path}", "attempts=2")
         assert "everything is in" in said
         config = json.loads((log_path / "config.json").read_text())
         assert config.pop("log_path") == str(log_path)
@@ -58,7 +51,7 @@ def test_a_file_and_the_command_line_are_the_same_config(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["grpo", "policy_gradient"])
 def test_an_option_of_sampling_leaves_the_temperature_at_one(name: str) -> None:
-    said = command(name, "sampling.max_tokens=8", "--help")
+    said = told(name, "sampling.max_tokens=8", "--help")
     assert "sampling.temperature=1.0" in said
     assert "sampling.max_tokens=8" in said
 
@@ -86,9 +79,9 @@ def test_files_that_hold_no_options(text: str, said: str, tmp_path: Path) -> Non
 
 
 def test_what_is_typed_wrongly() -> None:
-    assert "cannot be read: No such file" in command("grpo", "config=none.yaml")
-    assert "did you mean 'arithmetic'?" in command("grpo", "recipe=arithmetc")
-    assert "missing model_name=" in command("grpo")
-    assert "loss_type=gpro: did you mean 'grpo'?" in command("grpo", "loss_type=gpro")
-    shown = command("grpo", "recipe=arithmetic", "--help")
+    assert "cannot be read: No such file" in told("grpo", "config=none.yaml")
+    assert "did you mean 'arithmetic'?" in told("grpo", "recipe=arithmetc")
+    assert "missing model_name=" in told("grpo")
+    assert "loss_type=gpro: did you mean 'grpo'?" in told("grpo", "loss_type=gpro")
+    shown = told("grpo", "recipe=arithmetic", "--help")
     assert "attempts=256" in shown and "trl.NAME=VALUE" in shown
