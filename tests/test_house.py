@@ -276,7 +276,6 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.data.rows": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
-    "es_cookbook.commands.options": {"importlib.import_module"},
     "es_cookbook.commands.play": {"importlib.import_module"},
     "es_cookbook.evolution.optimizers.cma": {"importlib.import_module"},
     "es_cookbook.commands": {"importlib.import_module"},
