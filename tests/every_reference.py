@@ -1,4 +1,7 @@
-"""Every function and class of es_cookbook, as the value of every field that can take a reference.
+"""Every class of es_cookbook as the value of every field that can take one, and every function.
+
+What is no class is refused by its name alone, whatever the field: functions are tried as objects
+where anything may stand, and as functions, with methods, in the first field that takes any.
 
     python -m tests.every_reference DIRECTORY
 
@@ -38,17 +41,20 @@ class Found:
     """What the source says that there is."""
 
     names: list[str]
+    classes: set[str]
     config_modules: list[str]
 
 
 def found_in_source() -> Found:
     """All functions and classes, methods too, as "module:qualname", and modules of configs."""
-    found = Found([], [])
+    found = Found([], set(), [])
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("es_cookbook", *path.relative_to(PACKAGE).with_suffix("").parts)
         module = ".".join(parts).removesuffix(".__init__")
         text = path.read_text()
-        found.names += [f"{module}:{name}" for name in _defined(ast.parse(text), "")]
+        tree = ast.parse(text)
+        found.names += [f"{module}:{name}" for name in _defined(tree, "")]
+        found.classes |= {f"{module}:{n.name}" for n in tree.body if isinstance(n, ast.ClassDef)}
         if "@chz.chz" in text:
             found.config_modules.append(module)
     return found
@@ -99,6 +105,7 @@ def main(directory: Path) -> dict[str, object]:
     sys.modules["tests.held"] = type(sys)("tests.held")
     holders = {holder(i, declared): declared for i, declared in enumerate(types.values())}
     at_the_top = [name for name in found.names if "." not in name.partition(":")[2]]
+    callables = found.names
     os.chdir(directory)
     loaded = frozenset(sys.modules)
     events: list[str] = []
@@ -117,9 +124,11 @@ def main(directory: Path) -> dict[str, object]:
     tracebacks: list[str] = []
     tried, watching = 0, True
     for name, declared in holders.items():
-        values = [("$class", each) for each in at_the_top if may_hold_object(declared)]
+        of_class = at_the_top if declared is object else found.classes
+        values = [("$class", each) for each in of_class if may_hold_object(declared)]
         if may_be_called(declared):
-            values += itertools.product(("$import", "$partial"), found.names)
+            values += itertools.product(("$import", "$partial"), callables)
+            callables = at_the_top
         for marker, text in values:
             tried += 1
             config = f'{{"$class": "{name}", "field": {{"{marker}": "{text}"}}}}'

@@ -36,7 +36,7 @@ def test_every_function_and_class_as_every_field_is_a_part_or_is_refused_unread(
         check=True,
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["tried"] > 100_000
+    assert found["tried"] > 50_000
     assert (found["events"], found["imported"], found["tracebacks"]) == ([], [], [])
     assert list(tmp_path.iterdir()) == []
     functions = {text for text in found["taken"] if not text.startswith("$class")}
