@@ -26,10 +26,8 @@ from es_cookbook.common.configs import (
 )
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.chz_fields import formerly
-from es_cookbook.common.schedules import Cosine, Linear
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic import Genetic
 
 TRUST = ["tests"]
@@ -94,13 +92,6 @@ def test_a_nested_config_is_rebuilt_with_its_classes_and_values() -> None:
     assert rebuilt == config
     assert isinstance(rebuilt, Whole)
     assert type(rebuilt.part) is Small and type(rebuilt.values[5]) is type(Path())
-
-
-def test_the_optimizer_of_a_run_is_rebuilt() -> None:
-    config = ES(
-        population_size=64, sigma_schedule=Cosine(final=0.1), learning_rate_schedule=Linear()
-    )
-    assert config_from_json(config_to_json(config), TRUST) == config
 
 
 def graded(answer: str, weight: float = 1.0, *, part: Part | None = None) -> float:

@@ -28,7 +28,7 @@ BUILDERS = (
     FullRank(num_blocks=2, density=0.4, sigma_patterns=("*[1b]*",), sigma_factors=(0.3,)),
     FullRank(noise="rademacher", density=0.4, mask_seed=2**63 - 1),
 )
-SHAPES = {"layers.0.weight": (40, 30), "layers.1.weight": (250, 300), "layers.2.weight": (3, 5)}
+SHAPES = {"layers.0.weight": (40, 30), "layers.1.weight": (130, 270), "layers.2.weight": (3, 5)}
 STEPS = (
     Step((Term(1, 0.01), Term(2, -0.02))),
     Step(),
@@ -39,12 +39,12 @@ STEPS = (
 
 
 PINNED = (
-    10295659157157585219,
-    7960430068150873514,
-    15426952717231013631,
-    7567972337142907341,
-    8324644713313276215,
-    6123163679516595334,
+    5964722349222438124,
+    13789732328555045450,
+    13224383378403051337,
+    6734822443499399217,
+    13223262208919078034,
+    5769104613762850025,
 )
 """Fingerprints of STEPS from the base model, for each of BUILDERS."""
 
@@ -102,14 +102,6 @@ def test_known_steps() -> None:
     assert found == PINNED
 
 
-@pytest.mark.parametrize("builder", BUILDERS)
-def test_threads_do_not_change_a_bit(builder: SearchSpaceBuilder) -> None:
-    one = Centre(base_model(), space_of(builder), num_threads=1)
-    two = Centre(base_model(), space_of(builder), num_threads=2)
-    assert [one.apply(step) for step in STEPS] == [two.apply(step) for step in STEPS]
-    assert bits(one.weights) == bits(two.weights)
-
-
 def test_decay_is_exact_as_defined_and_comes_before_the_terms() -> None:
     base = base_model()
     centre = Centre(base, space_of(FullRank()))
@@ -123,10 +115,12 @@ def test_decay_is_exact_as_defined_and_comes_before_the_terms() -> None:
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
-def test_restoring_equals_having_taken_the_steps(builder: SearchSpaceBuilder) -> None:
-    moved = Centre(base_model(), space_of(builder))
+def test_restoring_by_other_threads_equals_having_taken_the_steps(
+    builder: SearchSpaceBuilder,
+) -> None:
+    moved = Centre(base_model(), space_of(builder), num_threads=1)
     last = [moved.apply(step) for step in STEPS][-1]
-    restored = Centre(base_model(), space_of(builder))
+    restored = Centre(base_model(), space_of(builder), num_threads=2)
     restored.apply(Step((Term(99, 3.0),)))  # It must not matter where it was.
     assert restored.restore(iter(STEPS)) == last
     assert bits(restored.weights) == bits(moved.weights)
@@ -258,8 +252,8 @@ def test_a_base_that_does_not_fit_the_space_is_refused() -> None:
     del base["layers.1.weight"]
     with pytest.raises(ModelError, match=r"layers\.1\.weight"):
         Centre(base, space_of(LowRank()))
-    with pytest.raises(ModelError, match=r"layers\.1\.weight.*\(250, 300\).*\(300, 250\)"):
-        Centre(base | {"layers.1.weight": torch.zeros(300, 250)}, space_of(LowRank()))
+    with pytest.raises(ModelError, match=r"layers\.1\.weight.*\(130, 270\).*\(270, 130\)"):
+        Centre(base | {"layers.1.weight": torch.zeros(270, 130)}, space_of(LowRank()))
 
 
 @pytest.mark.parametrize("builder", BUILDERS)

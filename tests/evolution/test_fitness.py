@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.references import resolve
 from es_cookbook.evolution.fitness import (
-    FITNESS_NAMES,
     CentredRank,
     Fitness,
     PerProblemBaseline,
@@ -184,12 +182,6 @@ def test_ranks_are_monotone_in_the_scores_and_span_one(rewards_P_G: NDArray[np.f
     order = np.argsort(scores_G[kept])
     assert (np.diff(fitness_G[kept][order]) >= 0).all()
     assert (np.abs(fitness_G[kept]) <= 0.5).all()
-
-
-def test_every_name_a_user_types_is_a_fitness() -> None:
-    for target in FITNESS_NAMES.values():
-        made = resolve(target)()
-        assert isinstance(made, Fitness)
 
 
 @each

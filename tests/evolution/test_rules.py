@@ -62,6 +62,17 @@ def test_what_is_no_rule_is_refused_by_name(plain: dict[str, object], said: str)
         rule_from_plain(plain)
 
 
+@pytest.mark.parametrize(
+    ("counts", "decay", "highest"),
+    [((2,), 0.9, 15), ((1,), 1.0, 15), ((1,), 0.9, 0), ((-1, 2), 0.9, 15)],
+)
+def test_error_feedback_that_cannot_be_is_refused(
+    counts: tuple[int, ...], decay: float, highest: int
+) -> None:
+    with pytest.raises(ValueError, match="an error feedback step needs"):
+        ErrorFeedbackRule(counts, (0.1,), decay, highest)
+
+
 def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
     assert Step(TERMS, rule=ADAM).groups == [TERMS[:1], TERMS[1:]]
     assert Step(TERMS, rule=MuonRule(0.1, 5)).groups == [TERMS]

@@ -285,18 +285,3 @@ def test_where_all_inherit_the_same_merging_is_what_is_there_and_the_step(
     heirs_G = [Genome((*old, *genome.terms)) for genome in genomes_G]
     seeds_of_old = {term.seed for term in old}
     assert merged(heirs_G, np.array(fitness_G), seeds_of_old, 0.8) == (*old, *step.terms)
-
-
-@given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.floats(0.1, 10))
-def test_steps_are_odd_and_linear_in_fitness(fitness_G: list[float], factor: float) -> None:
-    config = ES(population_size=4, learning_rate=0.8)
-    terms = dict(as_pairs(tell(config, *fitness_G)[1]))
-    negated = dict(as_pairs(tell(config, *(-f for f in fitness_G))[1]))
-    larger = dict(as_pairs(tell(config, *(factor * f for f in fitness_G))[1]))
-    assert negated == {seed: -c for seed, c in terms.items()}
-    for seed, coefficient in terms.items():
-        assert larger.get(seed, 0.0) == pytest.approx(factor * coefficient, abs=1e-12)
-
-
-def as_pairs(step: Step) -> list[tuple[int, float]]:
-    return [(term.seed, term.coefficient) for term in step.terms]

@@ -105,13 +105,6 @@ def evolved(
 # The algebra.
 
 
-def test_a_uniform_cross_takes_each_seed_as_one_of_the_parents_has_it() -> None:
-    a, b = genes(0, 1, 2), frozenset({gene(0), gene(2, -0.5), gene(3)})
-    assert uniform(a, b, lambda birth: True) == a
-    assert uniform(a, b, lambda birth: False) == b
-    assert uniform(a, b, lambda birth: birth == 2) == frozenset({gene(0), gene(2), gene(3)})
-
-
 def test_a_genome_is_what_it_has_and_the_champion_has_not_and_the_reverse_negated() -> None:
     more, less = (Term(102, 0.5), Term(105, 0.5)), Term(101, -0.5)
     assert difference(genes(0, 2, 5), genes(0, 1)) == (less, *more)

@@ -73,12 +73,6 @@ def seed(generation: int) -> int:
     return build(CONFIGS[0]).ask(generation)[0].terms[0].seed
 
 
-def test_weights_of_the_average_add_up_to_one() -> None:
-    assert average_weights(0.9, 1) == [1.0]
-    assert average_weights(0.0, 3) == [0.0, 0.0, 1.0]
-    assert average_weights(0.5, 2) == approx([1 / 3, 2 / 3])
-
-
 @given(st.floats(0, 0.999), st.integers(1, 60))
 def test_a_window_forgets_the_older_and_has_all_the_weight(decay: float, count: int) -> None:
     weights = average_weights(decay, count)

@@ -31,15 +31,6 @@ def test_exact_arithmetic_is_as_defined(shape: tuple[int, ...], kind: NoiseKind)
     assert torch.equal(weight, torch.from_numpy(np.asarray(in_numpy)))
 
 
-def test_an_antithetic_twin_is_the_exact_mirror() -> None:
-    space = FullRank()([ParameterInfo("w", (50, 40), "other")])
-    one, twin = torch.zeros(50, 40), torch.zeros(50, 40)
-    space.add_terms_("w", one, [Term(5, 0.003)])
-    space.add_terms_("w", twin, [Term(5, -0.003)])
-    assert torch.equal(one, -twin)
-    assert one.square().mean().item() == pytest.approx(9e-6, rel=0.15)
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
 def test_only_elements_of_the_mask_are_perturbed_and_the_others_keep_every_bit(
     kind: NoiseKind,

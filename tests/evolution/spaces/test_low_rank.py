@@ -67,15 +67,6 @@ def test_the_perturbation_has_the_coefficients_size_whatever_the_rank(rank: int,
     assert abs(weight.mean().item()) < 0.5 * 4 / 400
 
 
-def test_an_antithetic_twin_is_the_exact_mirror() -> None:
-    space = space_of(50, 40, rank=2)
-    one, twin = torch.zeros(50, 40), torch.zeros(50, 40)
-    space.add_terms_("w", one, [Term(5, 0.003)])
-    space.add_terms_("w", twin, [Term(5, -0.003)])
-    assert torch.equal(one, -twin)
-    assert one.abs().max() > 0
-
-
 def test_sampling_in_two_factors_agrees_with_the_merged_weight() -> None:
     space = space_of(30, 20, rank=4)
     x = torch.from_numpy(noise(2, "x", (7, 20)))
