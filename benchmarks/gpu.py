@@ -66,7 +66,7 @@ from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.triton import kernels as twin
+from es_cookbook.evolution.noise import triton_kernels as twin
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.full_rank import FullRank

@@ -48,7 +48,7 @@ LONGEST = (
     "tests/commands/test_trust.py::test_nothing_is_run",
     "tests/test_gpu_benchmark.py::test_a_dry_run",
     "tests/test_notebooks.py::test_a_notebook_runs",
-    "tests/evolution/noise/triton/test_kernels.py::test_in_tritons_interpreter",
+    "tests/evolution/noise/test_triton_kernels.py::test_in_tritons_interpreter",
     "tests/engines/torch/test_centre_in_engine.py::test_perturbing_and_moving_",
     "tests/engines/torch/forward/test_model_families.py::",
     "tests/train/test_loop.py::test_killed_over_and_over",

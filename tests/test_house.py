@@ -197,10 +197,14 @@ def test_every_field_of_every_config_is_documented_for_help() -> None:
 
 
 def is_documented(value: ast.expr | None) -> bool:
-    """Whether it is a call with a `doc`, or of a function that returns nothing but such calls."""
+    """Whether it is a call with a `doc`, or of a function that returns nothing but such calls.
+
+    `Names.field` has it as its only argument.
+    """
     if not isinstance(value, ast.Call):
         return False
-    if any(keyword.arg == "doc" for keyword in value.keywords):
+    of_names = getattr(value.func, "attr", "") == "field" and value.args
+    if of_names or any(keyword.arg == "doc" for keyword in value.keywords):
         return True
     makers = [
         node

@@ -61,6 +61,7 @@ _MOVED = {
     "es_cookbook.recipes.markovian.template": "es_cookbook.recipes.markovian.env",
     "es_cookbook.recipes.rush_hour.env": "es_cookbook.recipes.rush_hour.dataset",
     "es_cookbook.recipes.rush_hour.rewards": "es_cookbook.recipes.rush_hour.dataset",
+    "es_cookbook.evolution.optimizers.clip_up": "es_cookbook.evolution.optimizers.momentum",
     "es_cookbook.evolution.optimizers.genetic.genetic": "es_cookbook.evolution.optimizers.genetic",
     "es_cookbook.evolution.optimizers.muon": "es_cookbook.evolution.optimizers.momentum",
     "es_cookbook.evolution.optimizers.sep_cma": "es_cookbook.evolution.optimizers.cma",

@@ -20,7 +20,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors, term_factors, term_scales
 
 if TYPE_CHECKING:
-    from es_cookbook.evolution.noise.triton.kernels import Job
+    from es_cookbook.evolution.noise.triton_kernels import Job
 
 Places: TypeAlias = slice | torch.Tensor
 """Rows or columns of a weight: neighbours, or whole numbers, in the order in which they stand."""
@@ -143,7 +143,7 @@ class GenomeFactors:
         """Make what is not written yet; the tensors must not have moved since."""
         if not self._jobs:
             return
-        from es_cookbook.evolution.noise.triton.kernels import entries_of, fill
+        from es_cookbook.evolution.noise.triton_kernels import entries_of, fill
 
         space = self._space
         if space.rank is not None:
@@ -182,7 +182,7 @@ class GenomeFactors:
 
     def _collected(self, slots: Slots, rows: slice, columns: slice) -> "Iterator[Job]":
         """What is to be written in one launch."""
-        from es_cookbook.evolution.noise.triton.kernels import Job
+        from es_cookbook.evolution.noise.triton_kernels import Job
 
         space = self._space
         if space.rank is not None:

@@ -9,7 +9,7 @@ A step with a rule (`es_cookbook.evolution.rules`) moves it by what the rule mak
 `exact`. A genome with offsets begins at base + offsets in place of the centre.
 
 It moves where it is kept: on the CPU with a few threads, on a GPU by Triton programs that make the
-same noise there (`es_cookbook.evolution.noise.triton.kernels`). Those run in Triton's interpreter
+same noise there (`es_cookbook.evolution.noise.triton_kernels`). Those run in Triton's interpreter
 in the tests, bit for bit like NumPy; **on a real GPU they have not run yet.**
 
 Decay towards the base is exact too: with keep = float32(1 - decay), rounded once from float64,

@@ -1,6 +1,6 @@
 """Genomes' factors as an engine holds them; in Triton's interpreter, on a GPU's path too.
 
-`tests/evolution/noise/triton/test_kernels.py` runs this file in the interpreter.
+`tests/evolution/noise/test_triton_kernels.py` runs this file in the interpreter.
 """
 
 import math

@@ -28,7 +28,7 @@ OPTIMIZER_NAMES = {
     "momentum": f"{_HERE}.momentum:Momentum",
     "adam": f"{_HERE}.adam:Adam",
     "rmsprop": f"{_HERE}.adam:RMSProp",
-    "clip_up": f"{_HERE}.clip_up:ClipUp",
+    "clip_up": f"{_HERE}.momentum:ClipUp",
     "muon": f"{_HERE}.momentum:Muon",
     "genetic": f"{_HERE}.genetic:Genetic",
     "cma": f"{_HERE}.cma:CMA",

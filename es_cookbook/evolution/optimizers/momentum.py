@@ -1,4 +1,4 @@
-"""Momentum and Muon: the centre follows a moving average of the gradients.
+"""Momentum, Muon and ClipUp: the centre follows a moving sum of the gradients.
 
 Momentum (Polyak 1964, as an average):
 
@@ -12,7 +12,8 @@ spread over the window. Trap: the sum in place of the average, see `window`.
 Cost: the noise of `window` generations a step in place of one; no memory.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import chz
 from typing_extensions import override
@@ -20,10 +21,19 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.es import ESOptimizer
-from es_cookbook.evolution.optimizers.window import Gradient, WindowedES, average_weights, scaled
+from es_cookbook.evolution.optimizers.es import ESOptimizer, step_length
+from es_cookbook.evolution.optimizers.window import (
+    Gradient,
+    WindowedES,
+    average_weights,
+    mean_square,
+    scaled,
+)
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
+
+_PUSHES = math.fsum(0.9**age for age in range(10))
+"""How often a gradient's push counts in all while it is remembered, by default."""
 
 
 @chz.chz
@@ -87,3 +97,58 @@ class Muon(Momentum):
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
         step = super().step(gradients, factor, kept)
         return Step(step.terms, rule=MuonRule(step.rms, self.iterations)) if step.terms else step
+
+
+@chz.chz
+class ClipUp(WindowedES):
+    """Evolution strategies with ClipUp: normalised gradients, heavy-ball momentum, a speed limit.
+
+    Toklu, Liskowski and Srivastava 2020 (arXiv:2008.02387):
+
+        v <- m v + α g / ‖g‖;   v <- v · min(1, v_max / ‖v‖);   centre <- centre + v
+
+    Lengths are RMS per parameter here, known from coefficients alone: noise has unit variance and
+    seeds are independent. So `learning_rate` is the RMS of one generation's push and `max_speed`
+    that of the step, in the parameters' own units, whatever the fitness; the paper advises
+    max_speed = 2 α.
+
+    Without the limit the steady speed would be α / (1 - m), the very divergence that `window` warns
+    of; the limit is what makes the heavy-ball form safe. Trap: normalising makes a full step of a
+    generation that hardly said anything. One that said nothing at all only lets the speed fall.
+
+    Cost: momentum's. What leaves the window is forgotten, at m = 0.9 and 10 generations a third of
+    its push.
+    """
+
+    momentum: float = chz.field(default=0.9, doc="m: share of the speed that is kept")
+    max_speed: float = chz.field(
+        default=1e-3, doc="greatest RMS of a step per parameter; about twice learning_rate"
+    )
+
+    @classmethod
+    @override
+    def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """A gradient's pushes, while it is remembered, add up to plain ES's step."""
+        push = step_length(es) / _PUSHES
+        return {**super().carried(es), "learning_rate": push, "max_speed": 2 * push}
+
+    @chz.validate
+    def _speed(self) -> None:
+        check_range(self, "momentum", at_least=0, below=1)
+        check_range(self, "max_speed", above=0)
+
+    @override
+    def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
+        """The velocity, of which `kept` is what each gradient has in it."""
+        squares = [mean_square(gradient) for gradient in gradients]
+        newest = math.sqrt(squares[-1])
+        push = self.learning_rate * factor / newest if newest else 0.0
+        # v <- m v + α g / ‖g‖
+        scales = [*(scale * self.momentum for scale in kept), push][-len(squares) :]
+        pairs = zip(scales, squares, strict=True)
+        speed = math.sqrt(math.fsum(scale * scale * square for scale, square in pairs))
+        limit = self.max_speed * factor
+        if speed > limit:  # v <- v · min(1, v_max / ‖v‖)
+            scales = [scale * (limit / speed) for scale in scales]
+        kept[:] = scales
+        return Step(scaled(gradients, scales))

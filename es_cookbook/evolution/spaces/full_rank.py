@@ -106,7 +106,7 @@ class FullRankSpace(SearchSpace):
 
     @override
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
-        from es_cookbook.evolution.noise.triton.kernels import add_dense_, device_terms
+        from es_cookbook.evolution.noise.triton_kernels import add_dense_, device_terms
 
         there = {
             kind: device_terms(self.shares.of(name, terms), device)

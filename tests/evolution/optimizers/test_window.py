@@ -18,9 +18,8 @@ from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.evolution.optimizers.clip_up import ClipUp
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.momentum import Momentum, Muon
+from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
 from es_cookbook.evolution.rules import AdamRule, MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
+from es_cookbook.evolution.noise import triton_kernels as twin
+from es_cookbook.evolution.noise import triton_programs as programs
 from es_cookbook.evolution.noise.tensors import Mask, Part
-from es_cookbook.evolution.noise.triton import kernels as twin
-from es_cookbook.evolution.noise.triton import programs
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
@@ -42,7 +42,7 @@ from triton.compiler import ASTSource
 INTERPRETING = bool(programs.INTERPRETED)
 RUNS_HERE = INTERPRETING or torch.cuda.is_available()
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 SHAPES = [(1, 1), (17, 3), (3, 1), (3, 17), (3, 1023)]

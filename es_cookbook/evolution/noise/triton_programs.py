@@ -1,6 +1,6 @@
 """The Triton programs: Philox words, noise, and noise added to weights.
 
-`es_cookbook.evolution.noise.triton.kernels` launches them and documents their use; this module is
+`es_cookbook.evolution.noise.triton_kernels` launches them and documents their use; this module is
 only what one program does. The steps are those of the NumPy definition: `philox` makes the four
 words of a block (block b is the published function at counter b + 1, see
 `es_cookbook.evolution.noise.philox`), `_noise` spreads them over the block's elements.

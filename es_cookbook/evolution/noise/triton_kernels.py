@@ -18,7 +18,7 @@ parameters:
     for name, weight in weights.items():
         add_low_rank_(weight, name, terms, rank)
 
-The kernels are in `es_cookbook.evolution.noise.triton.programs`. They need Triton and an NVIDIA
+The kernels are in `es_cookbook.evolution.noise.triton_programs`. They need Triton and an NVIDIA
 GPU; with `TRITON_INTERPRET=1`, set before Triton is first imported, they run on the CPU instead,
 slowly, which is how they are tested. Work is queued on the current stream without waiting.
 
@@ -39,6 +39,7 @@ import torch
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import philox
+from es_cookbook.evolution.noise import triton_programs as programs
 from es_cookbook.evolution.noise.tensors import (
     GAUSSIANS_PER_BLOCK,
     SIGNS_PER_BLOCK,
@@ -47,7 +48,6 @@ from es_cookbook.evolution.noise.tensors import (
     Part,
     mask_name,
 )
-from es_cookbook.evolution.noise.triton import programs
 
 _MAX_GRID = 2**16 - 1
 """Programs along any but the first axis of a CUDA grid."""

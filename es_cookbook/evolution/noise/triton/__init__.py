@@ -1,1 +1,0 @@
-"""The noise as Triton kernels, for CUDA."""
