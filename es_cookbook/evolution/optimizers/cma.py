@@ -24,6 +24,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import chz
 import numpy as np
@@ -269,7 +270,8 @@ class _CMAOptimizer(_OffsetsOptimizer):
                 "AdaptSigma": CMAAdaptSigmaCSA,
                 "verbose": -9,
             }
-            self._strategy = CMAEvolutionStrategy(mean.copy(), self._config.sigma, options)
+            make: Any = CMAEvolutionStrategy  # without types, which pyright would infer for seconds
+            self._strategy = make(mean.copy(), self._config.sigma, options)
 
     @override
     def sample(self, seed: int) -> Sequence[Floats]:
