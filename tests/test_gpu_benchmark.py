@@ -6,9 +6,6 @@ run by hand.
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,8 +13,6 @@ import torch
 
 from benchmarks import gpu, harness
 from es_cookbook.common.cli import run_cli
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here it measures")
@@ -41,17 +36,12 @@ def test_an_unknown_part_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
-def test_a_dry_run_executes_every_program_and_writes_their_rows(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "dry=true", f"results={tmp_path}"]
-    done = subprocess.run(
-        [*command, "parts=noise,slots,step,torch"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def test_a_dry_run_executes_every_program_and_writes_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)  # Put back afterwards.
+    options = ["dry=true", f"results={tmp_path}", "parts=noise,slots,step,torch"]
+    run_cli(gpu.main, gpu.Config, options)
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert all(row["value"] > 0 for row in rows)
     # Both kinds of noise, two rows for each of four programs, and a copy; slots; steps; the engine.

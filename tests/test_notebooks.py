@@ -2,13 +2,17 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import nbformat
+import psutil
 import pytest
+from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
+
+from tests.programs import Programs
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "recipes/notebooks").glob("*.ipynb"))
@@ -49,23 +53,35 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     assert len(tagged) == 1, "one cell has the settings"
 
 
+class Kernel(psutil.Process):
+    """What Jupyter asks of the `Popen` of a kernel, of one that others have forked."""
+
+    stdin = stdout = stderr = None
+
+    def poll(self) -> int | None:
+        return None if self.is_running() else 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs_on_a_cpu(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_on_a_cpu(
+    path: Path, tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notebook = read(path)
     tags = [cell.metadata.get("tags", ()) for cell in notebook.cells]
     place = next(i for i, of_cell in enumerate(tags) if "parameters" in of_cell)
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(SHORT))
-    client = NotebookClient(
-        notebook,
-        timeout=300,
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    # The package that is tested, and no GPU where there is one.
-    environment = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    with mock.patch.dict(os.environ, environment):
-        os.environ.pop("MPLBACKEND", None)  # a kernel has its own
-        client.execute()
+    where = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(notebook, timeout=300, resources=where, shutdown_kernel="immediate")
+
+    def launch(command: Sequence[str], cwd: str, **_: object) -> Kernel:
+        module, no_gpu = command[command.index("-m") :], {"CUDA_VISIBLE_DEVICES": ""}
+        return Kernel(programs.start(module, [os.devnull] * 3, Path(cwd), no_gpu))
+
+    monkeypatch.setattr(local_provisioner, "launch_kernel", launch)
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel has its own
+    client.execute()
+    programs.exit_code()
     text = shown(notebook)
     assert ENDS[path.name] in text
     # A line a generation, and none that is drawn again: a notebook is no terminal.
