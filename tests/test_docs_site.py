@@ -16,9 +16,8 @@ from docs import pages as docs_pages
 from docs.pages import GENERATED, PAGES, about, classes, commands, renewed, table_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.train import Config
+from tests.test_house import ROOT, TREES
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "es_cookbook"
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
 """Element -> the attribute that a browser fetches by itself."""
 
@@ -139,8 +138,7 @@ def test_the_examples_of_the_generator_run() -> None:
 
 def strings_of_the_package() -> str:
     """All literal text in the code, where formatted values cut it."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
-    nodes = (node for tree in trees for node in ast.walk(tree))
+    nodes = (node for tree in TREES.values() for node in ast.walk(tree))
     return "\n".join(
         node.value
         for node in nodes

@@ -232,6 +232,9 @@ def test_nothing_is_executed_that_was_text(name: str) -> None:
     assert calls == []
 
 
+SEEDS = {"torch.manual_seed", "np.random.seed", "random.seed"}
+
+
 class GlobalRandomness(ast.NodeVisitor):
     """Uses of global random state, except where it is put back afterwards."""
 
@@ -243,7 +246,7 @@ class GlobalRandomness(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if ast.unparse(node) in ("torch.manual_seed", "np.random.seed", "random.seed"):
+        if node.attr.endswith("seed") and ast.unparse(node) in SEEDS:
             self.lines.append(node.lineno)
         self.generic_visit(node)
 

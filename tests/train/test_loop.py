@@ -50,6 +50,7 @@ from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Tra
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
+from tests.programs import Programs
 from tests.said import after_start
 from tests.tiny_run import (
     BASE,
@@ -476,15 +477,10 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
 
 @pytest.mark.slow
 def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
-    tmp_path: Path,
+    tmp_path: Path, programs: Programs
 ) -> None:
     """Five kills, in a process of its own; `python -m benchmarks.kills` has many more."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kills", str(tmp_path), "5"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = programs.run("-m", "tests.kills", tmp_path, 5, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kills"] == sum(found["moments"].values()) == 5 and found["runs"] >= 1
