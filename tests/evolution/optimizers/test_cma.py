@@ -97,13 +97,13 @@ def test_full_covariance_pays_where_the_axes_are_turned() -> None:
 
 @both
 def test_the_first_population_is_the_base_and_sigma_around_it(builder: OptimizerBuilder) -> None:
-    optimizer = build(builder, 4000)
+    optimizer = build(builder, 2000)
     population = points(optimizer.ask(0))
-    assert population.shape == (12, 4000)
+    assert population.shape == (12, 2000)
     assert np.sqrt(np.mean(population**2)) == pytest.approx(0.5, rel=0.02)
     assert abs(population.mean()) < 0.01
     assert optimizer.sigma(0) == pytest.approx(np.sqrt(np.mean(population**2)))
-    assert points(build(builder, 4000, seed=1).ask(0)).tolist() != population.tolist()
+    assert points(build(builder, 2000, seed=1).ask(0)).tolist() != population.tolist()
 
 
 @both

@@ -151,17 +151,6 @@ def test_a_step_has_the_window_of_what_was_tried() -> None:
     assert steps[3].rms == pytest.approx(0.2 / 4 * 2**0.5), "as plain ES's"
 
 
-def test_telling_the_past_again_gives_the_next_step_again() -> None:
-    def tell_all(count: int) -> list[Step]:
-        optimizer = QES(population_size=6)(run_seed=1, num_generations=9, space=SPACE)
-        return [
-            optimizer.tell(t, optimizer.ask(t), None, np.random.default_rng(t).normal(size=6))
-            for t in range(count)
-        ]
-
-    assert tell_all(5)[-1] == tell_all(6)[4]
-
-
 @given(st.floats(0, 0.99), st.lists(st.floats(-3, 3), min_size=1, max_size=30))
 def test_nothing_is_lost_but_by_the_decay(decay: float, values: list[float]) -> None:
     rounded_J, residual_J = feedback([np.array(value) for value in values], decay)

@@ -176,12 +176,6 @@ def test_no_signal_at_all_is_an_empty_step(config: WindowedES) -> None:
     assert told(config, nothing) == [Step()] * 3
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-def test_an_optimizer_that_is_told_again_asks_and_steps_alike(config: WindowedES) -> None:
-    assert told(config) == told(config)
-    assert all(step.terms for step in told(config)[3:])
-
-
 @pytest.mark.parametrize("config", [ES(), *CONFIGS])
 def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
     rates = {ES: 0.05, Momentum: 0.05, Muon: 0.05, Adam: 0.01, RMSProp: 0.01, ClipUp: 0.004}

@@ -29,9 +29,7 @@ PARAMETERS = [
 
 @chz.chz
 class _Config:
-    search_space: SearchSpaceBuilder = chz.field(
-        meta_factory=Names(SEARCH_SPACE_NAMES, default="low_rank")
-    )
+    search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, "low_rank").field("the space")
 
 
 def test_full_rank_takes_every_parameter_in_the_models_order() -> None:

@@ -42,9 +42,7 @@ TERMS = (Term(10, 0.3), Term(11, -0.7), Term(2**63 - 1, 0.01))
 class _Config:
     """A config with a search space."""
 
-    search_space: SearchSpaceBuilder = chz.field(
-        meta_factory=Names(SEARCH_SPACE_NAMES, default="low_rank"), doc="what genomes perturb"
-    )
+    search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, "low_rank").field("the space")
 
 
 def moved(builder: SearchSpaceBuilder, terms: tuple[Term, ...] = TERMS) -> dict[str, torch.Tensor]:
