@@ -1,7 +1,8 @@
 """Whatever a server does, there is an answer or one sentence, in bounded time and memory.
 
-The table has what servers do, each against each client: `generate`, a judge, and the question to
-the Hub. A check before a push asks in a process of its own, which is tried with the worst of them.
+The table has what servers do, each against `generate` and the question to the Hub, and a judge's
+share of it. A check before a push asks in a process of its own, which is tried with the worst of
+them.
 """
 
 import base64
@@ -296,8 +297,20 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("rows.jsonl").write_text('{"question": "6 * 7?"}\n')
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+OF_JUDGES = (
+    "a body without end",
+    "content of NUL bytes",
+    "content of lone surrogates",
+    "status 401",
+    "429 and soon",
+)
+"""A judge asks as `generate` does, by `completion`: what it makes of answers and of errors."""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "client"),
+    [(b, c) for b in BEHAVIOURS for c in CLIENTS if c != "judge" or b in OF_JUDGES],
+)
 def test_there_is_an_answer_or_a_sentence(
     monkeypatch: pytest.MonkeyPatch, behaviour: str, client: str
 ) -> None:
