@@ -90,6 +90,8 @@ async def test_no_held_out_problem_is_trained_on_whatever_seed_and_number(recipe
         == len(same.train.training_problems)
         >= 12
     )
+    if recipe not in SLOW:
+        await same.train.validate(4096)
 
 
 BEFORE = {
@@ -106,6 +108,7 @@ their prompts."""
 async def test_recipes_of_rows_hold_out_what_they_did_now_whatever_the_prompt(recipe: str) -> None:
     dataset, tokenizer = recipe_config(recipe)().dataset, tokenizer_of(recipe)
     datasets = await dataset(tokenizer)
+    await datasets.train.validate(512)  # All that is bundled.
     assert isinstance(datasets.train, ProblemDataset)
     parts = [datasets.train.builders, datasets.test_P, datasets.train.get_batch(3)]
     lines = [[name.rpartition(" ")[2] for name in problem_names(part)] for part in parts]

@@ -1,6 +1,5 @@
 """KL to the base and preference pairs, on a real model and on literals."""
 
-import json
 import math
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 from tests.fakes import FakeEngine, problem
+from tests.recipe_problems import write_rows
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -260,11 +260,6 @@ async def test_the_kl_needs_no_engine_that_can_score_with_genomes() -> None:
     assert engine.asked_base == 1
 
 
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def pairs_of(source: str, **fields: Any) -> Sequence[PairProblem]:
     builder = PreferencePairs(source=source, weight=1.0, **fields)
     added = builder(FakeEngine().tokenizer, 64, 3)
@@ -272,7 +267,7 @@ def pairs_of(source: str, **fields: Any) -> Sequence[PairProblem]:
 
 
 async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
-    source = write(tmp_path / "pairs.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
+    source = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     (found,) = pairs_of(source, problems_per_generation=1, beta=0.3)
     letters = [ord(letter) - 32 for letter in "abc"]
     assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3, True)
@@ -288,7 +283,7 @@ async def test_rows_are_gone_through_as_a_function_of_the_generation(
     tmp_path: Path, kind: str
 ) -> None:
     rows = [{"prompt": letter, "chosen": "b", "rejected": "c"} for letter in "defgh"]
-    source = write(tmp_path / "rows.jsonl", *rows)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     regulariser = (
         KLToBase(weight=1.0, source=source, problems_per_generation=2)
         if kind == "kl"
@@ -318,11 +313,11 @@ def test_pairs_that_cannot_be_used_are_named(
     tmp_path: Path, rows: list[Any], sentence: str
 ) -> None:
     with pytest.raises(DataError, match=sentence):
-        pairs_of(write(tmp_path / "pairs.jsonl", *rows))
+        pairs_of(write_rows(tmp_path / "pairs.jsonl", rows))
 
 
 def test_rows_that_do_not_fit_the_context_are_named(tmp_path: Path) -> None:
-    source = write(tmp_path / "rows.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
     tokenizer = FakeEngine().tokenizer
     sentence = "line 1: its prompt and longer answer have 2 tokens together, more than .* 1 tokens"
     with pytest.raises(DataError, match=sentence):
@@ -343,7 +338,7 @@ def test_rows_that_do_not_fit_the_context_are_named(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_used_are_named(
     tmp_path: Path, rows: list[Any], sentence: str
 ) -> None:
-    source = write(tmp_path / "prompts.jsonl", *rows)
+    source = write_rows(tmp_path / "prompts.jsonl", rows)
     with pytest.raises(DataError, match=sentence):
         KLToBase(weight=1.0, source=source)(FakeEngine().tokenizer, 64, 0)
 

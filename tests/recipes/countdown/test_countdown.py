@@ -28,7 +28,7 @@ from es_cookbook.rl.rewards.arithmetic import (
     grade_countdown,
 )
 from es_cookbook.rl.types import Action, Observation
-from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
+from tests.recipe_problems import Builders, build, check_second_row_is_named
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.integers(1, 99))
@@ -83,15 +83,6 @@ def test_stream_is_seeded_distinct_solvable_and_of_its_split(split: Split) -> No
         assert solve(problem.numbers, problem.target) is not None
 
 
-def test_stream_ends_where_there_are_no_more_problems() -> None:
-    every = [
-        problem.key
-        for split in ("train", "test")
-        for problem in generate_problems(0, split, num_numbers=(2,), max_number=3, max_target=9)
-    ]
-    assert len(every) == len(set(every)) == 16  # 2 + 3 + 3 + 2 + 3 + 3, for 1,1 1,2 1,3 2,2 2,3 3,3
-
-
 pytestmark = pytest.mark.anyio
 
 
@@ -110,26 +101,9 @@ def _env(builder: ProblemGroupBuilder) -> CountdownEnv:
     return env
 
 
-def _keys(builders: list[ProblemGroupBuilder]) -> set[tuple[tuple[int, ...], int]]:
-    envs = map(_env, builders)
-    return {(tuple(sorted(env.numbers)), env.target) for env in envs}
-
-
 ROWS: list[dict[str, object]] = [
     {"numbers": [a, b, 2], "target": a * b + 2} for a in range(3, 13) for b in range(a, 13)
 ]
-
-
-async def test_file_is_split_by_problem(tmp_path: Path) -> None:
-    doubled = [*ROWS, *ROWS]
-    source = write_rows(tmp_path / "all.jsonl", doubled)
-    train, test = await _build(source=source, num_train=200)
-    assert train
-    assert test
-    assert len(train) + len(test) == len(doubled)
-    assert not _keys(train) & _keys(test)
-    everything, none = await _build(source=source, num_train=200, num_test=0)
-    assert (len(everything), none) == (len(doubled), [])
 
 
 async def test_parquet_with_the_hub_sets_columns(tmp_path: Path) -> None:
@@ -138,13 +112,6 @@ async def test_parquet_with_the_hub_sets_columns(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(columns).to_parquet(path)
     train, test = await _build(source=str(path))
     assert len(train) + len(test) == len(ROWS)
-
-
-async def test_test_source_is_used_whole(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "train.jsonl", ROWS[5:])
-    test_source = write_rows(tmp_path / "test.jsonl", ROWS[:5])
-    train, test = await _build(source=source, test_source=test_source)
-    assert (len(train), len(test)) == (len(ROWS) - 5, 5)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +211,7 @@ def test_careless_demonstrations_are_often_wrong_in_form_and_often_in_substance(
             problem.target,
             CountdownReward(),
         )
-        for problem, solution in _examples(3000)
+        for problem, solution in _examples(800)
     ]
     correct = sum(grade.metrics["correct"] for grade in grades) / len(grades)
     badly_formed = sum(not grade.metrics["well_formed"] for grade in grades) / len(grades)
@@ -260,7 +227,7 @@ def test_bundled_model_can_and_often_does_not() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
     model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    found = measured(RECIPE, model, tokenizer, samples=8, num_test=60)
+    found = measured(RECIPE, model, tokenizer, samples=4, num_test=60)
     assert 0.2 < found["correct"] < 0.6
-    assert found["pass_at_8"] > found["correct"]
+    assert found["pass_at_4"] > found["correct"]
     assert found["format"] < 1.0

@@ -10,7 +10,6 @@ import pytest
 from es_cookbook.recipes.guess_number import warm_start
 from es_cookbook.recipes.guess_number.dataset import (
     GuessEnv,
-    GuessNumberDatasetBuilder,
     Problem,
     generate_problems,
     halving,
@@ -80,11 +79,6 @@ def test_halving_finds_every_number_in_time(fold: Literal["train", "test"]) -> N
     problems = list(islice(generate_problems(0, fold), 500))
     assert len(set(problems)) == 500
     assert all(len(halving(problem)) <= problem.guesses for problem in problems)
-
-
-async def test_every_gold_chat_in_words_earns_everything() -> None:
-    words = GuessNumberDatasetBuilder(num_train=40, num_test=20, prompt="words")
-    await (await words(tokenizer_with(CHATML))).train.validate(4096)
 
 
 def test_demonstrations_end_in_time_and_about_half_of_them_fail() -> None:

@@ -59,9 +59,15 @@ def test_there_are_106_and_the_readme_says_of_each_that_is_refused_why() -> None
         assert f"| `{task}` | {why} |" in text
 
 
+EVALUATED = "[].__class__ if __import__('pathlib').Path({path!r}).touch() else []"
+
+
 @pytest.mark.parametrize("task", sorted(set(ALL) - set(REFUSED)))
-def test_own_answers_earn_everything_and_others_do_not(task: str) -> None:
-    problems_P = made(task, 5)
+def test_own_answers_earn_everything_and_others_do_not_and_none_is_evaluated(
+    task: str, tmp_path: Path
+) -> None:
+    problems_P, path = made(task, 5), tmp_path / "evaluated"
+    others = "?", "nan", "[NaN, NaN]", "inf", "1e999", "[]", "{}", EVALUATED.format(path=str(path))
     assert len({problem.question for problem in problems_P}) == 5
     own = scorer(problems_P[0].source)
     for problem in problems_P:
@@ -69,11 +75,12 @@ def test_own_answers_earn_everything_and_others_do_not(task: str) -> None:
         assert (problem.gold is None) == (task in ("boxnet", "rush_hour"))
         if problem.gold is not None:
             assert own(problem.gold, problem.entry) == pytest.approx(1)
-        for other in ("?", "nan", "[NaN, NaN]", "inf", "1e999", "[]", "{}"):
+        for other in others:
             if other != problem.gold:
                 found = score(own, other, problem.entry)
                 assert found is None or found < 1, other
         assert score(own, "", problem.entry) in (0, 0.01, 0.02, 0.05, None)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("task", sorted(REFUSED))
@@ -81,18 +88,6 @@ def test_the_others_are_refused_with_the_reason(task: str) -> None:
     with pytest.raises(ConfigError, match=f"task '{task}' cannot be used: ") as refused:
         check_source(Source(task))
     assert REFUSED[task] in str(refused.value)
-
-
-EVALUATED = "[].__class__ if __import__('pathlib').Path({path!r}).touch() else []"
-
-
-async def test_nothing_that_a_model_writes_is_evaluated(tmp_path: Path) -> None:
-    path = tmp_path / "evaluated"
-    text = EVALUATED.format(path=str(path))
-    for task in usable():
-        problem = made(task, 5)[0]
-        score(scorer(problem.source), text, problem.entry)
-        assert not path.exists(), task
 
 
 @pytest.mark.parametrize("task", [task for task in EXACT if task != "game_of_life_halting"])

@@ -25,10 +25,7 @@ def test_the_base_judges_or_another_who_is_asked_in_words() -> None:
     assert server == ServerJudge(model="m")
 
 
-async def test_every_bundled_addition_is_valid_and_none_was_demonstrated() -> None:
-    built = await CLIConfig().dataset(build_tokenizer(warm_start.CHARACTERS))
-    await built.train.validate(64)
-    assert len(built.train) > 1700 and len(built.test_P) > 150
+def test_no_bundled_addition_was_demonstrated() -> None:
     rows = [json.loads(line) for line in ADDITIONS.read_text().splitlines()]
     terms = [tuple(map(int, row["question"].rstrip("=").split("+"))) for row in rows]
     assert {Problem(each).fold for each in terms} == {"test"}

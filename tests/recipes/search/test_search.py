@@ -8,7 +8,6 @@ import pytest
 from es_cookbook.recipes.search import warm_start
 from es_cookbook.recipes.search.dataset import (
     BM25,
-    SearchDatasetBuilder,
     SearchEnv,
     chat_of,
     index,
@@ -21,7 +20,6 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
-from tests.chat_templates import CHATML, LLAMA, tokenizer_with
 
 pytestmark = pytest.mark.anyio
 
@@ -59,12 +57,6 @@ def test_every_person_is_found_by_name_and_every_river_by_its_town() -> None:
         assert index().search(person.name, 1) == [person.sentence]
         found = index().search(f"river {person.town}", 1)
         assert found == [f"river of {person.town} is {person.river}"]
-
-
-async def test_every_gold_chat_in_words_earns_everything() -> None:
-    for template in (CHATML, LLAMA):
-        builder = SearchDatasetBuilder(num_train=40, num_test=20, prompt="words")
-        await (await builder(tokenizer_with(template))).train.validate(4096)
 
 
 def test_half_of_the_demonstrations_search_for_the_town_alone() -> None:

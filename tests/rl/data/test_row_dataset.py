@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task, load_splits
 from es_cookbook.rl.types import Datasets
+from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -26,16 +27,11 @@ def score(text: str, row: Mapping[str, Any]) -> float:
     return float(text == row["answer"])
 
 
-def write(path: Path, rows: Sequence[Mapping[str, object]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture
 def sixty(tmp_path: Path) -> str:
     """A file of sixty rows, two for each question."""
     rows = [{"question": f"{i // 2}:1=", "answer": str(i), "part": f"p{i % 3}"} for i in range(60)]
-    return write(tmp_path / "rows.jsonl", rows)
+    return write_rows(tmp_path / "rows.jsonl", rows)
 
 
 def task(source: str, **fields: Any) -> Task:
@@ -89,7 +85,9 @@ async def test_a_number_that_cannot_be_is_refused(sixty: str, tmp_path: Path) ->
         await task(sixty, num_test=60)(TOKENIZER)
     with pytest.raises(DataError, match=r"dataset\.num_test=60: .*has 60 rows"):
         task(sixty, num_test=60).check()  # Before a model is loaded.
-    test = write(tmp_path / "test.jsonl", [{"question": "x", "answer": f"a{i}"} for i in range(3)])
+    test = write_rows(
+        tmp_path / "test.jsonl", [{"question": "x", "answer": f"a{i}"} for i in range(3)]
+    )
     assert len((await task(sixty, test_source=test, num_test=3)(TOKENIZER)).test_P) == 3
     with pytest.raises(DataError, match=r"dataset\.num_test=4: .*test\.jsonl has 3 rows$"):
         await task(sixty, test_source=test, num_test=4)(TOKENIZER)
@@ -145,7 +143,7 @@ async def test_a_config_that_says_nothing_of_it_splits_by_the_prompt_as_it_did(
     tmp_path: Path,
 ) -> None:
     rows = [{"question": f"{i}:1=", "answer": str(i + 1), "size": len(str(i))} for i in range(60)]
-    source = write(tmp_path / "rows.jsonl", rows)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     expected = {  # What it was before.
         "{question}": [1, 3, 7, 10, 12, 13, 16, 19, 23, 28, 31, 45],
         "Say: {question}": [1, 7, 10, 23, 51],
@@ -176,7 +174,7 @@ def read(row: Row) -> Number:
 
 
 def numbered(path: Path, numbers: Iterable[object]) -> str:
-    return write(path, [{"number": number} for number in numbers])
+    return write_rows(path, [{"number": number} for number in numbers])
 
 
 def keys(problems: dict[str, Number]) -> list[int]:

@@ -1,6 +1,5 @@
 """Rows, a template and a function are a task; what does not fit is refused in a sentence."""
 
-import json
 import math
 import pickle
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Reward, Task
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Datasets
+from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -24,19 +24,14 @@ def exact(text: str, row: Mapping[str, Any]) -> float:
     return float(text == row["answer"])
 
 
-def write(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def sums(count: int) -> list[dict[str, object]]:
     return [
         {"question": f"{i}:1=", "answer": str(i + 1), "size": len(str(i))} for i in range(count)
     ]
 
 
-async def built(path: Path, reward: Reward = exact, **fields: Any) -> Datasets:
-    settings: dict[str, Any] = {"source": str(path), "problems_per_generation": 1} | fields
+async def built(path: str, reward: Reward = exact, **fields: Any) -> Datasets:
+    settings: dict[str, Any] = {"source": path, "problems_per_generation": 1} | fields
     return await Task(reward=reward, **settings)(TOKENIZER)
 
 
@@ -51,7 +46,7 @@ def asked(builders: Sequence[Any]) -> list[str]:
 
 
 async def test_rows_are_asked_scored_and_checked(tmp_path: Path) -> None:
-    datasets = await built(write(tmp_path / "rows.jsonl", sums(40)), prompt="0:{question}")
+    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(40)), prompt="0:{question}")
     train = problems(datasets)
     assert all(question.startswith("0:") for question in asked(train))
     await datasets.train.validate(64)
@@ -65,43 +60,20 @@ async def test_rows_are_asked_scored_and_checked(tmp_path: Path) -> None:
         await datasets.train.validate(4)
 
 
-async def test_what_is_held_out_is_disjoint_by_what_is_asked_and_the_same_for_every_seed(
-    tmp_path: Path,
-) -> None:
-    rows = sums(200)
-    twice = [{**row, "answer": f"{row['answer']}.0"} for row in rows]
-    path = write(tmp_path / "rows.jsonl", [*rows, *twice])
-    splits = [await built(path, seed=seed, full_reward=None) for seed in (0, 1)]
-    for datasets in splits:
-        assert asked(datasets.test_P) == asked(splits[0].test_P)
-        assert not {*asked(datasets.test_P)} & {*asked(problems(datasets))}
-    assert 10 <= len(splits[0].test_P) <= 80
-    folds = [
-        await built(path, test_fraction=0.25, fold=fold, split_by="question", full_reward=None)
-        for fold in range(4)
-    ]
+async def test_folds_hold_out_all_rows_once(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", sums(200))
+    folds = [await built(path, test_fraction=0.25, fold=fold) for fold in range(4)]
     every = [question for datasets in folds for question in asked(datasets.test_P)]
     assert sorted(every) == sorted(asked(problems(folds[0])) + asked(folds[0].test_P))
-    few = await built(path, num_train=5, num_test=3, full_reward=None)
+    few = await built(path, num_train=5, num_test=3)
     assert (len(few.train), len(few.test_P)) == (5, 3)
-    assert (await built(path, num_test=0, full_reward=None)).test_P == []
-
-
-async def test_a_test_of_its_own_shares_nothing_with_the_training(tmp_path: Path) -> None:
-    train, test = write(tmp_path / "a.jsonl", sums(9)), write(tmp_path / "b.jsonl", sums(30)[20:])
-    datasets = await built(train, test_source=str(test))
-    assert (len(datasets.train), len(datasets.test_P)) == (9, 10)
-    with pytest.raises(
-        DataError, match=r"b\.jsonl, line 1: .* also held out, in .*a\.jsonl, line 21;"
-    ):
-        await built(test, test_source=str(write(tmp_path / "a.jsonl", sums(30))))
 
 
 async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) -> None:
     async def score(text: str, row: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
         return float(text == row["answer"]), {"length": len(text)}
 
-    datasets = await built(write(tmp_path / "rows.jsonl", sums(12)), score, tag="size")
+    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(12)), score, tag="size")
     await datasets.train.validate(64)
     (builder,) = datasets.train.get_batch(0)
     assert isinstance(builder, ProblemGroupBuilder) and builder.tags in (("1",), ("2",))
@@ -133,7 +105,7 @@ async def test_a_reward_that_is_none_is_refused_by_name_and_row(
             raise returned
         return returned
 
-    datasets = await built(write(tmp_path / "rows.jsonl", sums(3)), careless)
+    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(3)), careless)
     with pytest.raises(
         DataError, match=rf"rows\.jsonl, line \d: reward .*careless.*{said}"
     ) as found:
@@ -145,7 +117,7 @@ async def test_a_reward_that_is_none_is_refused_by_name_and_row(
 
 
 async def test_an_answer_that_does_not_earn_the_full_reward_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", sums(3))
+    path = write_rows(tmp_path / "rows.jsonl", sums(3))
     sentence = (
         r"line 1: its own solution earns 10 of 1: '1' by reward '.*<lambda>'; if a perfect answer "
         r'reads otherwise, say how, as in dataset.gold="\\\\boxed\{\{\{answer\}\}\}", and if there '
@@ -166,7 +138,7 @@ def test_a_template_names_fields_and_nothing_else(prompt: str) -> None:
 
 
 async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", sums(3))
+    path = write_rows(tmp_path / "rows.jsonl", sums(3))
     with pytest.raises(DataError, match=r"line 1: field 'qestion' is missing; did you mean 'quest"):
         await built(path, prompt="{qestion}")
     with pytest.raises(
@@ -174,7 +146,7 @@ async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_pat
     ):
         await built(path, tag="kind")
     with pytest.raises(DataError, match="there are no rows to train on"):
-        await built(write(tmp_path / "none.jsonl", []))
+        await built(write_rows(tmp_path / "none.jsonl", []))
     with pytest.raises(
         ConfigError,
         match=r"dataset\.problems_per_generation must be from 1 to \d, the number of tr",
@@ -192,12 +164,12 @@ def boxed(text: str, row: Mapping[str, Any]) -> float:
 
 
 async def test_a_perfect_answer_may_be_a_template(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", sums(10))
+    path = write_rows(tmp_path / "rows.jsonl", sums(10))
     datasets = await built(path, boxed, gold="\\boxed{{{answer}}}")
     assert all(str(problem.gold).startswith("\\boxed{") for problem in problems(datasets))
     await datasets.train.validate(64)
     with pytest.raises(ConfigError, match=r"gold='\{a b\}': in braces stands the name of one"):
-        Task(source=str(path), reward=boxed, gold="{a b}")
+        Task(source=path, reward=boxed, gold="{a b}")
     with pytest.raises(DataError, match="field 'solution' is missing"):
         await built(path, boxed, gold="{solution}")
 
@@ -231,7 +203,7 @@ def fails(text: str, row: Mapping[str, Any]) -> float:
 async def test_an_exception_of_a_reward_is_told_with_the_users_own_lines_alone(
     tmp_path: Path,
 ) -> None:
-    datasets = await built(write(tmp_path / "rows.jsonl", sums(10)), fails)
+    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(10)), fails)
     with pytest.raises(DataError) as caught:
         await datasets.train.validate(64)
     sentence, frame, line, *rest = str(caught.value).splitlines()

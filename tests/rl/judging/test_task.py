@@ -1,6 +1,5 @@
 """Tasks whose answers are compared: rewards in a group, held out, and where judgements are lost."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, rollout_metrics
 from es_cookbook.rl.types import SamplingParams, Trajectory
 from tests.fakes import FakeEngine
+from tests.recipe_problems import write_rows
 
 pytestmark = pytest.mark.anyio
 GENOMES = [Genome((Term(seed, 0.1),)) for seed in range(4)]
@@ -53,15 +53,14 @@ class Judging(FakeEngine):
 
 
 def task(tmp_path: Path, **options: Any) -> JudgedTask:
-    source = tmp_path / "rows.jsonl"
     rows = [{"question": f"q{i}", "answer": "3"} for i in range(8)]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     defaults: dict[str, Any] = {
         "judge": BaseJudge(template=TEMPLATE),
         "problems_per_generation": 1,
         "num_test": 1,
     }
-    return JudgedTask(source=str(source), test_fraction=0.5, **{**defaults, **options})
+    return JudgedTask(source=source, test_fraction=0.5, **{**defaults, **options})
 
 
 def sampler(engine: FakeEngine, lost: float = 0.1) -> PopulationSampler:
@@ -143,14 +142,8 @@ async def test_what_was_lost_before_is_not_compared(tmp_path: Path) -> None:
     engine = Judging()
     built = await task(tmp_path, reward=_fails_on_one)(engine.tokenizer)
     (group,) = await sampler(engine, lost=0.5).rollout(0, built.train.get_batch(0), GENOMES)
-    assert [
-        isinstance(trajectories_K[0], Trajectory) for trajectories_K in group.trajectories_G_K
-    ] == [
-        True,
-        False,
-        True,
-        True,
-    ]
+    finished = [isinstance(each[0], Trajectory) for each in group.trajectories_G_K]
+    assert finished == [True, False, True, True]
     assert rollout_metrics(group, 0, 0)["answers"] == 3
     assert group.rewards_G_K[3] == [pytest.approx(0.8)]
 

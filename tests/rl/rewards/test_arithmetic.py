@@ -121,13 +121,6 @@ def _grade(
     return grade_countdown(text, numbers, target, reward or CountdownReward())
 
 
-def test_right_answer_earns_everything() -> None:
-    grade = _grade("3*4-2")
-    assert grade == Grade(
-        1.0, {"correct": 1.0, "format": 1.0, "well_formed": 1.0, "correct_well_formed": 1.0}
-    )
-
-
 @pytest.mark.parametrize("answer", ["3*4-2*1", "3*4", "4+4+2", "34-24", "2+3+4", "12-2"])
 def test_wrong_number_multiset_or_value_is_well_formed_but_wrong(answer: str) -> None:
     grade = _grade(answer)
@@ -140,18 +133,6 @@ def test_repeated_numbers_count_as_often_as_given() -> None:
     assert _grade("5+5", (5, 5), 10).metrics["correct"]
     assert not _grade("5*2", (5, 5), 10).metrics["correct"]
     assert not _grade("5+5+0*5", (5, 5, 0), 10).metrics["correct"]
-
-
-def test_equation_in_place_of_an_expression_is_neither_correct_nor_well_formed() -> None:
-    grade = _grade("3*4-2=10")
-    assert [*grade.metrics.values()] == [0.0, 1.0, 0.0, 0.0]
-
-
-def test_last_answer_counts() -> None:
-    first_right = "<think></think><answer>3*4-2</answer><answer>1</answer>"
-    last_right = "<think></think><answer>1</answer><answer>3*4-2</answer>"
-    assert not grade_countdown(first_right, (2, 3, 4), 10, CountdownReward()).metrics["correct"]
-    assert grade_countdown(last_right, (2, 3, 4), 10, CountdownReward()).metrics["correct"]
 
 
 def test_close_is_closer_than_one_in_a_hundred_thousand() -> None:
