@@ -15,7 +15,6 @@ from benchmarks.model_families import PAGE, counts, documented, said_of
 from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.data.problem_dataset import check_problem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
@@ -98,7 +97,7 @@ async def test_the_page_of_tasks_has_chats_that_run() -> None:
     tokenizer = tokenizer_with(CHATML)
     row = Row("row 1", {"question": "Which fruit?", "answer": "pear"})
     builder = names["HintsData"](source="rows.jsonl").problem(row, tokenizer)
-    await check_problem(builder, 4096)
+    await builder.check(4096)
     script = Script(['<tool_call>{"name": "search"}</tool_call>', "nobody"], tokenizer)
     found = await run_rollout(names["question"](tokenizer), script)
     assert found.reward == 1.0

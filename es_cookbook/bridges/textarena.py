@@ -38,8 +38,8 @@ from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_i
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt, render_prompt
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -250,15 +250,12 @@ class _Game(ProblemGroupBuilder):
     def digests(self) -> tuple[int, ...]:
         return ()
 
-
-class _GamesDataset(ProblemDataset):
-    """Games whose first turn's prompt is checked before training."""
-
     @override
-    async def check(self, builder: ProblemGroupBuilder, context_length: int) -> None:
-        env = builder.make_env()
+    async def check(self, context_length: int) -> None:
+        """Check the first turn's prompt."""
+        env = self.make_env()
         assert isinstance(env, _TextArenaEnv)
-        check_prompt(builder.name, len(env.asked_first().tokens_T), context_length)
+        check_prompt(self.name, len(env.asked_first().tokens_T), context_length)
 
 
 def _package(_: "TextArenaDatasetBuilder") -> str:
@@ -331,4 +328,4 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
         train = games("train", self.seed, self.num_train)
         # The same for every seed: runs compare.
         test_P = games("test", 0, self.num_test)
-        return Datasets(_GamesDataset(train, self.problems_per_generation, self.seed), test_P)
+        return Datasets(ProblemDataset(train, self.problems_per_generation, self.seed), test_P)

@@ -8,14 +8,20 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 import dataclasses
 import hashlib
 import logging
+import math
+import traceback
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from es_cookbook.common.errors import EnvError
+from es_cookbook.common.errors import DataError, EnvError, own_frames
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.message_env import MessageEnv, Script
+from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -125,6 +131,52 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         if not isinstance(env, ProblemEnv):
             return self.contents
         return (*self.contents, digest_of(env.observation.tokens_T))
+
+    @override
+    async def check(self, context_length: int) -> None:
+        """Check its prompt's length, and grade its gold answer, in this process."""
+        try:
+            env = self.make_env()
+            if isinstance(env, MessageEnv):
+                env.policy = Script((), env.chat.tokenizer, context_length)
+            prompt_T = (await env.initial_observation()).tokens_T
+            check_prompt(self.name, len(prompt_T), context_length)
+            if self.gold is not None and isinstance(env, ProblemEnv | MessageEnv):
+                await self._check_gold(self.gold, context_length)
+        except EnvError as error:
+            said = str(error).removeprefix(f"{self.name}: ")  # A reward names its row itself.
+            frames = own_frames("".join(traceback.format_exception(error)))
+            raise DataError(f"{self.name}: {said}\n{frames}".rstrip()) from error
+
+    async def _check_gold(self, gold: str | tuple[str, ...], context_length: int) -> None:
+        env, hint = self.make_env(), ""
+        if isinstance(env, MessageEnv):
+            texts = (gold,) if isinstance(gold, str) else gold
+            script = Script(texts, env.chat.tokenizer, context_length)
+            earned, full_reward = (await run_rollout(env, script)).reward, env.full_reward
+        else:
+            assert isinstance(env, ProblemEnv)
+            earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
+            hint = env.gold_hint
+        if not math.isclose(earned, full_reward):
+            raise DataError(
+                f"{self.name}: its own solution earns {earned:g} of {full_reward:g}: "
+                f"{gold!r:.200}{hint}"
+            )
+
+
+def check_prompt(name: str, length: int, context_length: int) -> None:
+    """Refuse a prompt of so many tokens if nothing is left of the context for an answer.
+
+    Raises:
+        DataError: Names the problem.
+    """
+    if length >= context_length:
+        raise DataError(
+            f"{name}: its prompt of {plural(length, 'token')} leaves no room in the engine's "
+            f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
+            "engine.max_model_len"
+        )
 
 
 def digest_of(content: str | Sequence[int]) -> int:

@@ -431,6 +431,14 @@ class EnvGroupBuilder(ABC):
         """
         return ()
 
+    async def check(self, context_length: int) -> None:
+        """Check, before the first generation, that it can be attempted; by default nothing.
+
+        Raises:
+            DataError: It cannot; names the problem.
+        """
+        del context_length
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProblemResult:

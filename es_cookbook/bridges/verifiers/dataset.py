@@ -20,12 +20,11 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, not_installed
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 
 if TYPE_CHECKING:
-    from es_cookbook.bridges.verifiers.env import TaskBuilder
     from es_cookbook.bridges.verifiers.library import Source
 
 
@@ -130,7 +129,7 @@ class TasksetProblems(RLDatasetBuilder):
         del train_P[self.num_train :], test_P[self.num_test :]
         if not train_P:
             raise DataError(f"the taskset {source.package} leaves no tasks to train on")
-        dataset = _TaskDataset(train_P, self.problems_per_generation, self.seed, test_P)
+        dataset = ProblemDataset(train_P, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
     def _held_out(self, contents: Collection[str]) -> set[str]:
@@ -141,14 +140,3 @@ class TasksetProblems(RLDatasetBuilder):
 
 def _digest(content: str) -> bytes:
     return hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
-
-
-class _TaskDataset(ProblemDataset["TaskBuilder"]):
-    """Tasks whose prompts are checked before training.
-
-    A task has no gold answer that could be graded: the library's `validate` wants a runtime.
-    """
-
-    @override
-    async def check(self, builder: "TaskBuilder", context_length: int) -> None:
-        check_prompt(builder.name, builder.prompt_length(), context_length)

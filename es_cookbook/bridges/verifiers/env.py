@@ -38,7 +38,7 @@ from es_cookbook.bridges.verifiers.tools import Tools
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.rl.messages.chat import Chat, TokenStream
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
-from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.problem_env import check_prompt, digest_of
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -85,12 +85,16 @@ class TaskBuilder(EnvGroupBuilder):
     def digests(self) -> tuple[int, ...]:
         return (digest_of(self.content),)
 
-    def prompt_length(self) -> int:
-        """Tokens of the task's own prompt; 0 where its environment opens the chat."""
-        messages = _opening(self.task, self.chat.options.system)
-        if self.task.data.prompt is None:
-            return 0
-        return len(self.chat.renderer.prompt([_as_message(message) for message in messages]))
+    @override
+    async def check(self, context_length: int) -> None:
+        """Check the task's own prompt, unless its environment opens the chat.
+
+        There is no gold answer that could be graded: the library's `validate` wants a runtime.
+        """
+        if self.task.data.prompt is not None:
+            messages = _opening(self.task, self.chat.options.system)
+            prompt_T = self.chat.renderer.prompt([_as_message(each) for each in messages])
+            check_prompt(self.name, len(prompt_T), context_length)
 
 
 class _TaskEnv(Env):

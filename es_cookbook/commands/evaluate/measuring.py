@@ -19,8 +19,8 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_problem
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, TrainedOn
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
@@ -165,8 +165,7 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
             "are trained on (split=train)"
         )
     for problem in problems_P:
-        if isinstance(problem, ProblemGroupBuilder):
-            await check_problem(problem, engine.traits.context_length)
+        await problem.check(engine.traits.context_length)
     return problems_P
 
 

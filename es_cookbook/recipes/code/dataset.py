@@ -32,11 +32,16 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
 from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
 from es_cookbook.recipes.recipe import built_field
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
-from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder, digest_of, render_prompt
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemGroupBuilder,
+    digest_of,
+    render_prompt,
+)
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.timeouts import nobody_has_control
 from es_cookbook.rl.types import (
@@ -342,8 +347,7 @@ class _CodeDataset(ProblemDataset):
         say(f"running the solutions of {len(self.builders):,} training problems")
         problems_P = [each for each in self.builders if isinstance(each, CodeProblem)]
         for problem in problems_P:
-            length = len((await problem.make_env().initial_observation()).tokens_T)
-            check_prompt(problem.name, length, context_length)
+            await problem.check(context_length)
         await validate_solutions(problems_P)
 
 

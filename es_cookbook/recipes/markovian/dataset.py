@@ -1,7 +1,7 @@
 """Questions whose answers are read from thoughts: generated sums, or rows of public sets."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import chz
 from typing_extensions import override
@@ -19,10 +19,9 @@ from es_cookbook.recipes.markovian.env import (
     Template,
 )
 from es_cookbook.recipes.markovian.problems import Problem, generate_sums, read_problem
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
-from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
+from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.types import Observation, Tokenizer
 
 OPERATIONS = "+-*"
 
@@ -79,12 +78,6 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return read_problem(row, tokenizer, (self.context_tokens, self.continuation_tokens))
 
     @override
-    def dataset(
-        self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
-    ) -> RLDataset:
-        return _Questions(train, self.problems_per_generation, self.seed, test_P)
-
-    @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> MarkovianProblem:
         mark_T, gold_T = self.template.answer(problem.answer, tokenizer)
         prompt_T = self.template.prompt(problem.question, tokenizer)
@@ -114,22 +107,3 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
             question=problem.question,
             asked=asked,
         )
-
-
-def check_room(name: str, asked: Asked, context_length: int) -> None:
-    """Refuse a problem whose answer has no room where it is read, whatever the thought.
-
-    Raises:
-        DataError: Names the problem.
-    """
-    check_prompt(name, asked.least, context_length)
-
-
-class _Questions(ProblemDataset):
-    """Questions whose answers must have room where they are read."""
-
-    @override
-    async def check(self, builder: ProblemGroupBuilder, context_length: int) -> None:
-        await super().check(builder, context_length)
-        assert isinstance(builder, MarkovianProblem)
-        check_room(builder.name, builder.asked, context_length)

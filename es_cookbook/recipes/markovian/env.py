@@ -38,7 +38,13 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    check_prompt,
+    render_prompt,
+)
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.types import (
     GroupReward,
@@ -295,6 +301,12 @@ class MarkovianProblem(ProblemGroupBuilder):
 
     question: str = dataclasses.field(kw_only=True)
     asked: Asked = dataclasses.field(kw_only=True)
+
+    @override
+    async def check(self, context_length: int) -> None:
+        """Check the prompt, and that an answer has room where it is read, whatever the thought."""
+        await ProblemGroupBuilder.check(self, context_length)
+        check_prompt(self.name, self.asked.least, context_length)
 
     @override
     async def compute_group_rewards(

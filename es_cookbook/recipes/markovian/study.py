@@ -46,11 +46,11 @@ from es_cookbook.population.results import (
     results_of,
 )
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder, check_room
+from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.recipes.markovian.env import MarkovianProblem
 from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
 from es_cookbook.recipes.markovian.problems import Problem
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.report.plots import draw_bars, require_matplotlib
@@ -185,7 +185,7 @@ async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> 
             name, thought = str(line["problem"]), str(line["thought"])
             problem = Problem(str(line["question"]), str(line["gold"]))
             asked = _dataset(run).builder(name, problem, engine.tokenizer).asked
-            check_room(name, asked, engine.traits.context_length)
+            check_prompt(name, asked.least, engine.traits.context_length)
             scored_P.append(ProblemGroupBuilder(functools.partial(ScoredEnv, asked, thought), name))
     return results_of(scored_P, await attempt(sampler, scored_P))
 

@@ -42,11 +42,12 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     read_move,
     winner,
 )
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_prompt
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
+    check_prompt,
     digest_of,
     render_prompt,
 )

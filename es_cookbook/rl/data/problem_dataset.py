@@ -13,20 +13,16 @@ so everything that works on problems x genomes works on rows x genomes.
 import contextlib
 import dataclasses
 import functools
-import math
 import random
-import traceback
 from collections.abc import Sequence
 from typing import Generic
 
 from typing_extensions import TypeVar, override
 
-from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.messages.message_env import MessageEnv, Script
-from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.common.terminal import say
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Env,
     EnvGroup,
@@ -103,67 +99,7 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
     async def validate(self, context_length: int) -> None:
         say(f"checking {len(self.builders):,} training problems")
         for builder in (*self.builders, *self.held_out):
-            await self.check(builder, context_length)
-
-    async def check(self, builder: _Builder, context_length: int) -> None:
-        """Check a problem's prompt, and its gold answer: `check_problem`.
-
-        Raises:
-            DataError: Names the problem.
-        """
-        if isinstance(builder, ProblemGroupBuilder):
-            await check_problem(builder, context_length)
-
-
-def check_prompt(name: str, length: int, context_length: int) -> None:
-    """Refuse a prompt of so many tokens if nothing is left of the context for an answer.
-
-    Raises:
-        DataError: Names the problem.
-    """
-    if length >= context_length:
-        raise DataError(
-            f"{name}: its prompt of {plural(length, 'token')} leaves no room in the engine's "
-            f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
-            "engine.max_model_len"
-        )
-
-
-async def check_problem(builder: ProblemGroupBuilder, context_length: int) -> None:
-    """Check its prompt's length, and grade its gold answer, in this process.
-
-    Raises:
-        DataError: Names the problem.
-    """
-    try:
-        env = builder.make_env()
-        if isinstance(env, MessageEnv):
-            env.policy = Script((), env.chat.tokenizer, context_length)
-        prompt_T = (await env.initial_observation()).tokens_T
-        check_prompt(builder.name, len(prompt_T), context_length)
-        if builder.gold is not None and isinstance(env, ProblemEnv | MessageEnv):
-            await _check_gold(builder, context_length)
-    except EnvError as error:
-        said = str(error).removeprefix(f"{builder.name}: ")  # A reward names its row itself.
-        frames = own_frames("".join(traceback.format_exception(error)))
-        raise DataError(f"{builder.name}: {said}\n{frames}".rstrip()) from error
-
-
-async def _check_gold(builder: ProblemGroupBuilder, context_length: int) -> None:
-    env, gold, hint = builder.make_env(), builder.gold, ""
-    if isinstance(env, MessageEnv):
-        texts = (gold,) if isinstance(gold, str) else gold or ()
-        script = Script(texts, env.chat.tokenizer, context_length)
-        earned, full_reward = (await run_rollout(env, script)).reward, env.full_reward
-    else:
-        assert isinstance(env, ProblemEnv)
-        earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
-        hint = env.gold_hint
-    if not math.isclose(earned, full_reward):
-        raise DataError(
-            f"{builder.name}: its own solution earns {earned:g} of {full_reward:g}: {gold!r:.200}"
-            f"{hint}"
-        )
+            await builder.check(context_length)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import DataError, EnvError
-from es_cookbook.rl.data.problem_dataset import check_problem
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
@@ -183,8 +182,8 @@ def builder(gold: str | tuple[str, ...], **options: object) -> ProblemGroupBuild
 
 
 async def test_gold_of_many_turns_is_proven_before_the_run() -> None:
-    await check_problem(builder(("1", "2", "7")), 4096)
-    await check_problem(builder("7"), 4096)
+    await builder(("1", "2", "7")).check(4096)
+    await builder("7").check(4096)
 
 
 @pytest.mark.parametrize(
@@ -199,4 +198,4 @@ async def test_gold_that_does_not_earn_its_reward_is_refused(
     gold: tuple[str, ...], options: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(DataError, match=sentence):
-        await check_problem(builder(gold, **options), 4096)
+        await builder(gold, **options).check(4096)
