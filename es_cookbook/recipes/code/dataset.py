@@ -312,7 +312,7 @@ class _CodeEnv(Env):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CodeProblem(ProblemGroupBuilder):
+class _CodeProblem(ProblemGroupBuilder):
     """One problem with its tests; attempts at it share what has been graded."""
 
     problem: Problem = dataclasses.field(kw_only=True)
@@ -345,7 +345,7 @@ class _CodeDataset(ProblemDataset):
     async def validate(self, context_length: int) -> None:
         """Check every prompt's length, and run every problem's own solution in the sandbox."""
         say(f"running the solutions of {len(self.builders):,} training problems")
-        problems_P = [each for each in self.builders if isinstance(each, CodeProblem)]
+        problems_P = [each for each in self.builders if isinstance(each, _CodeProblem)]
         for problem in problems_P:
             await problem.check(context_length)
         await validate_solutions(problems_P)
@@ -359,7 +359,7 @@ async def validate_solutions(problems_P: Sequence[EnvGroupBuilder]) -> None:
         SandboxError: There is no sandbox here.
     """
 
-    async def check(builder: CodeProblem) -> None:
+    async def check(builder: _CodeProblem) -> None:
         grade = await builder.grade(builder.problem.solution)
         if grade.reward < 1:
             said = grade.logs.get("stderr", "").strip().splitlines()[-1:]
@@ -372,7 +372,7 @@ async def validate_solutions(problems_P: Sequence[EnvGroupBuilder]) -> None:
     try:
         async with anyio.create_task_group() as tasks:
             for builder in problems_P:
-                if isinstance(builder, CodeProblem) and builder.problem.solution is not None:
+                if isinstance(builder, _CodeProblem) and builder.problem.solution is not None:
                     tasks.start_soon(check, builder)
     except BaseExceptionGroup as errors:
         raise next(leaves(errors)) from None
@@ -416,11 +416,11 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return read_problem(row, self.max_cases)
 
     @override
-    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> CodeProblem:
+    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> _CodeProblem:
         text = question(problem, self.shown_tests)
         observation = Observation(render_prompt(tokenizer, text, chat=not problem.prefix))
         grade = functools.partial(grade_code, problem, reward=self.reward, limits=self.limits)
-        return CodeProblem(
+        return _CodeProblem(
             functools.partial(_CodeEnv, observation, grade),
             name,
             contents=(digest_of(problem.key), digest_of(observation.tokens_T)),

@@ -88,22 +88,15 @@ def _digest(opening: str) -> int:
     return digest_of(f"tic-tac-toe {opening}")
 
 
-class Prompts:
-    """Positions as a model is shown them, each tokenized once."""
+Shown: TypeAlias = Callable[[str], Observation]
+"""How a position is shown to the side that moves."""
 
-    def __init__(self, tokenizer: Tokenizer, style: PromptStyle) -> None:
-        self._tokenizer = tokenizer
-        self._style: PromptStyle = style
-        self._observations: dict[str, Observation] = {}
 
-    def __call__(self, position: str) -> Observation:
-        """The side that moves is asked for its move."""
-        if position not in self._observations:
-            text = question(position, self._style)
-            tokens_T = render_prompt(self._tokenizer, text, chat=self._style == "words")
-            length = _COMPACT_MOVE if self._style == "compact" else None
-            self._observations[position] = Observation(tokens_T, max_tokens=length)
-        return self._observations[position]
+@functools.lru_cache(maxsize=2**14)
+def shown(tokenizer: Tokenizer, style: PromptStyle, position: str) -> Observation:
+    """A position, with the side that moves asked for its move; tokenized once."""
+    tokens_T = render_prompt(tokenizer, question(position, style), chat=style == "words")
+    return Observation(tokens_T, max_tokens=_COMPACT_MOVE if style == "compact" else None)
 
 
 class _OpeningEnv(ProblemEnv):
@@ -126,7 +119,7 @@ class OpeningGroup(EnvGroupBuilder):
     """
 
     opening: str
-    prompts: Prompts
+    prompts: Shown
     swiss_rounds: int
     draw: float
 
@@ -203,7 +196,7 @@ class OpeningGroup(EnvGroupBuilder):
 
 
 @dataclasses.dataclass(eq=False)
-class OpponentEnv(Env):
+class _OpponentEnv(Env):
     """One game against a fixed opponent, a move a turn; naming no free cell forfeits it.
 
     Attributes:
@@ -216,7 +209,7 @@ class OpponentEnv(Env):
     """
 
     position: str
-    prompts: Prompts
+    prompts: Shown
     mark: Mark
     opponent: Opponent
     seed: int
@@ -295,7 +288,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         check_range(self, "draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        prompts = Prompts(tokenizer, self.prompt)
+        prompts = functools.partial(shown, tokenizer, self.prompt)
         swiss_rounds = self.rounds if self.pairing == "swiss" else 0
         train = [
             OpeningGroup(opening, prompts, swiss_rounds, self.draw)
@@ -305,7 +298,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         dataset = _OpeningsDataset(train, self.problems_per_generation, self.seed)
         return Datasets(dataset, test_P)
 
-    def _held_out_games(self, prompts: Prompts) -> list[ProblemGroupBuilder]:
+    def _held_out_games(self, prompts: Shown) -> list[ProblemGroupBuilder]:
         """With the same seeds for every run: they compare."""
         games: dict[Opponent, int] = {"random": self.random_games, "perfect": self.perfect_games}
         held_out = openings(self.opening_moves, "development" if self.fold else "test")
@@ -314,7 +307,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
             for opening, mark, game in itertools.product(held_out, _MARKS, range(count)):
                 seed = derive_seed(0, "tic_tac_toe/held_out", game)
                 given = opening, prompts, mark, opponent, seed, self.draw
-                make_env = functools.partial(OpponentEnv, *given)
+                make_env = functools.partial(_OpponentEnv, *given)
                 # Without a name an evaluation numbers it.
                 found.append(ProblemGroupBuilder(make_env, "", contents=(_digest(opening),)))
         return found
@@ -349,14 +342,14 @@ class _OpeningsDataset(ProblemDataset[OpeningGroup]):
 
     async def validate(self, context_length: int) -> None:
         """Check that prompts fit, and that no two openings are the same to the model."""
-        shown: dict[tuple[int, ...], str] = {}
+        openings_of: dict[tuple[int, ...], str] = {}
         for builder in self.builders:
             tokens_T = builder.prompts(builder.opening).tokens_T
             name = f"opening {builder.opening}"
             check_prompt(name, len(tokens_T), context_length)
-            if tokens_T in shown:
+            if tokens_T in openings_of:
                 raise DataError(
                     f"{name}: the model's tokenizer makes the same tokens of it as of "
-                    f"{shown[tokens_T]}; try dataset.prompt=words"
+                    f"{openings_of[tokens_T]}; try dataset.prompt=words"
                 )
-            shown[tokens_T] = name
+            openings_of[tokens_T] = name

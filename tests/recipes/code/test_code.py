@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from es_cookbook.common.errors import ConfigError, DataError, SandboxError
 from es_cookbook.recipes.code import dataset as code_dataset
 from es_cookbook.recipes.code.dataset import (
     CodeDatasetBuilder,
-    CodeProblem,
     extract_code,
     generate_problems,
     grade_code,
@@ -25,7 +25,7 @@ from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
-from es_cookbook.rl.types import Action
+from es_cookbook.rl.types import Action, EnvGroupBuilder
 from tests.recipe_problems import short_run, write_rows
 from tests.sandboxes import needs_sandbox
 
@@ -44,12 +44,11 @@ APPS: dict[str, Any] = {
 }
 
 
-async def build(**fields: Any) -> tuple[ProblemDataset, list[CodeProblem]]:
+async def build(**fields: Any) -> tuple[ProblemDataset, Sequence[EnvGroupBuilder]]:
     defaults: dict[str, Any] = {"problems_per_generation": 1, "num_train": 4, "num_test": 2}
     built = await CodeDatasetBuilder(**{**defaults, **fields})(build_tokenizer(CHARACTERS))
     assert isinstance(built.train, ProblemDataset)
-    test = [builder for builder in built.test_P if isinstance(builder, CodeProblem)]
-    return built.train, test
+    return built.train, built.test_P
 
 
 def test_rows_of_both_formats_become_problems() -> None:

@@ -227,7 +227,7 @@ def test_bundled_model_can_and_often_does_not() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
     model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    found = measured(RECIPE, model, tokenizer, samples=4, num_test=60)
+    found = measured(RECIPE, model, tokenizer, samples=8, num_test=60)
     assert 0.2 < found["correct"] < 0.6
-    assert found["pass_at_4"] > found["correct"]
+    assert found["pass_at_8"] > found["correct"]
     assert found["format"] < 1.0

@@ -1,9 +1,11 @@
 """The recipe tic_tac_toe: games as group rewards, games against fixed opponents, runs."""
 
+import functools
 import pickle
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +15,8 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.tic_tac_toe import warm_start
 from es_cookbook.recipes.tic_tac_toe.dataset import (
     OpeningGroup,
-    OpponentEnv,
-    Prompts,
     TicTacToeDatasetBuilder,
+    shown,
 )
 from es_cookbook.recipes.tic_tac_toe.game import (
     best_moves,
@@ -44,7 +45,7 @@ from tests.recipe_problems import short_run
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
-PROMPTS = Prompts(TOKENIZER, "compact")
+PROMPTS = functools.partial(shown, TOKENIZER, "compact")
 OPENING = "....OXX.O"
 
 
@@ -75,13 +76,12 @@ class Player(FakePolicy):
         return Player("careless")
 
 
-async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[OpponentEnv]]:
+async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[Any]]:
     """Training openings, and held-out games, each as if it had come by a pickle."""
     built: Datasets = await TicTacToeDatasetBuilder(**fields)(TOKENIZER)
     assert isinstance(built.train, ProblemDataset)
     await built.train.validate(512)
-    games = [pickle.loads(pickle.dumps(game)).make_env() for game in built.test_P]
-    return built.train, [game for game in games if isinstance(game, OpponentEnv)]
+    return built.train, [pickle.loads(pickle.dumps(game)).make_env() for game in built.test_P]
 
 
 @pytest.mark.parametrize(
