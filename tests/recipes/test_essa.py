@@ -130,8 +130,4 @@ def test_bad_input(tmp_path: Path) -> None:
     rows.write_text('{"prompt": "1", "completion": "2"}\n')
     with pytest.raises(ConfigError, match=r"has no layer 'q_prj': .*q_proj"):
         main(SFTConfig(**fields, targets=("q_prj",)))
-    with pytest.raises(ConfigError, match="count must be at least 1"):
-        Demonstrations(output=str(rows), count=0)
-    with pytest.raises(ConfigError, match=r"cannot write output .*File exists"):
-        demonstrate(Demonstrations(output=str(rows), count=1))
     assert not (tmp_path / "out").exists()

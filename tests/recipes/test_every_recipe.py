@@ -172,6 +172,8 @@ def test_bundled_rows_are_those_of_the_command(name: str, program: str, tmp_path
     with pytest.raises(ConfigError, match=r"cannot write output .*: File exists"):
         module.main(module.Config(output=str(output)))
     module.main(module.Config(output=str(tmp_path / "few"), count=3))
+    with pytest.raises(ConfigError, match="count must be at least 1"):
+        module.Config(output="x", count=0)
     few = (tmp_path / "few").read_bytes()
     assert few.count(b"\n") == 3 and output.read_bytes().startswith(few)
 

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.recipes.alignment import pairs
 from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig
 from es_cookbook.recipes.conciseness.questions import Question
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
-from es_cookbook.recipes.conciseness.warm_start import CHARACTERS
 from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, parsed, short_run
 
@@ -42,13 +40,6 @@ def test_no_pair_is_about_a_question_of_the_task() -> None:
     task = {PROMPT.format(**row) for row in asked}
     assert len(rows()) == 1000
     assert task.isdisjoint(row["prompt"] for row in rows())
-
-
-def test_the_characters_of_the_bundled_pairs_are_known() -> None:
-    tokenizer = build_tokenizer(CHARACTERS)
-    assert all(
-        tokenizer.decode(tokenizer.encode(text)) == text for row in rows() for text in row.values()
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,7 @@ import chz
 import pytest
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.recipes.countdown import train_cli
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.train.program import default_log_path
@@ -23,24 +20,6 @@ from tests.recipe_problems import parsed
 from tests.said import whole_lines
 
 ROOT = Path(__file__).parents[3]
-
-
-def test_an_option_changes_itself_and_nothing_beside_it() -> None:
-    config = parsed(
-        CLIConfig,
-        "optimizer.sigma=0.02",
-        "sampling.temperature=0.5",
-        "search_space=full_rank",
-        "dataset.num_test=7",
-        "trackers.live.rollout_lines=0",
-        "seed=3",
-    )
-    default = CLIConfig()
-    assert isinstance(default.optimizer, ES)
-    assert config.optimizer == chz.replace(default.optimizer, sigma=0.02)
-    assert config.sampling == chz.replace(default.sampling, temperature=0.5)
-    assert config.search_space == FullRank()
-    assert config.dataset == CountdownDatasetBuilder(num_test=7)
 
 
 def test_the_same_options_find_the_same_run_directory() -> None:

@@ -9,7 +9,7 @@ import pytest
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.logic import errors
-from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, held_out, shares
+from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
 from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -147,11 +147,6 @@ def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
     config = parsed(CLIConfig, "dataset.task=letter_count", f"log_path={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="no task 'letter_count': did you mean 'letter_counting'"):
         main(config)
-
-
-def test_held_out_problems_of_two_folds_differ() -> None:
-    folds = [held_out(fold, 20) for fold in (0, 1)]
-    assert len({problem.question for problems_P in folds for problem in problems_P}) == 40
 
 
 def test_errors_are_sorted_before_and_after(

@@ -10,10 +10,6 @@ from es_cookbook.recipes.mixture.train_cli import CLIConfig
 from tests.recipe_problems import parsed, short_run
 
 
-def test_each_size_is_a_part_with_a_tag() -> None:
-    assert [part.tag for part in CountdownMixture().members] == ["easy", "main", "hard"]
-
-
 def test_easy_problems_fade_out() -> None:
     easy, main_, hard = CountdownMixture().members
     assert [easy.schedule(t, 40) for t in (0, 5, 20, 39)] == [0.5, 0.375, 0.0, 0.0]

@@ -123,28 +123,6 @@ def test_moves_are_judged_by_playing_them(moves: str, legal: int) -> None:
     assert (made, end.is_solved) == (legal, False)
 
 
-SMALL = "ooBo AABo oooo oooo"
-
-
-@pytest.mark.parametrize(
-    ("moves", "legal", "solved", "end"),
-    [
-        ("Bv2,A>2", 2, True, "ooooooAAooBoooBo"),
-        ("Bv1,Bv1,A>1,A>1", 2, True, "ooooooAAooBoooBo"),
-        ("Bv2,A>1,B^1,A>1", 2, False, "oooooAAoooBoooBo"),
-        ("Bv2,A>2,A<1", 3, False, "oooooAAoooBoooBo"),  # it has to end there
-        ("Bv1,A>2", 1, False, "ooooAABoooBooooo"),
-    ],
-)
-def test_any_legal_way_that_ends_solved_is_right(
-    moves: str, legal: int, solved: bool, end: str
-) -> None:
-    parsed = parse_moves(moves)
-    assert parsed is not None
-    made, board = play(parse_board(SMALL), parsed)
-    assert (made, board.is_solved, str(board)) == (legal, solved, end)
-
-
 @given(st.integers(0, 10_000), st.integers(4, 6), st.integers(0, 2))
 def test_names_and_mirror_images_mean_nothing(seed: int, size: int, walls: int) -> None:
     rng = random.Random(seed)

@@ -13,7 +13,6 @@ from es_cookbook.recipes.rush_hour.boards import (
     Move,
     arrangement,
     format_moves,
-    mirrored,
     parse_board,
     play,
 )
@@ -165,16 +164,3 @@ def test_no_board_can_be_reached_from_a_board_of_another_fold() -> None:
     assert [{problem.fold for problem in fold} for fold in folds] == [{n} for n in range(4)]
     arrangements = [{arrangement(problem.board) for problem in fold} for fold in folds]
     assert len(set().union(*arrangements)) == sum(map(len, arrangements))
-
-
-def test_boards_that_moves_or_a_mirror_lead_to_are_of_one_fold() -> None:
-    for problem in make(0, size=4):
-        _, solved = play(problem.board, problem.solution or ())
-        folds = {Problem(board).fold for board in (problem.board, solved, mirrored(solved))}
-        assert len(folds) == 1
-
-
-def test_difficulties_by_length() -> None:
-    assert [difficulty(length) for length in (1, 2, 3, 4, 5, 50)] == [
-        *("easy", "easy", "medium", "medium", "hard", "hard")
-    ]

@@ -10,18 +10,11 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.rl.rewards.length import (
     Conciseness,
-    dynamic_fractions,
     normalised_fractions,
     penalised,
 )
 
 share = st.floats(0, 1)
-
-
-def test_a_share_of_the_limit_and_no_more() -> None:
-    lengths = np.array([0.0, 30.0, 120.0, 500.0, math.nan])
-    expected = [0.0, 0.25, 1.0, 1.0, math.nan]
-    assert dynamic_fractions(lengths, limit=120) == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_normal_distribution_function_of_the_z_score() -> None:
@@ -36,22 +29,6 @@ def test_the_normal_distribution_function_of_the_z_score() -> None:
 def test_lengths_that_are_all_the_same_are_in_the_middle() -> None:
     assert normalised_fractions(np.array([7.0, 7.0, math.nan])).tolist()[:2] == [0.5, 0.5]
     assert np.isnan(normalised_fractions(np.array([math.nan]))).all()
-
-
-@pytest.mark.parametrize(
-    ("reward", "is_right", "fraction", "expected"),
-    [
-        (1.0, True, 0.0, 1.0),
-        (1.0, True, 0.5, 0.85),
-        (1.0, True, 1.0, 0.7),
-        (0.0, False, 0.0, 0.0),
-        (0.0, False, 1.0, 0.3),
-        (0.5, False, 1.0, 0.65),
-    ],
-)
-def test_literal_penalties(reward: float, is_right: bool, fraction: float, expected: float) -> None:
-    arrays = np.array([reward]), np.array([is_right]), np.array([fraction])
-    assert penalised(*arrays).tolist() == pytest.approx([expected])
 
 
 @given(reward=share, strength=share, f=share, g=share)

@@ -3,15 +3,11 @@
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.rl.objectives import Gdpo, outcomes
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rewards.base import REWARD_NAMES, graded
+from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
-from es_cookbook.rl.rollouts import env_metrics
-from es_cookbook.rl.types import TrajectoryGroup
-from tests.fakes import trajectory
 
 pytestmark = pytest.mark.anyio
 TEXT = "<think>2+2</think><answer>4.0</answer>"
@@ -89,26 +85,3 @@ def test_what_cannot_be_added_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         WeightedSum(rewards=rewards, weights=weights)
-
-
-def test_every_shared_reward_can_be_added() -> None:
-    names = REWARD_NAMES.keys() - {"sum"}
-    assert set(WeightedSum(rewards=tuple(sorted(names))).rewards) == names
-
-
-async def test_names_are_metrics_of_a_run_and_what_gdpo_adds() -> None:
-    whole, bare = "<think>4</think><answer>4</answer>", "4"
-    said_P_G = [[whole, bare], ["5", bare]]
-    rows_P: list[dict[str, object]] = [{"answer": 4}, {"answer": 4, "reward": "number"}]
-    reward = WeightedSum(rewards=("number", "format"), weights=(1.0, 0.1))
-    groups_P: list[TrajectoryGroup] = []
-    for row, said_G in zip(rows_P, said_P_G, strict=True):
-        grades_G = [await graded(reward, said, row, "row 1") for said in said_G]
-        groups_P.append(TrajectoryGroup([[trajectory(g.reward, g.metrics)] for g in grades_G]))
-    metrics = env_metrics(groups_P)
-    assert metrics == {"env/all/format": 0.5, "env/all/number": 0.75}
-    assert groups_P[0].rewards_G_K == [[1.1], [1.0]]
-    # Both have the first problem's number right; only the first genome has its format. The second
-    # problem's row has no format, and the second genome its number.
-    scores_P_G = Gdpo(rewards=("number", "format"), weights=(3.0, 2.0))(outcomes(groups_P))
-    assert scores_P_G.tolist() == [[2.0, -2.0], [-3.0, 3.0]]
