@@ -44,10 +44,10 @@ OPTIONS = {
     "tic_tac_toe": ("dataset.pairing=swiss", "dataset.draw=0.25"),
 }
 TINY = {
-    "arithmetic": {"BATCH_SIZE": 4},
+    "arithmetic": {"BATCH_SIZE": 4, "SAMPLES": 2},
     "calculator": {"NUM_PROBLEMS": 4},
     "conciseness": {"NUM_PROBLEMS": 90},
-    "countdown": {"NUM_PROBLEMS": 20, "BATCH_SIZE": 4},
+    "countdown": {"NUM_PROBLEMS": 20, "BATCH_SIZE": 4, "SAMPLES": 2},
     "crossword": {"NUM_PROBLEMS": 90},
     "guess_number": {"NUM_PROBLEMS": 4},
     "logic": {"NUM_PROBLEMS": 9, "BATCH_SIZE": 4},

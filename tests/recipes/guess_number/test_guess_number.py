@@ -46,10 +46,6 @@ async def test_a_guess_is_answered_with_where_the_number_is() -> None:
     assert trajectory.reward == pytest.approx(0.5 + 0.5 * metrics["halving"])
 
 
-async def test_who_halves_earns_everything() -> None:
-    assert (await played(["20", "25"])).reward == 1.0
-
-
 async def test_after_as_many_guesses_as_halving_needs_it_is_over() -> None:
     assert PROBLEM.guesses == 5
     trajectory = await played(["10", "11", "12", "13", "14", "25"])

@@ -23,7 +23,6 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.markovian import warm_start
 from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.recipes.markovian.env import (
-    Compact,
     MarkovianEnv,
     MarkovianProblem,
     Template,
@@ -200,14 +199,6 @@ async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
     assert math.fsum(step.reading.logprobs_T) / 2 == pytest.approx(step.reward)
 
 
-async def test_a_huge_thought_is_cut_and_read(engine: Engine) -> None:
-    (step,) = await graded(engine, problem(), "8," * 50_000)
-    context = engine.traits.context_length
-    assert step.reading is not None
-    assert len(step.reading.prompt_T) + 4 == context
-    assert math.isfinite(step.reward)
-
-
 async def test_without_the_question_a_thought_says_the_same_of_any_and_with_it_not(
     engine: Engine,
 ) -> None:
@@ -268,7 +259,7 @@ async def test_the_answer_that_is_measured_is_sampled_behind_the_thought(engine:
 def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
     rng = random.Random(0)
     for total in islice(
-        generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 200
+        generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 60
     ):
         assert total.totals[-1] == eval(total.question), "of digits and signs alone"
         assert total.problem.answer == total.thought.split(",")[-1]
@@ -314,13 +305,6 @@ async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) 
 
 
 # --- runs ----------------------------------------------------------------------------------------
-
-
-def test_a_template_is_chosen_by_its_name() -> None:
-    options = "dataset.template=words", "dataset.template.redaction=[gone]"
-    datasets = [parsed(CLIConfig, *options).dataset, CLIConfig().dataset]
-    templates = [d.template for d in datasets if isinstance(d, MarkovianDatasetBuilder)]
-    assert templates == [Template(redaction="[gone]"), Compact()]
 
 
 def test_a_run_of_two_generations_pays_the_difference_to_the_base(tmp_path: Path) -> None:
