@@ -258,9 +258,7 @@ async def test_the_answer_that_is_measured_is_sampled_behind_the_thought(engine:
 
 def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
     rng = random.Random(0)
-    for total in islice(
-        generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 60
-    ):
+    for total in islice(generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 60):
         assert total.totals[-1] == eval(total.question), "of digits and signs alone"
         assert total.problem.answer == total.thought.split(",")[-1]
         shuffled = list(zip(total.signs, total.terms, strict=True))
