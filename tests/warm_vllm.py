@@ -4,13 +4,9 @@ They are told what vLLM tells a fresh process, the environment included. Fresh o
 the engines in Ray actors (`integration/test_ray_vllm.py`).
 """
 
+import gc
 import os
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-
-# What an engine's process imports first. Its worker stays out: it imports numba, and vLLM goes
-# through all modules before that.
-from vllm.v1.engine import core  # noqa: F401 - so that no fork has to
-from vllm.v1.executor import multiproc_executor
 
 
 class WarmProcess(ForkServerProcess):
@@ -23,6 +19,9 @@ class WarmProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self.environment)
+        # vLLM looks for garbage eight times, for seconds in all, in what the server imported.
+        gc.freeze()
+        gc.collect = lambda generation=2: 0
         super().run()
 
 
@@ -34,9 +33,5 @@ class WarmContext(ForkServerContext):
 
 def warm_context() -> WarmContext:
     context = WarmContext()
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["tests.warm_imports"])
     return context
-
-
-# Ranks are started by an engine's process, which is a fork of one that has imported this.
-multiproc_executor.get_mp_context = warm_context

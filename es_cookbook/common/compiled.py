@@ -11,18 +11,21 @@ from es_cookbook.common.terminal import say
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def compiled(signature: object, version: str = "") -> Callable[[_Loop], _Loop]:
+def compiled(
+    signature: object, version: str = "", *, fastmath: bool = False
+) -> Callable[[_Loop], _Loop]:
     """Compile a function when its module is imported, and keep it on disk for the next process.
 
-    There are no fast-math flags, and without them LLVM neither fuses a product with a sum nor
-    reorders sums: the bits are those that the source says, on every processor.
+    Without fast-math flags LLVM neither fuses a product with a sum nor reorders sums: the bits are
+    those that the source says, on every processor.
 
     Args:
         signature: types of the arguments, in numba's words or as its types.
         version: of what the loop is made of outside of its module, whose changes numba would not
             see: it keeps machine code by the module's own time and the function's name.
+        fastmath: with these flags, for sums whose bits need not be the same everywhere.
     """
-    how = {"nogil": True, "error_model": "numpy"}
+    how = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
 
     def decorate(loop: _Loop) -> _Loop:
         if version:

@@ -33,6 +33,7 @@ from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
+from es_cookbook.common.compiled import compiled
 from es_cookbook.common.errors import ModelError
 
 _PRODUCTS_KEPT = 32
@@ -186,13 +187,9 @@ def add_product(
 _ROWS, _SLOTS = numba.float32[:, ::1], numba.float32[:, :, ::1]
 
 
-@cast(
-    "Callable[[Callable[..., None]], Callable[..., None]]",
-    numba.njit(
-        numba.void(_ROWS, _ROWS, _SLOTS, _SLOTS, numba.int64[::1], numba.int64, numba.float32),
-        fastmath=True,
-        nogil=True,
-    ),
+@compiled(
+    numba.void(_ROWS, _ROWS, _SLOTS, _SLOTS, numba.int64[::1], numba.int64, numba.float32),
+    fastmath=True,
 )
 def _add_rows(
     y: NDArray[np.float32],
@@ -203,7 +200,7 @@ def _add_rows(
     first: int,
     scale: float,
 ) -> None:
-    """`add_product` in float32, compiled when this module is imported."""
+    """`add_product` in float32."""
     rank, outputs = a.shape[1], b.shape[1]
     h = np.empty(rank, np.float32)
     for t in range(x.shape[0]):
