@@ -47,8 +47,11 @@ async def difference_from_merged(engine: TorchEngine, model: PreTrainedModel) ->
     actions = await sample_all(engine, requests)
     scores = await score_all(engine, scored)
     differences: list[float] = []
-    for who, genome in {**targets, "base": None}.items():
-        merged = _merged(model, centre, genome)
+    merged = copy.deepcopy(model)
+    set_attention(merged, "eager")  # which is the model's definition
+    for who, genome in {"base": None, **targets}.items():
+        if genome is not None:
+            _become(merged, centre, genome)
         for asked, action in zip(requests, actions, strict=True):
             if asked.target == who:
                 assert action.logprobs_T is not None
@@ -61,16 +64,12 @@ async def difference_from_merged(engine: TorchEngine, model: PreTrainedModel) ->
     return float(np.max(differences))  # NaN if any is
 
 
-def _merged(model: PreTrainedModel, centre: Centre, genome: Genome | None) -> PreTrainedModel:
-    """A genome's model, or the base, with the attention that is the model's definition."""
-    merged = copy.deepcopy(model)
-    set_attention(merged, "eager")
-    if genome is not None:
-        with torch.no_grad():
-            for name, weight in named_weights(merged):
-                if name in centre.weights:
-                    weight.copy_(centre.perturbed(genome, name))
-    return merged
+@torch.no_grad()
+def _become(merged: PreTrainedModel, centre: Centre, genome: Genome) -> None:
+    """Write a genome's weights into a model."""
+    for name, weight in named_weights(merged):
+        if name in centre.weights:
+            weight.copy_(centre.perturbed(genome, name))
 
 
 @torch.no_grad()

@@ -174,7 +174,8 @@ def add_product(
     """
     tensors = (y, x, a, b)
     if all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors):
-        _add_rows(*(tensor.numpy() for tensor in (*tensors, slot_T)), first, scale)
+        arrays = y.numpy(), x.numpy(), a.numpy(), b.numpy(), slot_T.numpy()
+        _add_rows(*arrays, first, scale)
         return
     outputs = y[:, first : first + b.shape[1]]
     scale_T = (slot_T >= 0).to(x.dtype).mul_(scale)[:, None]
