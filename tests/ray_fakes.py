@@ -196,12 +196,12 @@ class NearCluster:
         self.dies_in = list(dies_in)
         self.tasks: list[asyncio.Task[bytes]] = []
 
-    async def start(self, place: Any, needs: Any) -> NearActor:
+    async def start(self, place: Any) -> NearActor:
         actor = NearActor(self)
         await actor.call("hello", timeout=None)
         return actor
 
-    async def reserve(self, count: int, needs: Any, strategy: str) -> list[Place]:
+    async def reserve(self, count: int) -> list[Place]:
         return [(None, index) for index in range(count)]
 
     def resources(self) -> dict[str, float]:

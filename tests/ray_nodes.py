@@ -83,7 +83,7 @@ def _start(
 def is_there(member: Member) -> bool:
     """Whether an engine runs on the host THERE."""
     own = os.readlink("/proc/self/ns/net")
-    return os.readlink(f"/proc/{member.built.pid}/ns/net") != own
+    return os.readlink(f"/proc/{member.pid}/ns/net") != own
 
 
 @chz.chz
@@ -165,8 +165,8 @@ async def lose_nodes(
         await asyncio.sleep(0.001)
     yield len(members)
     far = await far_in(2)
-    os.kill(psutil.Process(far.built.pid).ppid(), signal.SIGKILL)
-    os.kill(far.built.pid, signal.SIGKILL)
+    os.kill(psutil.Process(far.pid).ppid(), signal.SIGKILL)
+    os.kill(far.pid, signal.SIGKILL)
     yield await members_are(1)
     await asyncio.to_thread(node.wait)
     node = start_there(link)

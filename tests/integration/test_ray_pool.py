@@ -139,7 +139,7 @@ async def test_a_run_that_began_on_one_engine_goes_on_over_a_pool_of_which_one_i
         victim = PoolBuilder.made[-1].members[1]
         while not victim.mailbox.num_unanswered:
             await asyncio.sleep(0.0001)
-        os.kill(victim.built.pid, signal.SIGKILL)
+        os.kill(victim.pid, signal.SIGKILL)
 
     pool = PoolBuilder(num_engines=2, engine=torch_engine)
     async with anyio.create_task_group() as tasks:
@@ -209,7 +209,7 @@ class Killing(Tracker):
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         if generation == 2:
             for host in PoolBuilder.made[-1].members:
-                os.kill(host.built.pid, signal.SIGKILL)
+                os.kill(host.pid, signal.SIGKILL)
 
     def log_rollouts(self, *_: Any) -> None:
         pass

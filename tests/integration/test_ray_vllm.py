@@ -60,7 +60,7 @@ async def test_a_killed_engine_changes_no_answer_and_no_fingerprint(tmp_path: Pa
                 tasks = [asyncio.create_task(host.sample(one)) for one in asked]
                 await asyncio.sleep(0.05)
                 if b == 0:
-                    os.kill(pool.members[0].built.pid, signal.SIGKILL)
+                    os.kill(pool.members[0].pid, signal.SIGKILL)
                 answers[b] = list(zip(asked, await asyncio.gather(*tasks), strict=True))
 
         await asyncio.gather(block(0), block(1))

@@ -17,7 +17,7 @@ from es_cookbook.common.errors import ConfigError, EngineError, HistoryError, Re
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest
-from es_cookbook.engines.ray.cluster import Cluster, Needs
+from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -67,10 +67,9 @@ class NearPoolBuilder(EngineBuilder):
     async def __call__(self, *, model_name: str, search_space: Any) -> Engine:
         cluster = NearCluster()
         settings = Ledger(
-            *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), Needs(1, 0, {})),
-            *(2, 5.0, 5.0),
+            *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), 2, 5.0, 5.0)
         )
-        pool = RayPool(settings, "PACK", self.num_engines)
+        pool = RayPool(settings, self.num_engines)
         await pool.add_engines(self.num_engines)
         self.made.append(pool)
         cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError
 from es_cookbook.engines.base import Engine, EngineBuilder, EngineTraits, SampleRequest
@@ -35,14 +35,8 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
-class Built(NamedTuple):
-    """What a pool knows of an engine, of the process that runs it and of the machine, `node`."""
-
-    traits: EngineTraits
-    tokenizer: "PreTrainedTokenizerBase"
-    space: "SearchSpace"
-    pid: int
-    node: str
+Built: TypeAlias = tuple[EngineTraits, "PreTrainedTokenizerBase", "SearchSpace"]
+"""What is constant for an engine's life: its `traits`, `tokenizer` and `space`."""
 
 
 class EngineActor:
@@ -70,9 +64,11 @@ class EngineActor:
 
     async def build(
         self, builder: EngineBuilder, model_name: str, search_space: "SearchSpaceBuilder"
-    ) -> Built:
+    ) -> tuple[Built, int, str]:
+        """Returns what a pool knows of it, its process's id and the machine's name."""
         self._engine = engine = await builder(model_name=model_name, search_space=search_space)
-        return Built(engine.traits, engine.tokenizer, engine.space, os.getpid(), platform.node())
+        built = engine.traits, engine.tokenizer, engine.space
+        return built, os.getpid(), platform.node()
 
     async def load(self, genomes: bytes) -> None:
         async with self._alone():

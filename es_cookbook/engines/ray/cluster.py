@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, not_installed
 from es_cookbook.engines.ray.actor import EngineActor
@@ -41,14 +41,6 @@ class ActorLostError(EngineError):
     """An engine's process that died, hung or could not be started."""
 
 
-class Needs(NamedTuple):
-    """Cores (and so threads), GPUs (or a share of one) and environment variables of one engine."""
-
-    num_cpus: float
-    num_gpus: float
-    env: Mapping[str, str]
-
-
 Place: TypeAlias = tuple[object, int]
 """Room for one engine, reserved: one of Ray's placement groups, and which bundle of it."""
 
@@ -56,21 +48,33 @@ Place: TypeAlias = tuple[object, int]
 class Cluster:
     """A Ray cluster that this process has joined, which it can do only once: pools share it.
 
+    Args:
+        strategy: how engines are placed that are reserved together.
+        env: environment variables of their processes.
+
     Attributes:
         is_private: it was started here, and has what this machine has.
+        num_cpus: cores of one engine, and so its threads.
+        num_gpus: GPUs of one engine, or a share of one.
     """
+
+    num_cpus = 1.0
+    num_gpus = 0.0
 
     _lock: ClassVar = threading.Lock()
     _address: ClassVar[str | None] = None  # to which the first pool connected, if one did
     _sharing: ClassVar["set[Cluster]"] = set()
 
-    def __init__(self, ray: ModuleType, *, is_private: bool) -> None:
+    def __init__(
+        self, ray: ModuleType, strategy: str, env: Mapping[str, str], *, is_private: bool
+    ) -> None:
         self.is_private = is_private
+        self._strategy, self._env = strategy, env
         self._ray = ray
         self._groups: list[object] = []
 
     @classmethod
-    def connect(cls, address: str) -> "Cluster":
+    def connect(cls, address: str, strategy: str, env: Mapping[str, str]) -> "Cluster":
         """Start a private Ray or join a cluster; a Ray that this process has already is shared.
 
         Takes some seconds, on this very thread: Ray's processes end with the thread that starts
@@ -101,7 +105,7 @@ class Cluster:
                 except (ConnectionError, OSError, RuntimeError, ValueError) as error:
                     raise _unreachable(address, str(error).partition("\n")[0]) from error
                 Cluster._address = address
-            cluster = cls(ray, is_private=cls._address == "local")
+            cluster = cls(ray, strategy, env, is_private=cls._address == "local")
             if cls._address is not None:
                 cls._sharing.add(cluster)
         return cluster
@@ -110,11 +114,11 @@ class Cluster:
         """All that the cluster has, in use or not: `CPU`, `GPU` and more."""
         return dict(self._ray.cluster_resources())
 
-    async def reserve(self, count: int, needs: Needs, strategy: str) -> list[Place]:
+    async def reserve(self, count: int) -> list[Place]:
         """Wait until there is room for engines, all of them together."""
-        bundle = {"CPU": self._cpus(needs), "GPU": needs.num_gpus}
+        bundle = {"CPU": self._cpus, "GPU": self.num_gpus}
         bundle = {name: amount for name, amount in bundle.items() if amount}
-        group = self._ray.util.placement_group([bundle] * count, strategy=strategy)
+        group = self._ray.util.placement_group([bundle] * count, strategy=self._strategy)
         try:
             while not await asyncio.to_thread(group.wait, 1):
                 pass
@@ -130,7 +134,7 @@ class Cluster:
             self._groups.remove(group)
             self._ray.util.remove_placement_group(group)
 
-    async def start(self, place: Place, needs: Needs) -> "Actor":
+    async def start(self, place: Place) -> "Actor":
         """Start a process in a place.
 
         Raises:
@@ -138,16 +142,16 @@ class Cluster:
         """
         strategies = self._ray.util.scheduling_strategies
         strategy = strategies.PlacementGroupSchedulingStrategy(*place)
-        threads = str(max(1, int(needs.num_cpus)))
+        threads = str(max(1, int(self.num_cpus)))
         handle = (
             self._ray.remote(EngineActor)
             .options(
-                num_cpus=self._cpus(needs),
-                num_gpus=needs.num_gpus,
+                num_cpus=self._cpus,
+                num_gpus=self.num_gpus,
                 scheduling_strategy=strategy,
                 max_restarts=0,  # The pool restarts an engine: only it knows where the engine was.
                 enable_task_events=False,  # The head would keep 100,000 calls, 4 KB each.
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, **needs.env}},
+                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, **self._env}},
             )
             .remote()
         )
@@ -163,9 +167,10 @@ class Cluster:
             raise
         return actor
 
-    def _cpus(self, needs: Needs) -> float:
+    @property
+    def _cpus(self) -> float:
         """What Ray counts: nearly nothing where nobody else is there to share the cores with."""
-        return _CPUS_OF_OUR_OWN if self.is_private else needs.num_cpus
+        return _CPUS_OF_OUR_OWN if self.is_private else self.num_cpus
 
     async def close(self) -> None:
         """Give the places back; the last pool leaves the cluster, and a private one ends."""

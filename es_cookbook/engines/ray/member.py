@@ -3,7 +3,7 @@
 A rollout is a function of (centre, genome, prompt, sampling seed), and all four are known here: so
 an engine whose process dies, hangs or fails is replaced by a new one that is brought to the same
 place. It is restored from the pool's steps, its fingerprint is compared, its genomes are loaded
-again, and what was not answered is asked again (`Mailbox`). Who asked notices nothing but the
+again, and what was not answered is asked again (`_Mailbox`). Who asked notices nothing but the
 time it takes. An engine that cannot be brought back is lost: whoever used it gets an
 `EngineLostError`, and goes to another.
 
@@ -26,7 +26,7 @@ from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.actor import Built
-from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Needs, Place
+from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Place
 from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
 from es_cookbook.rl.types import Action
 
@@ -63,7 +63,7 @@ class _Pending:
     number: int | None = None
 
 
-class Mailbox:
+class _Mailbox:
     """The requests of one engine on their way to its process, and answers on their way back.
 
     Requests that are made in one turn of the event loop go in one call, and answers come back as
@@ -268,7 +268,6 @@ class Ledger:
     model_name: str
     search_space: "SearchSpaceBuilder"
     cluster: Cluster
-    needs: Needs
     max_restarts: int
     request_timeout: float
     start_timeout: float
@@ -286,12 +285,15 @@ class Member:
     """One engine of a pool; `on_loss` is called once if it is lost.
 
     Attributes:
-        built: what is known of its engine once it has started.
+        built: what is constant of its engine, `pid` of the process and `node`, the machine's name,
+            once it has started.
         mailbox: takes requests.
         lost: why it is lost or closed, or None.
     """
 
     built: Built
+    pid: int
+    node: str
 
     def __init__(
         self,
@@ -302,7 +304,7 @@ class Member:
     ) -> None:
         self.number = number
         self.place = place
-        self.mailbox = Mailbox(ledger.counters, ledger.request_timeout, self._repair_soon)
+        self.mailbox = _Mailbox(ledger.counters, ledger.request_timeout, self._repair_soon)
         self.lost: EngineError | None = None
         self._ledger = ledger
         self._on_loss = on_loss
@@ -458,7 +460,7 @@ class Member:
             self._ledger.counters["restarted"] += 1
             _logger.warning(
                 "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
-                *(self.number, self.built.pid, self.built.node),
+                *(self.number, self.pid, self.node),
                 *(restarts - self._restarts_left, restarts, self._broken),
             )
             try:
@@ -498,9 +500,10 @@ class Member:
         await self.mailbox.close()
         if self._actor is not None:
             self._actor.kill()
-        self._actor = await ledger.cluster.start(self.place, ledger.needs)
+        self._actor = await ledger.cluster.start(self.place)
         recipe = (ledger.builder, ledger.model_name, ledger.search_space)
-        self.built = cast(Built, await self._call("build", *recipe))
+        started = await self._call("build", *recipe)
+        self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
         await self._restore()
         if self._disagrees:
             await self._restore(from_base=True)

@@ -61,7 +61,7 @@ from es_cookbook.engines.base import (
     ModelEngineBuilder,
     SampleRequest,
 )
-from es_cookbook.engines.ray.cluster import Cluster, Needs, Place
+from es_cookbook.engines.ray.cluster import Cluster, Place
 from es_cookbook.engines.ray.member import DisagreementError, EngineLostError, Ledger, Member
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Step
@@ -150,14 +150,15 @@ class RayPoolBuilder(EngineBuilder):
             await asyncio.to_thread(model_directory, model_name)
         where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
         say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
-        cluster = Cluster.connect(self.address)
+        cluster = Cluster.connect(self.address, self.strategy, self.env)
         pool: RayPool | None = None
         try:
+            cluster.num_cpus, cluster.num_gpus = self._needs(cluster)
             ledger = Ledger(
-                *(self.engine, model_name, search_space, cluster, self._needs(cluster)),
+                *(self.engine, model_name, search_space, cluster),
                 *(self.max_restarts, self.request_timeout, self.start_timeout),
             )
-            pool = RayPool(ledger, self.strategy, self.max_engines or self.num_engines)
+            pool = RayPool(ledger, self.max_engines or self.num_engines)
             await pool.add_engines(self.num_engines)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -165,8 +166,8 @@ class RayPoolBuilder(EngineBuilder):
             raise
         return pool
 
-    def _needs(self, cluster: Cluster) -> Needs:
-        """What one engine needs; refuses what a private Ray can never have."""
+    def _needs(self, cluster: Cluster) -> tuple[float, float]:
+        """Cores and GPUs of one engine; refuses what a private Ray can never have."""
         gpus = cluster.resources().get("GPU", 0)
         num_gpus = float(gpus > 0) if self.num_gpus is None else self.num_gpus
         needed = num_gpus * self.num_engines
@@ -180,7 +181,7 @@ class RayPoolBuilder(EngineBuilder):
         if num_cpus is None:
             most = self.max_engines or self.num_engines
             num_cpus = max(1, num_cores() // most) if self.address == "local" else 1
-        return Needs(num_cpus, num_gpus, self.env)
+        return num_cpus, num_gpus
 
 
 class _AskingHost(Host):
@@ -205,17 +206,15 @@ class RayPool(_AskingHost, Engine):
 
     Args:
         ledger: how engines are made.
-        strategy: how engines are placed that are added together.
         most: engines up to which more join by themselves while the cluster has room.
 
     Attributes:
         members: engines that are there now, and where their processes are.
     """
 
-    def __init__(self, ledger: Ledger, strategy: str, most: int) -> None:
+    def __init__(self, ledger: Ledger, most: int) -> None:
         self.members: list[Member] = []
         self._ledger = ledger
-        self._strategy = strategy
         self._most = most
         self._num_started = 0
         self._free: asyncio.Queue[Member | None] = asyncio.Queue()
@@ -239,7 +238,7 @@ class RayPool(_AskingHost, Engine):
             ESCookbookError: One of them cannot be built, or disagrees with the others.
         """
         ledger = self._ledger
-        reserving = asyncio.create_task(ledger.cluster.reserve(count, ledger.needs, self._strategy))
+        reserving = asyncio.create_task(ledger.cluster.reserve(count))
         try:
             async with asyncio.timeout(ledger.start_timeout):
                 done, _ = await asyncio.wait({reserving}, timeout=_PATIENCE)
@@ -259,8 +258,7 @@ class RayPool(_AskingHost, Engine):
             ledger.cluster.release(places)
             raise
         # The same for all: they have one builder, and their fingerprints prove the same base.
-        built = self._least_busy().built
-        self.traits, self.tokenizer, self.space = built.traits, built.tokenizer, built.space
+        self.traits, self.tokenizer, self.space = self._least_busy().built
 
     @override
     @asynccontextmanager
@@ -360,7 +358,7 @@ class RayPool(_AskingHost, Engine):
         await member.save(str(path.absolute()))
         if not path.exists():
             raise EngineError(
-                f"the centre was saved as {path} on {member.built.node}, which is not seen from "
+                f"the centre was saved as {path} on {member.node}, which is not seen from "
                 "this machine; give a path in a directory that both share"
             )
 
@@ -400,10 +398,11 @@ class RayPool(_AskingHost, Engine):
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
 
     def _shortage(self, count: int) -> str:
-        needs, there = self._ledger.needs, self._ledger.cluster.resources()
+        cluster = self._ledger.cluster
+        there = cluster.resources()
         return (
-            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {needs.num_cpus:g} "
-            f"and GPU {needs.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
+            f"room on the Ray cluster for {plural(count, 'engine')} with CPU {cluster.num_cpus:g} "
+            f"and GPU {cluster.num_gpus:g} each; it has CPU {there.get('CPU', 0):g} and "
             f"GPU {there.get('GPU', 0):g} in all"
         )
 
@@ -444,7 +443,7 @@ class RayPool(_AskingHost, Engine):
         """In a place that is reserved, or when there is room for another."""
         ledger = self._ledger
         if place is None:
-            (place,) = await ledger.cluster.reserve(1, ledger.needs, self._strategy)
+            (place,) = await ledger.cluster.reserve(1)
         try:
             await self._join([place])
         except ESCookbookError as error:

@@ -13,7 +13,7 @@ import pytest
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.common.spans import Spans
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.ray.cluster import Cluster, Needs
+from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import DisagreementError, Ledger
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -41,10 +41,9 @@ async def near_pool(
         model_name="none",
         search_space=LowRank(),
         cluster=cast(Cluster, cluster),
-        needs=Needs(1, 0, {}),
         **settings | fields,
     )
-    pool = RayPool(made, "PACK", most)
+    pool = RayPool(made, most)
     try:
         await pool.add_engines(engines)
         yield pool

@@ -6,7 +6,7 @@ expert's weight is multiplied once, and the low-rank part of a row is that of it
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +18,9 @@ ELEMENTS_AT_ONCE = 1 << 24
 """Most elements of low-rank factors gathered at once for rows of their own."""
 
 
-class ExpertFactors(NamedTuple):
-    """Low-rank parts of all resident genomes, and which genome each block of tokens belongs to.
-
-    Attributes:
-        a_G_E_R_N: scaled A factors, transposed.
-        b_G_E_N_R: B factors.
-        genome_of_block: blocks have the same number of tokens.
-    """
-
-    a_G_E_R_N: torch.Tensor
-    b_G_E_N_R: torch.Tensor
-    genome_of_block: torch.Tensor
+ExpertFactors: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Low-rank parts of all resident genomes, scaled A factors transposed (a_G_E_R_N) and B factors
+(b_G_E_N_R), and which genome each block of tokens belongs to; blocks have as many tokens."""
 
 
 class _Routing(NamedTuple):

@@ -1,7 +1,7 @@
 """A Hugging Face causal LM that runs many genomes in one batch.
 
 The model's own modules stay; its linear weights are computed with otherwise. Every linear layer
-becomes a `PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's
+becomes a `_PopulationLinear`: one matmul with the shared weight for all rows, plus each genome's
 low-rank part for its own rows,
 
     y = x Wᵀ + (x B_g) A_gᵀ,
@@ -160,7 +160,7 @@ class LowRankTable:
     def rows(self, genome_of_block: torch.Tensor) -> "GroupFactors":
         """What the layers need for blocks of these genomes."""
         if self.a_G_R_N.dim() == 4:
-            return ExpertFactors(self.a_G_R_N, self.b_G_N_R, genome_of_block)
+            return self.a_G_R_N, self.b_G_N_R, genome_of_block
         return LowRankRows(self, genome_of_block)
 
 
@@ -356,7 +356,7 @@ class LinearGroup:
         return y.view(*x.shape[:-1], -1)
 
 
-class PopulationLinear(nn.Module):
+class _PopulationLinear(nn.Module):
     """One member of a `LinearGroup`, in the place and under the names of the layer it replaces."""
 
     def __init__(self, layer: nn.Linear | Conv1D, group: LinearGroup, member: int) -> None:
@@ -460,7 +460,7 @@ class PopulationModel:
                     group_of[weights] = LinearGroup(len(self.groups), layers, is_head, path.wide)
                     self.groups.append(group_of[weights])
                 for member, (name, layer) in enumerate(zip(names, layers, strict=True)):
-                    setattr(parent, name, PopulationLinear(layer, group_of[weights], member))
+                    setattr(parent, name, _PopulationLinear(layer, group_of[weights], member))
             for name, child in children.items():
                 if projections := expert_groups(len(self.groups), child, MIN_ROWS, path.wide):
                     self.groups += projections
@@ -473,7 +473,7 @@ class PopulationModel:
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
         for name, module in self.module.named_modules():
-            if isinstance(module, PopulationLinear):
+            if isinstance(module, _PopulationLinear):
                 yield f"{name}.weight", module.group, module.start
             elif isinstance(module, PopulationExperts):
                 for group in module.groups:
@@ -518,9 +518,9 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
     """The same by a kernel, if they are gated layers in float32 on the CPU."""
     children = dict(module.named_children())
     layers = [children.get(name) for name in ("gate_proj", "up_proj", "down_proj")]
-    if any(not isinstance(layer, PopulationLinear) for layer in layers):
+    if any(not isinstance(layer, _PopulationLinear) for layer in layers):
         return None
-    gate, up, down = cast("list[PopulationLinear]", layers)
+    gate, up, down = cast("list[_PopulationLinear]", layers)
     group = gate.group
     if up.group is not group or gate.out_features != down.in_features:
         return None
@@ -536,9 +536,9 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     """The same by a kernel, if it is attention with rotary positions in float32 on the CPU."""
     children = dict(module.named_children())
     layers = [children.pop(name, None) for name in (*_SIBLINGS[0], "o_proj")]
-    if any(not isinstance(layer, PopulationLinear) for layer in layers):
+    if any(not isinstance(layer, _PopulationLinear) for layer in layers):
         return None
-    q, k, v, o = cast("list[PopulationLinear]", layers)
+    q, k, v, o = cast("list[_PopulationLinear]", layers)
     if len({id(layer.group) for layer in (q, k, v)}) > 1 or not _feeds_kernels(q.group):
         return None
     size = getattr(module, "head_dim", 0)
