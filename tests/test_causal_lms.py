@@ -1,7 +1,6 @@
 """What tests of many models rely on: they are small, causal, and the same each time."""
 
 from inspect import signature
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,9 +41,7 @@ def test_every_class_is_built_or_it_is_said_why_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CAUSAL_LM_CLASSES, *VARIANTS])
-def test_it_is_a_small_causal_language_model_also_when_built_again_or_loaded(
-    name: str, tmp_path: Path
-) -> None:
+def test_it_is_a_small_causal_language_model(name: str) -> None:
     model = build(name)
     parameters = dict(model.named_parameters())
     assert {parameter.dtype for parameter in parameters.values()} == {torch.float32}
@@ -58,11 +55,8 @@ def test_it_is_a_small_causal_language_model_also_when_built_again_or_loaded(
     assert 0.4 < found.std() < 3
     assert not sees_the_future(model)
 
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path, dtype=torch.float32)
-    for other in (build(name), loaded.eval()):
-        torch.testing.assert_close(log_probabilities(other, TOKENS), found, atol=1e-5, rtol=0)
     if name in VARIANTS:
+        torch.testing.assert_close(log_probabilities(build(name), TOKENS), found, atol=1e-5, rtol=0)
         of_class = log_probabilities(build(name.partition(" ")[0]), TOKENS)
         assert not torch.allclose(found, of_class, atol=1e-2), "a variant is another model"
 

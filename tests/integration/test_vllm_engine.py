@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.commands.prepare.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
-from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
@@ -163,6 +162,8 @@ def check_saved(running: Running, reference: Reference, path: Path) -> None:
     expected = dict(named_weights(reference.model))
     saved = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     assert all(torch.equal(weight, expected[name]) for name, weight in named_weights(saved))
+    with pytest.raises(EngineError, match="exists already"):
+        running.portal.call(running.engine.save, path)
 
 
 def test_singular_values_and_coordinates(model: Callable[[str], Path], tmp_path: Path) -> None:
@@ -305,23 +306,6 @@ def test_weights_do_not_change_under_a_request(low_rank: Running) -> None:
         await running
 
     low_rank.portal.call(change_under_way)
-
-
-def test_the_saved_centre_is_the_centre(low_rank: Running, tmp_path: Path) -> None:
-    fingerprint = low_rank.portal.call(low_rank.engine.restore, STEPS)
-    low_rank.portal.call(low_rank.engine.save, tmp_path / "saved")
-
-    async def base_fingerprint() -> int:
-        builder = TorchEngineBuilder(device="cpu")
-        model_name = str(tmp_path / "saved")
-        engine: Engine = await builder(model_name=model_name, search_space=LowRank())
-        found = await engine.restore([])
-        await engine.close()
-        return found
-
-    assert low_rank.portal.call(base_fingerprint) == fingerprint
-    with pytest.raises(EngineError, match="exists already"):
-        low_rank.portal.call(low_rank.engine.save, tmp_path / "saved")
 
 
 def test_what_cannot_be_served_is_refused_and_the_rest_goes_on(low_rank: Running) -> None:

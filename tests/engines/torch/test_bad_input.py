@@ -67,11 +67,6 @@ async def test_a_checkpoint_that_lacks_a_weight_is_refused_not_made_up(
         await _build(path)
 
 
-async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"there is no directory .*nowhere"):
-        await _build(tmp_path / "nowhere")
-
-
 async def test_a_prompt_that_leaves_no_room_is_refused(tiny_model: TinyModel) -> None:
     async with running_engine(tiny_model("qwen2"), LowRank(), max_model_len=20) as engine:
         assert engine.traits.context_length == 20

@@ -109,17 +109,6 @@ async def test_newly_loaded_genomes_take_the_place_of_those_before(tiny_model: T
                 reference.check_targets([genome], requests, await sample_all(engine, requests))
 
 
-async def test_bfloat16_samples_and_scores(tiny_model: TinyModel) -> None:
-    (prompt,) = _prompts((9,))
-    async with running_engine(tiny_model("qwen2"), LowRank(), dtype="bfloat16") as engine:
-        await engine.load(GENOMES_G)
-        action, again = await sample_all(engine, [request(0, prompt)] * 2)
-        assert action == again
-        assert len(action.tokens_T) == 12
-        scores = await engine.logprobs(LogprobsRequest(0, prompt, action.tokens_T))
-    assert action.logprobs_T == pytest.approx(scores, abs=0.2)  # bfloat16 has 8 bits of mantissa
-
-
 @pytest.mark.parametrize("space", [LowRank(), FullRank()])
 async def test_a_step_leaves_no_genome_resident(
     tiny_model: TinyModel, space: SearchSpaceBuilder

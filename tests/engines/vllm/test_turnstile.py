@@ -10,11 +10,6 @@ from es_cookbook.engines.vllm.host import Turnstile
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Weights:
     """Says who used what while which set was there."""
 
@@ -55,21 +50,6 @@ async def test_the_set_that_is_there_is_not_brought_in_again() -> None:
     await weights.use("b")
     await weights.use("a")
     assert weights.switches == ["a", "b", "a"]
-
-
-async def test_whoever_is_cancelled_holds_nobody_up() -> None:
-    weights = Weights()
-    inside = asyncio.create_task(weights.use("a", turns=10**6))
-    await asyncio.sleep(0.01)
-    waiting = asyncio.create_task(weights.use("b"))
-    await asyncio.sleep(0.01)
-    waiting.cancel()
-    behind = asyncio.create_task(weights.use("c"))
-    await asyncio.sleep(0.01)
-    inside.cancel()
-    weights.inside = 0
-    await behind
-    assert weights.switches == ["a", "c"]
 
 
 @pytest.mark.parametrize("turns", range(6))

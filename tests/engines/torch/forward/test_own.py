@@ -93,9 +93,9 @@ async def test_a_hybrid_serves_more_requests_than_slots_of_every_target(
     await _check(models / HYBRID, space, _requests(50), **SMALL)
 
 
-async def test_long_prompts_run_a_few_rows_at_a_time(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of every forward pass."""
     forward = PopulationModel.forward
     sizes: list[int] = []
 
@@ -104,6 +104,10 @@ async def test_long_prompts_run_a_few_rows_at_a_time(
         return forward(self, *args, **inputs)
 
     monkeypatch.setattr(PopulationModel, "forward", noting)
+    return sizes
+
+
+async def test_long_prompts_run_a_few_rows_at_a_time(models: Path, sizes: list[int]) -> None:
     requests = [request(i % 3, [5 + i] * (80 - i % 2), max_tokens=4) for i in range(24)]
     await _check(models / HYBRID, LowRank(), requests, prefill_tokens=330, **SMALL)
     assert 4 * 80 <= max(sizes) <= 330, "more than the self-check's"
@@ -116,16 +120,8 @@ async def test_lanes_do_not_meet_in_a_model_that_keeps_state_in_its_modules(mode
 
 
 async def test_a_rigid_cohort_is_no_larger_than_one_forward_pass(
-    models: Path, monkeypatch: pytest.MonkeyPatch
+    models: Path, sizes: list[int]
 ) -> None:
-    forward = PopulationModel.forward
-    sizes: list[int] = []
-
-    def noting(self: PopulationModel, *args: object, **inputs: torch.Tensor) -> object:
-        sizes.append(inputs["input_ids"].numel())
-        return forward(self, *args, **inputs)
-
-    monkeypatch.setattr(PopulationModel, "forward", noting)
     requests = [request(0, [3 + i] * 40, max_tokens=2) for i in range(40)]
     path = models / "RecurrentGemmaForCausalLM"
     await _check(path, LowRank(), requests, num_lanes=1, prefill_tokens=700)
