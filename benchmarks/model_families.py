@@ -38,7 +38,6 @@ from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.self_check import TOLERANCE, right_path
-from es_cookbook.engines.torch.host import Loaded
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.export.export import write_export
@@ -91,7 +90,7 @@ async def examine(name: str) -> Family:
         (why,) = re.findall(r"as transformers does: (.*); accepted", str(error))
         return Family(name, f"refused: {why}")
     options = TorchEngineBuilder(num_lanes=2, max_model_len=CONTEXT, max_batch_size=64)
-    engine = options.around(Loaded(model, character_tokenizer(), space, CPU), path, size)
+    engine = options.around(model, character_tokenizer(), space, path, size)
     try:
         difference = await difference_from_merged(engine, model)
     finally:

@@ -160,7 +160,7 @@ async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
     tmp_path: Path, fault: str
 ) -> None:
     engine = LightEngineBuilder(fault=fault, flag=str(tmp_path / "flag"))
-    async with light_pool(engine=engine, request_timeout=0.5) as pool:
+    async with light_pool(num_engines=1, engine=engine, request_timeout=0.5) as pool:
         await pool.apply(STEP)
         async with pool.lend() as host:
             await host.load(GENOMES)
@@ -170,8 +170,9 @@ async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
         assert fingerprint == await LightEngine("", "").restore([STEP, STEP])
 
 
-async def test_a_cancelled_rollout_is_cancelled_where_it_runs() -> None:
+async def test_a_rollout_is_cancelled_where_it_runs_and_errors_arrive_as_themselves() -> None:
     never = SampleRequest("centre", Observation((NEVER,)), WARM)
+    too_long = SampleRequest("centre", Observation((1,) * 65), WARM)
     async with light_pool(num_engines=1) as pool, pool.lend() as host:
         for _ in range(3):
             waiting = [asyncio.create_task(host.sample(never)) for _ in range(3)]
@@ -181,17 +182,11 @@ async def test_a_cancelled_rollout_is_cancelled_where_it_runs() -> None:
             await asyncio.gather(*waiting, return_exceptions=True)
             await host.load(GENOMES)  # The engine refuses while requests are in flight.
         assert await texts(host, requests(2)) == await expected([], 2, GENOMES)
-        assert pool.stats()["restarted"] == 0
-
-
-async def test_errors_arrive_as_themselves() -> None:
-    too_long = SampleRequest("centre", Observation((1,) * 65), WARM)
-    async with light_pool() as pool:
         with pytest.raises(RequestError, match=r"^the prompt is too long$"):
             await pool.sample(too_long)
         assert pool.stats()["restarted"] == 0
     with pytest.raises(ModelError, match=r"^none has no weights$"):
-        async with light_pool(engine=LightEngineBuilder(fault="model")):
+        async with light_pool(num_engines=1, engine=LightEngineBuilder(fault="model")):
             pass
     with pytest.raises(EngineError, match="the engine is closed"):
         await pool.sample(requests("centre")[0])

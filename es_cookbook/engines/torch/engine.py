@@ -24,12 +24,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.base import ModelEngineBuilder
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from es_cookbook.engines.torch.forward.cache_size import CacheSize
     from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
-    from es_cookbook.engines.torch.host import Loaded, TorchEngine
-    from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+    from es_cookbook.engines.torch.host import TorchEngine
+    from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 
 @chz.chz
@@ -77,35 +77,42 @@ class TorchEngineBuilder(ModelEngineBuilder):
         from es_cookbook.engines.torch.forward.self_check import right_path
         from es_cookbook.engines.torch.host import load
 
-        loaded = load(model_name, search_space, self.dtype, self.device)
-        context_length = self.context_length(loaded.model)
-        return self.around(loaded, *right_path(loaded.model, loaded.space, context_length))
+        model, tokenizer, space = load(model_name, search_space, self.dtype, self.device)
+        path, cache_size = right_path(model, space, self.context_length(model))
+        return self.around(model, tokenizer, space, path, cache_size)
 
-    def around(self, loaded: "Loaded", path: "RowPath", cache_size: "CacheSize") -> "TorchEngine":
-        """An engine of a model that is loaded, and the way in which its batches run."""
+    def around(
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        space: "SearchSpace",
+        path: "RowPath",
+        cache_size: "CacheSize",
+    ) -> "TorchEngine":
+        """An engine of a model in evaluation mode on its device; `path`: how its batches run."""
         from es_cookbook.engines.torch.host import TorchEngine
         from es_cookbook.engines.torch.memory import Memory, free_bytes
         from es_cookbook.engines.torch.resident_weights import ResidentWeights
 
-        on_cpu = loaded.device.type == "cpu"
+        on_cpu = model.device.type == "cpu"
         num_lanes = self.num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
-        weights = ResidentWeights(loaded.model, loaded.space, num_threads, path)
+        weights = ResidentWeights(model, space, num_threads, path)
         prefix_gib = self.prefix_cache_gib
         if not on_cpu and prefix_gib is None:
             prefix_gib = 0.0  # what is prefilled in parts may round otherwise there
-        free = free_bytes(loaded.device)
+        free = free_bytes(model.device)
         memory = Memory(free, self.kv_cache_gib, self.memory_gib, prefix_gib)
         weights.memory_bytes = memory.genome_bytes
         plan = memory.plan(
             cache_size,
             num_lanes=num_lanes,
             max_rows=self.max_batch_size,
-            vocabulary_size=loaded.vocabulary_size,
-            context_length=self.context_length(loaded.model),
+            vocabulary_size=weights.vocabulary_size,
+            context_length=self.context_length(model),
             may_shorten=self.max_model_len is None,
         )
-        return TorchEngine(loaded, weights, path, plan, self.prefill_tokens, memory.prefix_bytes)
+        return TorchEngine(weights, tokenizer, path, plan, self.prefill_tokens, memory.prefix_bytes)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,21 +49,9 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
 
-class Loaded(NamedTuple):
-    """A model in evaluation mode on its device, and what genomes perturb of it."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    space: SearchSpace
-    device: torch.device
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Rows of the model's embedding."""
-        return cast("torch.nn.Embedding", self.model.get_input_embeddings()).num_embeddings
-
-
-def load(model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str) -> Loaded:
+def load(
+    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace]:
     """The model on its device, after it is known to fit there, with what genomes perturb of it.
 
     Raises:
@@ -74,7 +62,7 @@ def load(model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_n
     tokenizer = load_tokenizer(model_name)
     check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype, device), device)
     model = load_causal_lm(model_name, dtype, device)
-    return Loaded(model, tokenizer, search_space(parameter_infos(model), read_adapter), device)
+    return model, tokenizer, search_space(parameter_infos(model), read_adapter)
 
 
 def _weight_bytes(
@@ -107,8 +95,7 @@ class TorchEngine(Engine):
     """The embedded engine: runs requests on its lanes.
 
     Args:
-        loaded: this engine's alone.
-        weights: its base, its centre and its genomes.
+        weights: its base, its centre and its genomes, this engine's alone.
         path: how batches of the model run.
         plan: what lanes may take of memory.
         prefill_tokens: most prompt tokens of one forward pass.
@@ -117,15 +104,15 @@ class TorchEngine(Engine):
 
     def __init__(
         self,
-        loaded: Loaded,
         weights: ResidentWeights,
+        tokenizer: PreTrainedTokenizerBase,
         path: RowPath,
         plan: CachePlan,
         prefill_tokens: int,
         prefix_bytes: int,
     ) -> None:
-        model, self.tokenizer, self.space, device = loaded
-        self._weights, self._vocabulary_size = weights, loaded.vocabulary_size
+        model, self.tokenizer, self.space = weights.base, tokenizer, weights.space
+        self._weights, self._vocabulary_size = weights, weights.vocabulary_size
         self._usage = Usage()
         self._requests = 0
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
@@ -140,8 +127,8 @@ class TorchEngine(Engine):
         def forward() -> Forward:
             if path.flat:
                 kept = self._prefixes if prefix_bytes else None
-                return FlatForward(device, prefill_tokens, kept, path.kept)
-            return OwnForward(path, device, prefill_tokens)
+                return FlatForward(model.device, prefill_tokens, kept, path.kept)
+            return OwnForward(path, model.device, prefill_tokens)
 
         self._lanes = [
             Lane(self._queue, forward(), plan, texts, self._deliver, partial(self._served, i))

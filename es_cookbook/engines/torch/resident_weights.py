@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +46,8 @@ class ResidentWeights:
         path: how batches of the model run.
 
     Attributes:
+        space: what genomes perturb of `base`.
+        vocabulary_size: rows of the model's embedding.
         memory_bytes: for resident genomes, of which there is room for one in any case.
         centre: float32 parameters of the search space.
         model: the centre's weights as they sample (an adapter's centre: the base's), and tables.
@@ -57,9 +60,11 @@ class ResidentWeights:
         num_threads: int,
         path: RowPath,
     ) -> None:
-        self._base = base
+        self.base = base
         self._path = path
-        self._space = space
+        self.space = space
+        embedding = cast("torch.nn.Embedding", base.get_input_embeddings())
+        self.vocabulary_size = embedding.num_embeddings
         self.memory_bytes = 0
         device = noise_device(base.device)
         self._num_threads = 1 if on_gpu(device) else num_threads
@@ -99,11 +104,11 @@ class ResidentWeights:
         Raises:
             RequestError: No such genome is resident.
         """
-        if target == "base" and self._space.adapter is not None:
+        if target == "base" and self.space.adapter is not None:
             return self.model, self._num_loaded + 1
         if target == "base":
             if self._base_model is None:
-                self._base_model = PopulationModel(copy.deepcopy(self._base), self._path)
+                self._base_model = PopulationModel(copy.deepcopy(self.base), self._path)
             return self._base_model, 0
         if target == "centre":
             return self.model, self._num_loaded
@@ -145,13 +150,13 @@ class ResidentWeights:
             EngineError: The path exists.
         """
         if self._quantised:
-            checkpoint = quantised_checkpoint(str(self._base.name_or_path))
+            checkpoint = quantised_checkpoint(str(self.base.name_or_path))
             save_model(
                 partial(checkpoint.write, moved=self.centre.weights.items()), tokenizer, path
             )
             return
-        module = copy.deepcopy(self._base)
-        self._space.merge_(dict(named_weights(module)), self.centre.weights)
+        module = copy.deepcopy(self.base)
+        self.space.merge_(dict(named_weights(module)), self.centre.weights)
         save_model(module.save_pretrained, tokenizer, path)
 
     def _moved(self, fingerprint: int) -> int:
@@ -170,22 +175,22 @@ class ResidentWeights:
         """A copy of the base with weights of its own, except tables that genomes leave alone."""
         linear = {
             id(parameter)
-            for module in self._base.modules()
+            for module in self.base.modules()
             if isinstance(module, torch.nn.Linear)
             for parameter in module.parameters()
         }
-        perturbed = {split_member(name)[0] for name in self._space.shapes}
+        perturbed = {split_member(name)[0] for name in self.space.shapes}
         shared = {
             id(parameter): parameter
-            for name, parameter in self._base.named_parameters()
+            for name, parameter in self.base.named_parameters()
             if name not in perturbed and id(parameter) not in linear
         }
-        return PopulationModel(copy.deepcopy(self._base, shared), self._path)
+        return PopulationModel(copy.deepcopy(self.base, shared), self._path)
 
     def _own(self, module: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
         """The parameters that differ between genomes: those selected, or made of what is."""
         for name, parameter in named_weights(module):
-            if name in self._space.shapes or name in self._quantised:
+            if name in self.space.shapes or name in self._quantised:
                 yield name, parameter
 
     def _write(self, model: PopulationModel, value: Callable[[str], torch.Tensor]) -> None:

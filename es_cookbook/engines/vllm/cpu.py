@@ -59,11 +59,6 @@ def weights_changed() -> None:
     _PackedLinear.num_changes += 1
 
 
-def num_weight_changes() -> int:
-    """How often `weights_changed` was told in this process."""
-    return _PackedLinear.num_changes
-
-
 def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[..., object]:
     """Sample without the generators of requests whose token is discarded."""
 
@@ -262,11 +257,11 @@ def _pack_and_multiply(
 ) -> None:
     """`CPUUnquantizedExperts.apply` of weights as they were loaded: w1 (E, 2I, H), w2 (E, H, I)."""
     own = vars(self)
-    if own.get("_packed_at") != num_weight_changes():
+    if own.get("_packed_at") != _PackedLinear.num_changes:
         packed = torch.nn.Module()
         packed.w13_weight = torch.nn.Parameter(w1.detach(), requires_grad=False)
         packed.w2_weight = torch.nn.Parameter(w2.detach(), requires_grad=False)
         _pack(self, packed)
         own["_packed"] = packed.w13_weight, packed.w2_weight
-        own["_packed_at"] = num_weight_changes()
+        own["_packed_at"] = _PackedLinear.num_changes
     _multiply(self, output, hidden_states, *own["_packed"], *others, **more)
