@@ -41,15 +41,13 @@ class Placement:
     """Where a rank keeps what it has of one Hugging Face parameter.
 
     Attributes:
-        name: the parameter's name.
-        part: which part of it the rank has.
+        part: which part of the parameter the rank has.
         parameter: vLLM's own, two axes (one column for a vector), transposed where vLLM has it the
             other way round; a view, to be written in place.
         rows: of `parameter`, in the order of the part's rows.
         columns: of `parameter`, in the order of the part's columns.
     """
 
-    name: str
     part: Part
     parameter: torch.Tensor
     rows: Places
@@ -128,8 +126,8 @@ def find_placements(
                 row_range, column_range, own = column_range, row_range, (own_columns, own_rows)
             part = Part(row_range, column_range, Part.whole(infos[i].shape).width)
             here = parameter.T if is_t[i] else parameter
-            found[i] = Placement(infos[i].name, part, here, *map(_as_slice, own))
-    return {found[i].name: found[i] for i in sorted(found)}
+            found[i] = Placement(part, here, *map(_as_slice, own))
+    return {infos[i].name: found[i] for i in sorted(found)}
 
 
 def find_slots(model: torch.nn.Module) -> list[Slots]:
