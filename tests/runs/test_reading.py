@@ -129,12 +129,3 @@ def test_what_is_no_run_is_refused(tmp_path: Path, kind: str) -> None:
         (path / "notes.txt").write_text("mine")
     with pytest.raises(RunDirectoryError, match="run directory"):
         read_run(path)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_pipes_are_not_waited_for(run: Path) -> None:
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        (run / name).unlink()
-        os.mkfifo(run / name)
-    found = read_run(run)
-    assert (found.metrics, found.records, list(found.rollouts())) == ([], [], [])

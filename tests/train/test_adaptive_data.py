@@ -13,7 +13,6 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.commands import fork
-from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.evolution.optimizers.es import ES
@@ -172,15 +171,6 @@ async def test_a_batch_that_does_not_divide_among_the_pairs_is_refused(
     uneven = config(tmp_path / "run", rows, optimizer=ES(population_size=6))
     with pytest.raises(ConfigError, match="must be a multiple of 3"):
         await train.main(uneven)
-
-
-def test_a_command_line_can_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = "temperature_schedule=hot temperature_schedule.every=5 batch_per_pair=True"
-    monkeypatch.setattr("sys.argv", ["tiny", "model_name=m", "log_path=l", *options.split()])
-    seen: list[TinyConfig] = []
-    run_cli(seen.append, TinyConfig)
-    assert seen[0].temperature_schedule == HotSteps(every=5)
-    assert seen[0].num_pairs == 2
 
 
 async def test_a_fork_goes_on_as_the_run_did(

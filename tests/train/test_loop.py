@@ -22,8 +22,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.commands import fork
-from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json, load_config
+from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import (
     ConfigError,
     DataError,
@@ -48,7 +47,6 @@ from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
 from tests.programs import Programs
 from tests.said import after_start
@@ -117,16 +115,6 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
     parts = sum(row[f"time/{part}"] for part in ("ask", "load", "sample", "tell", "apply"))
     assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
     assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
-
-
-async def test_the_config_in_the_run_directory_rebuilds_the_run(tmp_path: Path) -> None:
-    made = tiny(tmp_path, num_generations=1)
-    await train.main(made)
-    again = load_config(tmp_path / "config.json", train.Config, ["tests"])
-    assert type(again) is TinyConfig
-    assert again == made
-    whole = chz.replace(made, trackers=StandardTrackersBuilder(), seed=5)
-    assert config_from_json(config_to_json(whole), ["tests"]) == whole
 
 
 @chz.chz
@@ -227,21 +215,6 @@ async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_m
     assert {"env/kl/kl", "test/env/kl/kl"} <= first.keys() and "test/env/kl/kl" in last
     plain = read_metrics(tmp_path / "plain" / "metrics.jsonl")[-1]
     assert last["test/reward/mean"] == plain["test/reward/mean"]
-
-
-def test_a_command_line_can_say_all_of_it() -> None:
-    made: list[train.Config] = []
-    given = (
-        "model_name=x log_path=y attempts=4 objective=length_penalty objective.limit=9 "
-        "objective.inner=max_of_k objective.inner.k=3 kl.weight=0.5 kl.max_tokens=7 "
-        "preference.source=pairs.jsonl preference.weight=2 eval_attempts=2 eval_temperature=0.6"
-    )
-    run_cli(made.append, TinyConfig, given.split())
-    (found,) = made
-    assert found.objective == LengthPenalty(limit=9, inner=MaxOfK(k=3))
-    assert found.kl == KLToBase(weight=0.5, max_tokens=7)
-    assert found.preference == PreferencePairs(weight=2.0, source="pairs.jsonl")
-    assert (found.eval_attempts, found.eval_temperature) == (2, 0.6)
 
 
 async def test_a_run_that_is_complete_stays_as_it_is_to_the_byte(

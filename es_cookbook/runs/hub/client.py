@@ -247,7 +247,7 @@ def _limit_replies() -> None:
     session: Any = get_session()
     client = sys.modules[type(session).__module__.partition(".")[0]]  # httpx or httpx2
 
-    class Limited(client.SyncByteStream):
+    class _Limited(client.SyncByteStream):
         def __init__(self, stream: Any) -> None:  # noqa: ANN401
             self._stream = stream
 
@@ -264,7 +264,7 @@ def _limit_replies() -> None:
     def limit(response: Any) -> None:  # noqa: ANN401
         if response.headers.get("content-encoding", "identity") != "identity":
             raise NoReplyError("a compressed reply, which was not asked for")
-        response.stream = Limited(response.stream)
+        response.stream = _Limited(response.stream)
 
     session.headers["Accept-Encoding"] = "identity"
     session.event_hooks["response"].append(limit)

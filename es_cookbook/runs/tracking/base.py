@@ -48,13 +48,11 @@ class Tracker:
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a generation; NaN and infinities are allowed."""
-        del generation, metrics
 
     def log_rollouts(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
     ) -> None:
         """Take a generation's rollouts and keep as many as the tracker shows."""
-        del generation, groups_P, decode
 
     def metrics(self) -> Mapping[str, float]:
         """What the tracker itself has to report, logged with every generation."""
@@ -62,15 +60,12 @@ class Tracker:
 
     def recorded(self, generations: int) -> None:
         """The history holds so many generations: what was logged last counts, and may be shown."""
-        del generations
 
     def finish(self) -> None:
         """The run is complete: do, or wait for, what is still due. Called in a thread."""
-        return
 
     def close(self) -> None:
         """Finish writing and give the terminal back, also after a failure; twice is harmless."""
-        return
 
 
 @chz.chz

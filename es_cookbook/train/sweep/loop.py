@@ -19,6 +19,7 @@ import json
 import math
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -258,12 +259,12 @@ class _Sweep:
         self._waiting = collections.deque[_Run]()
         self._free = worker.shares(settings.workers, settings.devices)
         self._pruned = _read_pruned(self._path / PRUNED) if settings.prune != "none" else set()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def run(self) -> list[Result]:
         """To the end, or to a signal."""
         self._write()
-        with end_on_signals(self._stop):
+        with end_on_signals(self._stopped.set):
             try:
                 self._work()
             finally:
@@ -271,7 +272,7 @@ class _Sweep:
         for run in self._in("running"):
             run.state = "interrupted"
         results, table = self._write()
-        if self._stopped:
+        if self._stopped.is_set():
             raise KeyboardInterrupt(
                 f"interrupted with {plural(len(self._in('complete')), 'run')} complete; give the "
                 "same command again to go on"
@@ -288,9 +289,6 @@ class _Sweep:
             )
         return results
 
-    def _stop(self) -> None:
-        self._stopped = True
-
     def _in(self, state: State) -> list[_Run]:
         return [run for run in self._runs if run.state == state]
 
@@ -300,7 +298,7 @@ class _Sweep:
 
     def _work(self) -> None:
         looked = time.monotonic()
-        while not self._stopped:
+        while not self._stopped.is_set():
             ended = [run for run in self._in("running") if run.process.poll() is not None]
             for run in ended:
                 self._free.append(run.share)
@@ -317,7 +315,7 @@ class _Sweep:
 
     def _fill(self) -> None:
         """Start as many runs as there are workers."""
-        while self._free and not self._stopped and (run := self._next()):
+        while self._free and not self._stopped.is_set() and (run := self._next()):
             run.state, run.starts, run.share = "running", run.starts + 1, self._free.pop(0)
             number = len(self._runs) - len(self._waiting)
             print(f"run {number} of {self._num_runs} begins: {run.path}", flush=True)
