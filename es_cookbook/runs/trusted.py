@@ -122,7 +122,7 @@ def _secret() -> bytes | None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
         if not path.exists():
-            with open(beside, "xb", opener=_open_private) as file:
+            with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(secrets.token_bytes(32))
             try:
                 os.link(beside, path)  # The first of several processes makes it.
@@ -141,10 +141,6 @@ def _state() -> Path:
         return Path(given)
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local/state") / "es_cookbook"
-
-
-def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 def keep_scripts(log_path: Path, config_json: str) -> None:

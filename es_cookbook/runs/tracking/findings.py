@@ -84,17 +84,15 @@ class Findings:
                 _TIED,
                 f"the step is empty or luck, since no genome differs from its twin: {change}",
             )
-        if "genomes/reliability" in row and self._is_luck():
+        last = self._reliabilities
+        is_luck = len(last) == _GENERATIONS_OF_LUCK and max(last) < _LUCK
+        if "genomes/reliability" in row and is_luck:
             return (
                 _CHANCE,
                 f"the genomes' differences were luck in the last {_GENERATIONS_OF_LUCK} "
                 f"generations (genomes/reliability below {_LUCK}), and so are the steps: {change}",
             )
         return None
-
-    def _is_luck(self) -> bool:
-        last = self._reliabilities
-        return len(last) == _GENERATIONS_OF_LUCK and max(last) < _LUCK
 
     def _unchanged(self, row: _Row) -> _Finding | None:
         held_out = {key: value for key, value in row.items() if key.startswith("test/")}
