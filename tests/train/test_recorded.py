@@ -270,15 +270,6 @@ async def test_a_damaged_history_is_refused_and_a_torn_line_left_out(
         open_run(tmp_path, trust=["tests"])
 
 
-async def test_another_optimizer_is_noticed(
-    log_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
-    monkeypatch.setattr(tell, lambda *_: Step())
-    with pytest.raises(HistoryError, match=r"generation \d: the recorded fitness does not give"):
-        open_run(log_path, trust=["tests"]).genomes(5)
-
-
 class Tournament(ProblemGroupBuilder):
     """Compares genomes; one of its problems cannot be attempted at all."""
 

@@ -13,7 +13,7 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.recipes.mixture.dataset import CountdownMixture
 from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_all
-from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
+from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, tiny, untimed
 
 FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
@@ -122,18 +122,6 @@ def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
         ConfigError, match=r"5 genomes x 6 generations x 1 attempt for each .* = 30"
     ):
         refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
-
-
-@chz.chz
-class OtherDatasetBuilder(SmallDatasetBuilder):
-    """Another dataset."""
-
-
-def test_other_problems_are_refused() -> None:
-    config = short(Path("a"))
-    other = chz.replace(config, dataset=OtherDatasetBuilder())
-    with pytest.raises(ConfigError, match="other and es must have the same dataset"):
-        refuse_unequal_rollouts({"es": [config], "other": [other]})
 
 
 def test_batches_of_other_sizes_count_as_rollouts() -> None:
