@@ -86,6 +86,7 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.report.naming import task_of_dataset
 from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.tracking.jsonl import finite
 from es_cookbook.train.signals import result_until_signal
 
 _LOGITS_PER_PASS = 1 << 27
@@ -468,13 +469,9 @@ def _described(answers: Pass, p: int, tokenizer: Tokenizer) -> dict[str, object]
         "text": turn.action.text,
         "prompt_tokens": prompt_T,
         "tokens": list(turn.action.tokens_T),
-        "reward": _number(outcomes.rewards_P_G_K[p, 0, 0]),
-        "metrics": {name: _number(v[p, 0, 0]) for name, v in outcomes.metrics.items()},
+        "reward": finite(outcomes.rewards_P_G_K[p, 0, 0]),
+        "metrics": {name: finite(v[p, 0, 0]) for name, v in outcomes.metrics.items()},
     }
-
-
-def _number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def _draw(path: Path, buckets: Sequence[_Bucket], task: str, metric: str, by: str) -> None:

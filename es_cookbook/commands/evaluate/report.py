@@ -30,6 +30,7 @@ from es_cookbook.population.evaluate import ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
 from es_cookbook.rl.objectives import REWARD, Outcomes
+from es_cookbook.runs.tracking.jsonl import finite
 
 WIDTH = 80
 _NAME = 20
@@ -294,7 +295,7 @@ def to_json(
         },
         "problems": _problems(evaluation.results),
     }
-    text = json.dumps(_without_nan(plain), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(plain), indent=1, ensure_ascii=False, allow_nan=False)
     return text + "\n"
 
 
@@ -378,12 +379,3 @@ def _values(values_P_K: Sequence[Sequence[float | None]]) -> NDArray[np.float64]
     if found.ndim != 2 or not found.size:
         raise ValueError("every problem must have as many attempts, and at least one")
     return found[:, None, :]
-
-
-def _without_nan(value: object) -> object:
-    if isinstance(value, dict):
-        items = cast("dict[str, object]", value).items()
-        return {key: _without_nan(entry) for key, entry in items}
-    if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in cast("Sequence[object]", value)]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

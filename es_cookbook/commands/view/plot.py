@@ -58,7 +58,7 @@ from es_cookbook.runs.report.plots import (
     draw_map,
     require_matplotlib,
 )
-from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
+from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, finite
 from es_cookbook.runs.tracking.live import label
 from es_cookbook.train.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.train.signals import result_until_signal
@@ -332,8 +332,8 @@ def draw_landscape(config: Plot, output: Path, size: SizeName) -> list[Path]:
         "generation": generation,
         "genomes": list(numbers),
         "multiples": side,
-        "rewards": _plain(means_G),
-        "intervals": _plain(errors_G),
+        "rewards": finite(means_G.tolist()),
+        "intervals": finite(errors_G.tolist()),
         "problems": len(rewards_P_G),
     }
     replace_file(output.with_suffix(".json"), [(json.dumps(found, indent=1) + "\n").encode()])
@@ -408,10 +408,6 @@ async def _rewards(
         sampler = config.sampler(rebuilt.engine, sampling=sampling)
         groups_P = await sampler.rollout(rebuilt.generation, problems_P, genomes_G)
         return mean_rewards(groups_P)
-
-
-def _plain(values: NDArray[np.float64]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def cli() -> None:

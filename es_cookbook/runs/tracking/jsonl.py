@@ -128,16 +128,16 @@ class _JsonlTracker(Tracker):
 
 
 def _line(value: object) -> bytes:
-    return json.dumps(_finite(value), allow_nan=False).encode() + b"\n"
+    return json.dumps(finite(value), allow_nan=False).encode() + b"\n"
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """The value with every number that JSON cannot write replaced by None."""
     if isinstance(value, dict):
         entries = cast("dict[str, object]", value)
-        return {key: _finite(entry) for key, entry in entries.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in cast("list[object]", value)]
+        return {key: finite(entry) for key, entry in entries.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in cast("Sequence[object]", value)]
     if value is None or isinstance(value, bool | int | str):
         return value
     number = float(cast(float, value))  # Also NumPy's floats.
