@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ PROMPT = (5, 9, 3)
 GENOMES_G = [Genome((Term(3, 0.05),)), Genome((Term(4, -0.05),)), Genome()]
 TARGETS: tuple[Target, ...] = (0, "centre", "base")
 HOT = {"temperature": 1.0}
+Hot: TypeAlias = tuple[Action, SampleRequest]
 NUM_DRAWS = 2000
 LEAST_P = 1e-4
 
@@ -89,7 +91,8 @@ def long_prompt(first: int) -> tuple[int, ...]:
     return tuple(3 + (first + i * i) % 35 for i in range(60 + first % 20))
 
 
-def hot_action(engine: Running) -> tuple[Action, SampleRequest]:
+@pytest.fixture(scope="module")
+def hot_action(engine: Running) -> Hot:
     """Of 16 tokens, different enough to tell their places apart."""
     asked = [request(0, PROMPT, max_tokens=16, seed=seed, **HOT) for seed in range(300)]
     for of_action, action in zip(asked, engine.sample(asked, GENOMES_G), strict=True):
@@ -243,9 +246,9 @@ def agreement(one: Sequence[tuple[int, ...]], other: Sequence[tuple[int, ...]]) 
 
 
 def test_an_action_ends_with_the_token_that_completes_a_stop_string(
-    engine: Running, decode: Callable[[Sequence[int]], str]
+    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
 ) -> None:
-    free, asked = hot_action(engine)
+    free, asked = hot_action
     assert free.text == decode(free.tokens_T)
     assert free.logprobs_T is not None
     whole, inside, over_two = (free.text[6:8], free.text[8:9], free.text[11:13])
@@ -258,18 +261,18 @@ def test_an_action_ends_with_the_token_that_completes_a_stop_string(
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(
-    engine: Running, decode: Callable[[Sequence[int]], str]
+    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
 ) -> None:
-    free, asked = hot_action(engine)
+    free, asked = hot_action
     stop = decode(PROMPT) + free.text[:2]
     (stopped,) = engine.sample([again(asked, stop=(stop,))], GENOMES_G)
     assert stopped.tokens_T == free.tokens_T
 
 
 def test_an_action_ends_with_a_stop_token_which_is_in_its_text(
-    engine: Running, decode: Callable[[Sequence[int]], str]
+    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
 ) -> None:
-    free, asked = hot_action(engine)
+    free, asked = hot_action
     (stopped,) = engine.sample([again(asked, stop_token_ids=(free.tokens_T[7],))], GENOMES_G)
     assert (stopped.tokens_T, stopped.stop_reason) == (free.tokens_T[:8], "stop")
     assert stopped.text == decode(free.tokens_T[:8])
@@ -293,8 +296,8 @@ def test_an_action_ends_with_an_end_of_sequence_token_which_is_not_in_its_text(
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 13])
-def test_an_action_ends_after_max_tokens(engine: Running, max_tokens: int) -> None:
-    free, asked = hot_action(engine)
+def test_an_action_ends_after_max_tokens(engine: Running, hot_action: Hot, max_tokens: int) -> None:
+    free, asked = hot_action
     how = {"seed": asked.seed, "max_tokens": max_tokens, **HOT}
     (action,) = engine.sample([request(0, PROMPT, **how)], GENOMES_G)
     assert (action.tokens_T, action.stop_reason) == (free.tokens_T[:max_tokens], "length")
