@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.__main__ import COMMANDS, RECIPES, main
+from tests.test_house import ROOT, loaded_by
 
 NAMES = [*COMMANDS, *RECIPES]
 
@@ -30,11 +31,7 @@ def test_without_a_command_all_are_listed_in_a_line_each(
 
 
 def test_the_list_imports_nothing_heavy() -> None:
-    program = "import sys, es_cookbook.__main__ as m; m.main(); print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    *_, loaded = loaded_by("import es_cookbook.__main__ as m; m.main()")
     assert loaded & {"chz", "numpy", "torch", "transformers"} == set()
 
 
@@ -61,7 +58,7 @@ def test_a_module_run_by_name_is_called_by_its_name(tmp_path: Path) -> None:
     ):
         done = subprocess.run(
             [sys.executable, "-m", *arguments],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -81,10 +78,8 @@ for name in [*COMMANDS, *RECIPES]:
             main()
         if option == "--help":
             assert page.getvalue().startswith("usage: "), name
-print(*{name.partition(".")[0] for name in sys.modules})
 """
 PARTS = """
-import sys
 from es_cookbook.common.configs import Names, config_to_json
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 import chz
@@ -93,7 +88,6 @@ for names in [names for names in fields if isinstance(names, Names)]:
     for name in names.accepted:
         names.from_string(name)
 config_to_json(CLIConfig())
-print(*{name.partition(".")[0] for name in sys.modules})
 """
 
 
@@ -101,10 +95,8 @@ print(*{name.partition(".")[0] for name in sys.modules})
 def test_options_are_shown_checked_and_built_without_libraries_that_take_seconds(
     program: str,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert set(done.stdout.split()) & HEAVY == set()
+    (loaded,) = loaded_by(program)
+    assert loaded & HEAVY == set()
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("rewnd", "rewind"), ("extend", "resume")])
