@@ -5,6 +5,9 @@ that loads models gets that directory: transformers and vLLM never ask the Hub t
 in the cache is taken as it is, without a question to anybody. So a run that goes on has the base
 that it began with, with or without a network; `hf download owner/name` brings a newer one. For what
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
+
+A GGUF file, `owner/name:file.gguf` on the Hub, stands for the directory that it is converted into
+(`es_cookbook.checkpoints.gguf`).
 """
 
 import contextlib
@@ -13,6 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
+from es_cookbook.checkpoints.gguf import SUFFIX, converted
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
@@ -36,7 +40,6 @@ _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _WEIGHTS = (".safetensors", ".bin")
 _TERMS = ("LICENSE", "NOTICE")
 _FILES = {
-    ".gguf": "a GGUF file, as llama.cpp runs them",
     ".safetensors": "a file of weights alone",
     ".bin": "a file of weights alone",
     ".pt": "a file of weights alone",
@@ -48,13 +51,13 @@ _FILES = {
 """Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
 _ACCEPTED = (
-    "accepted: a model directory, a name whose files are in the cache, and with a network a name "
-    "on the Hub (HF_ENDPOINT for a mirror)"
+    "accepted: a model directory, a GGUF file, a name whose files are in the cache, and with a "
+    "network a name on the Hub (HF_ENDPOINT for a mirror)"
 )
 
 
 def model_directory(model_name: str, part: Part = "weights") -> Path:
-    """The directory with a model's files: itself, or a Hub name's in the cache.
+    """The directory with a model's files: itself, a Hub name's in the cache, or a GGUF file's.
 
     Of a Hub name at least `part` is there, fetched if it was not.
 
@@ -64,16 +67,56 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     path = Path(model_name)
     if path.is_dir():
         _refuse_adapter(path)
-        return _checked(path)
+        file = _only_gguf(path)
+        return _checked(path) if file is None else converted(file)
     if path.exists():
+        if path.suffix == SUFFIX:
+            return converted(path)
         kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         raise ModelError(
             f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
-            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, or a name on the Hub"
+            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, a GGUF file, or a name "
+            "on the Hub"
         )
-    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
-        raise ModelError(f"model_name: there is no directory {model_name!r}")
+    repository, _, file_name = model_name.partition(":")
+    if repository.startswith((".", "/", "~")) or repository.count("/") > 1:
+        what = "file" if model_name.endswith(SUFFIX) else "directory"
+        raise ModelError(f"model_name: there is no {what} {model_name!r}")
+    if file_name.endswith(SUFFIX):
+        return converted(_gguf_of_hub(repository, file_name))
     return _checked(_cached(model_name, part) or _fetched(model_name, part))
+
+
+def _only_gguf(directory: Path) -> Path | None:
+    """The GGUF file of a directory that has no model in Hugging Face's format."""
+    if (directory / CONFIG).exists():
+        return None
+    files = sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+    if len(files) > 1:
+        raise ModelError(
+            f"model_name: the directory {str(directory)!r} has {len(files)} GGUF files; name one: "
+            f"model_name={shlex.quote(str(files[0]))}"
+        )
+    return files[0] if files else None
+
+
+def _gguf_of_hub(repository: str, file_name: str) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(repository, file_name)
+        if isinstance(found, str):
+            return Path(found)
+        if file_name not in (files := repository_files(repository)):
+            there = ", ".join(sorted(file for file in files if file.endswith(SUFFIX))) or "none"
+            raise HubError(
+                f"{repository!r} has no file {file_name!r}; its GGUF files: {there:.500}"
+            )
+        say(f"fetching {file_name} of {repository} from {endpoint()}")
+        return _download(repository, [file_name]) / file_name
+    except (HubError, HFValidationError) as error:
+        raise ModelError(f"model_name: {repository}:{file_name}: {error}") from error
 
 
 def _refuse_adapter(directory: Path) -> None:
