@@ -21,6 +21,7 @@ import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
@@ -28,7 +29,9 @@ from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, opened, whole_direc
 from es_cookbook.common.terminal import one_line, say, stderr_into
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 CACHE = "ES_COOKBOOK_CACHE"
 """Environment variable: the directory of converted models; by default in that of the Hub."""
@@ -61,6 +64,24 @@ _LONGEST_LIST = 2**16
 _PER_TOKEN = {"tokens": 1, "scores": 1, "token_type": 1, "merges": 4}
 """Arrays of the tokenizer -> entries for each row of the embedding, at most."""
 _EMBEDDING = "token_embd.weight"
+ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_LLAMA3_FACTORS = (8.0, 32.0)
+"""Of 3.1 and of 3.2."""
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", "")}
+"""llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
+_SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+"""Kinds that split text as GPT-2 does, after every digit was split off."""
+_SPLITS_AS_GPT2 = ("", "default", "gpt-2")
 _NO_MODELS = {
     "adapter": "a LoRA adapter, which changes a model",
     "mmproj": "the vision tower of a model",
@@ -92,6 +113,20 @@ class Header(NamedTuple):
         if types <= _FLOATS.keys():
             return _FLOATS[max(types)]  # Where others are narrower, the norms are float32.
         return "bfloat16"
+
+
+def import_gguf() -> ModuleType:
+    """The package.
+
+    Raises:
+        ModelError: It is not installed.
+    """
+    try:
+        import gguf
+
+        return gguf
+    except ImportError as error:
+        raise ModelError("GGUF files need a package: pip install 'es-cookbook[gguf]'") from error
 
 
 def converted(path: Path) -> Path:
@@ -143,11 +178,8 @@ def _evict(keep: Path) -> None:
 def _convert(path: Path, directory: Path) -> None:
     from es_cookbook.checkpoints.tensors import first_line
 
+    import_gguf()
     header = read_header(path)
-    try:
-        import gguf  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError as error:
-        raise _refused(path, "needs the package gguf: pip install 'es-cookbook[gguf]'") from error
     say(f"converting {path.name} once, into {directory}")
     with whole_directory(directory) as beside:
         try:
@@ -162,13 +194,13 @@ def _convert(path: Path, directory: Path) -> None:
 def _write_model(path: Path, header: Header, directory: Path) -> None:
     import torch
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
     link.symlink_to(path.resolve())
     given: dict[str, Any] = {"gguf_file": link.name, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(directory, **given)
+    config = read_config(link, header)
     with torch.device("meta"):
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config))
     needed = sum(parameter.numel() for parameter in model.parameters())
@@ -187,12 +219,82 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
     model.config.dtype = dtype
+    vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
     model.generation_config = loaded.generation_config
     model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
     tokenizer = AutoTokenizer.from_pretrained(directory, **given)
+    if header.metadata.get("tokenizer.ggml.model") == "gpt2":
+        _set_split(path, tokenizer.backend_tokenizer, header.metadata)
     link.unlink()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+
+
+def read_config(path: Path, header: Header) -> "PreTrainedConfig":
+    """The model's config, with what transformers leaves out: heads' sizes, stretched positions."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
+    )
+    of_model = f"{header.metadata['general.architecture']}."
+    length = header.metadata.get(f"{of_model}attention.key_length")
+    if length is not None and hasattr(config, "head_dim"):
+        config.head_dim = length
+    if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; the second is Gemma 3 27B.
+        scale = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
+    scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
+    rope = cast("dict[str, Any]", config.rope_parameters)
+    if scaling == "linear":
+        factor = header.metadata.get(f"{of_model}rope.scaling.factor")
+        rope.get("full_attention", rope).update(rope_type="linear", factor=factor)
+    elif scaling != "none":
+        raise _refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
+    if (tensor := header.tensors.get(ROPE_FACTORS)) is not None:
+        with path.open("rb") as file:
+            file.seek(tensor.start)
+            stored = torch.frombuffer(bytearray(file.read(tensor.size)), dtype=torch.float32)
+        for factor in _LLAMA3_FACTORS:
+            rope.update(_LLAMA3, factor=factor)
+            if torch.allclose(llama3_factors(config), stored, rtol=1e-3):
+                return config
+        raise _refused(path, f"stretches positions by {ROPE_FACTORS} in another way than Llama 3")
+    return config
+
+
+def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
+    """What llama.cpp divides the frequencies of positions by, where Llama 3 stretches them."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = cast("dict[str, Any]", config.rope_parameters)
+    stretched = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    exponents = torch.arange(len(stretched), dtype=torch.float32) / len(stretched)
+    return rope["rope_theta"] ** -exponents / stretched
+
+
+def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, _Value]) -> None:
+    """Have a byte-level tokenizer split text as its file says: transformers knows few ways."""
+    from tokenizers import Regex, pre_tokenizers
+
+    pre = str(metadata.get("tokenizer.ggml.pre", ""))
+    with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+        if pre in gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS:
+            return
+    if pre in _SPLITS_DIGITS:
+        steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    elif pre in SPLITS:
+        split = pre_tokenizers.Split(Regex(SPLITS[pre]), "isolated")
+        steps = [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    elif pre in _SPLITS_AS_GPT2:
+        return
+    else:
+        raise _refused(path, f"splits text in the way {one_line(pre)!r:.40}, unknown here")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def _end_tokens(metadata: Mapping[str, _Value]) -> list[int]:
@@ -324,11 +426,10 @@ class _Reader:
         return placed
 
     def _size(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        if kind not in set(GGMLQuantizationType):
+        sizes = {int(each): size for each, size in import_gguf().GGML_QUANT_SIZES.items()}
+        if kind not in sizes:
             raise self._broken(f"has {shown} of the unknown type {kind}")
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        block, size = sizes[kind]
         if 0 in shape or shape[0] % block:
             raise self._broken(f"has {shown} of a shape {shape} that its type cannot have")
         return math.prod(shape) // block * size

@@ -64,27 +64,41 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     Raises:
         ModelError: It is neither, or the Hub does not give the files; says why.
     """
+    if (file := gguf_file(model_name)) is not None:
+        return converted(file)
     path = Path(model_name)
     if path.is_dir():
         _refuse_adapter(path)
-        file = _only_gguf(path)
-        return _checked(path) if file is None else converted(file)
+        return _checked(path)
     if path.exists():
-        if path.suffix == SUFFIX:
-            return converted(path)
         kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         raise ModelError(
             f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
             f"{CONFIG}, a tokenizer and weights in Hugging Face's format, a GGUF file, or a name "
             "on the Hub"
         )
-    repository, _, file_name = model_name.partition(":")
-    if repository.startswith((".", "/", "~")) or repository.count("/") > 1:
-        what = "file" if model_name.endswith(SUFFIX) else "directory"
-        raise ModelError(f"model_name: there is no {what} {model_name!r}")
-    if file_name.endswith(SUFFIX):
-        return converted(_gguf_of_hub(repository, file_name))
+    if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ModelError(f"model_name: there is no directory {model_name!r}")
     return _checked(_cached(model_name, part) or _fetched(model_name, part))
+
+
+def gguf_file(model_name: str) -> Path | None:
+    """The GGUF file that a name stands for, in a directory or the Hub's cache; None for none.
+
+    Raises:
+        ModelError: There is no such file, or it is not clear which one is meant.
+    """
+    path = Path(model_name)
+    if path.is_dir():
+        return _only_gguf(path)
+    repository, _, file_name = model_name.partition(":")
+    if not model_name.endswith(SUFFIX) or path.exists():
+        return path if model_name.endswith(SUFFIX) else None
+    if file_name and repository.count("/") == 1 and not repository.startswith((".", "/", "~")):
+        return _gguf_of_hub(repository, file_name)
+    raise ModelError(
+        f"model_name: there is no file {model_name!r}; a file on the Hub is owner/name:file{SUFFIX}"
+    )
 
 
 def _only_gguf(directory: Path) -> Path | None:

@@ -228,7 +228,7 @@ def _targeted(parameter: str, targets: Collection[str]) -> bool:
 
 def location(model_name: str) -> str:
     """Where loaders find a model from any directory."""
-    return str(Path(model_name).resolve()) if Path(model_name).is_dir() else model_name
+    return str(Path(model_name).resolve()) if Path(model_name).exists() else model_name
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:

@@ -4,6 +4,7 @@
     python -m es_cookbook export runs/mine generation=20 output=exported
     python -m es_cookbook export runs/mine rank=8 output=adapter
     python -m es_cookbook export runs/mine rank=exact output=adapter
+    python -m es_cookbook export runs/mine form=gguf output=mine
 
 The run directory is only read, and the run may be in progress.
 """
@@ -20,12 +21,13 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
 
 if TYPE_CHECKING:
+    from es_cookbook.checkpoints.gguf_export import FloatType
     from es_cookbook.runs.replay import Replay
 
 
 @chz.chz
 class ExportConfig(RecordedAt):
-    """Write a run's centre as a Hugging Face model directory or a PEFT adapter."""
+    """Write a run's centre as a Hugging Face model directory, a PEFT adapter or a GGUF file."""
 
     output: str = chz.field(doc="directory to create; must not exist")
     merge: bool = chz.field(
@@ -35,6 +37,15 @@ class ExportConfig(RecordedAt):
         default=None,
         doc="low-rank and full-rank runs: write an adapter of this rank, an approximation; exact: "
         "of the rank that holds the whole change",
+    )
+
+    form: Literal["transformers", "gguf"] = chz.field(
+        default="transformers",
+        doc="directory for transformers, PEFT and vLLM, or one file for llama.cpp in a directory",
+    )
+    matrices: Literal["float16", "bfloat16", "q8_0"] | None = chz.field(
+        default=None,
+        doc="form=gguf: type of the matrices; None: that of the model, float16 for float32",
     )
 
     @chz.validate
@@ -56,6 +67,7 @@ def export(config: ExportConfig) -> str:
     output = new_output(config.output)
     say(f"{config.log_path}: rebuilding its centre for {output}")
     # torch, which the options do without.
+    from es_cookbook.checkpoints.tensors import dtype_name
     from es_cookbook.runs.export.export import write_export
     from es_cookbook.runs.replay import open_replay
 
@@ -72,7 +84,11 @@ def export(config: ExportConfig) -> str:
         hint = "if the base has moved, give model_name=its new place"
         raise ModelError(f"{error}; {hint}") from error
     _check_options(config, replay)
-    written = write_export(replay, output, merge=config.merge, rank=config.rank)
+    gguf: FloatType | None = None
+    if config.form == "gguf":
+        bfloat16 = dtype_name(replay.dtype) == "bfloat16"
+        gguf = config.matrices or ("bfloat16" if bfloat16 else "float16")
+    written = write_export(replay, output, merge=config.merge, rank=config.rank, gguf=gguf)
     said = list(written.said)
     if config.merge and replay.space.adapter is None:
         said.append("merge=true changes nothing: this run moves the model's own weights")
@@ -82,6 +98,13 @@ def export(config: ExportConfig) -> str:
 
 
 def _check_options(config: ExportConfig, replay: "Replay") -> None:
+    if config.matrices is not None and config.form != "gguf":
+        raise ConfigError(f"matrices={config.matrices} is for form=gguf")
+    if config.form == "gguf" and replay.search_space.moves_quantised:
+        raise ConfigError(
+            "form=gguf: this run moves a quantised checkpoint, which has a format of its own; "
+            "leave form out"
+        )
     if config.rank is None:
         return
     if config.merge:

@@ -11,10 +11,12 @@ Nothing stands under `output` before all of it is there, and memory holds a tens
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Literal
 
 import es_cookbook
+from es_cookbook.checkpoints.gguf_export import FloatType
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
@@ -22,6 +24,7 @@ from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import (
     Written,
+    as_gguf,
     exact_rank,
     write_fitted_adapter,
     write_model,
@@ -42,14 +45,16 @@ def write_export(
     *,
     merge: bool = False,
     rank: int | Literal["exact"] | None = None,
+    gguf: FloatType | None = None,
 ) -> Written:
     """Write a centre with its model card to `output`, which must not be there yet.
 
     With `merge`, the whole model of an adapter run, with the adapter merged; with `rank`, an
     adapter of this rank of a run that moves linear weights alone, or of the smallest one that holds
-    all of what the run changed.
+    all of what the run changed; with `gguf`, any of these as one file for llama.cpp.
 
     Raises:
+        ModelError: With `gguf`, a model that llama.cpp has no form for.
         HistoryError: The base is another than the run began with, or the rebuilt centre is not the
             recorded one.
         RunDirectoryError: The output cannot be written.
@@ -58,7 +63,13 @@ def write_export(
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(output) as directory:
-            written = _write(directory, replay, merge, rank)
+            if gguf is None:
+                written = _write(directory, replay, merge, rank)
+            else:
+                with tempfile.TemporaryDirectory(dir=output.parent) as beside:
+                    written = _write(Path(beside), replay, merge, rank)
+                    file = directory / f"{output.name}.gguf"
+                    written = as_gguf(Path(beside), file, replay, written, gguf)
             card = _model_card(output.name, replay, base, written)
             (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
@@ -108,7 +119,7 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
         f"# {title}",
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         markdown(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
-        f"## How to load it\n\n```python\n{written.loading}\n```",
+        f"## How to load it\n\n```{written.language}\n{written.loading}\n```",
         f"## How it did\n\n{how}",
     ]
     if written.errors:

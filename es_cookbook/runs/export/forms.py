@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from es_cookbook.checkpoints.gguf_export import FloatType, write_gguf, write_gguf_adapter
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import (
     base_parameters,
@@ -65,7 +66,8 @@ class Written:
     Attributes:
         library: the Hub's name of what loads it.
         relation: the Hub's name of how it comes from the base.
-        loading: Python that loads it.
+        loading: Python that loads it, or a command.
+        language: of `loading`.
         said: what else the user has to know, a line each.
         errors: weight -> relative error, where it is an approximation.
     """
@@ -74,6 +76,7 @@ class Written:
     library: str
     relation: str
     loading: str
+    language: str = "python"
     said: tuple[str, ...] = ()
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
 
@@ -175,6 +178,26 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
         said=tuple(_nearness(rank, replay, errors, over_all)),
         errors=errors | {"over all": over_all},
     )
+
+
+def as_gguf(
+    directory: Path, file: Path, replay: Replay, written: Written, matrices: FloatType
+) -> Written:
+    """What was written into a directory, as one file for llama.cpp.
+
+    Raises:
+        ModelError: llama.cpp has no form for it.
+    """
+    if written.library == "peft":
+        write_gguf_adapter(directory, file, replay.model_name)
+        kind = f"{written.kind}, as a GGUF file"
+        loading = f"llama-cli --model BASE.gguf --lora {file.name}"
+    else:
+        write_gguf(directory, file, matrices, replay.model_name)
+        kind = f"a GGUF file, its matrices {matrices}"
+        loading = f"llama-cli --model {file.name}"
+    changed = {"kind": kind, "library": "gguf", "loading": loading, "language": "bash"}
+    return dataclasses.replace(written, **changed)
 
 
 def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
