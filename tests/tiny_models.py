@@ -61,8 +61,10 @@ def make_tiny_model(family: str, path: Path) -> Path:
     return path
 
 
-def save_with_tokenizer(model: PreTrainedModel, path: Path) -> None:
-    """Fill a model with seeded noise and write it, with the character tokenizer."""
+def save_with_tokenizer(
+    model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerFast | None = None
+) -> None:
+    """Fill a model with seeded noise and write it, with the character tokenizer or another."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,7 +74,7 @@ def save_with_tokenizer(model: PreTrainedModel, path: Path) -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
         model.get_output_embeddings().weight[EOS] = 0
     model.save_pretrained(path)
-    character_tokenizer().save_pretrained(path)
+    (tokenizer or character_tokenizer()).save_pretrained(path)
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

@@ -204,9 +204,12 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     with torch.device("meta"):
         model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config))
     needed = sum(parameter.numel() for parameter in model.parameters())
-    there = sum(math.prod(tensor.shape) for tensor in header.tensors.values())
-    if needed > there:
-        raise _refused(path, f"has {there:,} parameters; its header describes {needed:,}")
+    # Layers beyond the last are for guessing several tokens at once.
+    layers = [f"blk.{n}." for n in range(config.num_hidden_layers, len(header.tensors))]
+    aside = (ROPE_FACTORS, *layers)
+    there = sum(math.prod(t.shape) for n, t in header.tensors.items() if not n.startswith(aside))
+    if needed != there:
+        raise _refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
     dtype: torch.dtype = getattr(torch, header.dtype)
     dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
     quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
@@ -223,8 +226,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     model.generation_config = loaded.generation_config
     model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
     tokenizer = AutoTokenizer.from_pretrained(directory, **given)
-    if header.metadata.get("tokenizer.ggml.model") == "gpt2":
-        _set_split(path, tokenizer.backend_tokenizer, header.metadata)
+    _set_split(path, tokenizer.backend_tokenizer, header.metadata)
     link.unlink()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -245,6 +247,9 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
     if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; the second is Gemma 3 27B.
         scale = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
+    for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
+        if hasattr(config, field):
+            setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
     scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
     rope = cast("dict[str, Any]", config.rope_parameters)
     if scaling == "linear":
@@ -276,9 +281,15 @@ def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
 
 
 def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, _Value]) -> None:
-    """Have a byte-level tokenizer split text as its file says: transformers knows few ways."""
+    """Have a tokenizer split text as its file says: transformers knows few ways."""
     from tokenizers import Regex, pre_tokenizers
 
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        if metadata.get("tokenizer.ggml.add_space_prefix") is False and isinstance(
+            tokenizer.pre_tokenizer, pre_tokenizers.Metaspace
+        ):
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", split=False)
+        return
     pre = str(metadata.get("tokenizer.ggml.pre", ""))
     with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
         from transformers.integrations.gguf import gguf_tokenizer_mapping
@@ -310,14 +321,13 @@ def read_header(path: Path) -> Header:
     Raises:
         ModelError: It is no GGUF file of a whole language model, or contradicts itself; says how.
     """
-    try:
-        with (
-            opened(path, ANY_SIZE, None) as file,
-            contextlib.closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as data,
-        ):
-            return _Reader(path, data).header()
-    except (OSError, ValueError) as error:  # An empty file cannot be mapped.
-        raise _refused(path, f"cannot be read: {error}") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(opened(path, ANY_SIZE, None))
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # An empty file cannot be mapped.
+            raise _refused(path, f"cannot be read: {error}") from error
+        return _Reader(path, stack.enter_context(contextlib.closing(data))).header()
 
 
 class _Reader:

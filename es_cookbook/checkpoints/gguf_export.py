@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from es_cookbook.checkpoints.gguf import (
     ROPE_FACTORS,
@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.gguf import (
     read_header,
 )
 from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
-from es_cookbook.checkpoints.models import end_of_sequence_ids, load_architecture, load_tokenizer
+from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import WeightFiles
 from es_cookbook.common.errors import ModelError
 
@@ -245,17 +245,25 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTraine
         if token is not None:
             getattr(writer, f"add_{name}_token_id")(token)
     writer.add_add_bos_token(tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id])
-    ends = end_of_sequence_ids(load_architecture(str(directory)), tokenizer)
-    if more := [token for token in ends if token != tokenizer.eos_token_id]:
-        writer.add_eot_token_id(more[-1])
+    if more := _end_tokens(directory) - {tokenizer.eos_token_id}:
+        writer.add_eot_token_id(max(more))
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def _end_tokens(directory: Path) -> set[int]:
+    if not (directory / "generation_config.json").is_file():
+        return set()
+    found = GenerationConfig.from_pretrained(str(directory)).eos_token_id
+    return set(found if isinstance(found, list) else () if found is None else (found,))
 
 
 def _tokens(
     model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], size: int
 ) -> tuple[list[str], list[int]]:
     """Every row of the embedding, by its token and what kind of token it is."""
+    if (last := max([*model["vocab"].values(), *added])) >= size:
+        raise ModelError(f"the tokenizer has the token {last} and the embedding {size} rows")
     tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
     for token, i in model["vocab"].items():
         is_byte = len(token) == 6 and token.startswith("<0x")

@@ -107,8 +107,8 @@ def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> N
     assert str(caught.value) == (
         f"model_name: '{NAME}' is no directory, its files are not all in the cache "
         f"({tmp_path / 'cache'}), and {hub.url} answered with status 500; accepted: a model "
-        "directory, a name whose files are in the cache, and with a network a name on the Hub "
-        "(HF_ENDPOINT for a mirror)"
+        "directory, a GGUF file, a name whose files are in the cache, and with a network a name on "
+        "the Hub (HF_ENDPOINT for a mirror)"
     )
     assert len(hub.requests) == 1
 
@@ -180,7 +180,6 @@ def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> No
     with pytest.raises(ModelError, match="model_name=BASE search_space=adapter"):
         model_directory(str(tmp_path / "sft"))
     for name, what in (
-        ("a.gguf", "a GGUF file, as llama.cpp runs them"),
         ("a.safetensors", "a file of weights alone"),
         ("notes.txt", "a file"),
     ):

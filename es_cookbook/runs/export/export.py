@@ -134,8 +134,9 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
 def _front_matter(model_name: str, written: Written) -> str:
     lines = [f"library_name: {written.library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- es_cookbook", "- evolution-strategies"]
-    if not Path(model_name).is_dir():  # The Hub refuses a base model that is no name on it.
-        lines += [f"base_model: {model_name}", f"base_model_relation: {written.relation}"]
+    if not Path(model_name).exists():  # The Hub refuses a base model that is no name on it.
+        repository = model_name.partition(":")[0]
+        lines += [f"base_model: {repository}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])
 
 

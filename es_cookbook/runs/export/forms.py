@@ -76,9 +76,9 @@ class Written:
     library: str
     relation: str
     loading: str
-    language: str = "python"
     said: tuple[str, ...] = ()
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    language: str = "python"
 
 
 def write_model(directory: Path, replay: Replay) -> Written:
