@@ -86,15 +86,10 @@ def main(count: int) -> None:
                 print(seed, repr(error)[:300])
             slowest = max(slowest, time.process_time() - began)
     wrong = ended["something else"] + ended["several lines"]
-    report(
-        "Broken GGUF files",
-        [
-            row("files", count),
-            *(row(what, n) for what, n in ended.items()),
-            row("slowest, processor seconds", slowest, most=SECONDS),
-            row("neither a sentence nor converted", wrong, most=0),
-        ],
-    )
+    rows = [row(f"files: {what}", [number], "") for what, number in ended.items()]
+    rows.append(row("neither a sentence nor converted", [wrong], "", at_most=0))
+    rows.append(row("slowest, processor seconds", [slowest], "s", at_most=SECONDS))
+    report("gguf_files", rows)
 
 
 def _memory() -> int:

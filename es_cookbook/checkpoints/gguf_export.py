@@ -28,7 +28,7 @@ from es_cookbook.checkpoints.gguf import (
 )
 from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
-from es_cookbook.checkpoints.tensors import WeightFiles
+from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.errors import ModelError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
                 writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:])
     wanted = gguf.GGMLQuantizationType[_TYPES[matrices][0]]
     block = gguf.GGML_QUANT_SIZES[wanted][0]
-    rename, files = _rename(config), WeightFiles(weight_paths(str(directory)))
+    rename, files = _rename(config), weight_files(weight_paths(str(directory)))
     for name, tensor in files.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -118,7 +118,7 @@ def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
     writer.add_string("adapter.type", "lora")
     # llama.cpp scales by alpha over the rank.
     writer.add_float32("adapter.lora.alpha", alpha * (rank**0.5 if settings["use_rslora"] else 1))
-    for name, factor in WeightFiles([directory / "adapter_model.safetensors"]).items():
+    for name, factor in weight_files([directory / "adapter_model.safetensors"]).items():
         module, _, part = (
             name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
         )

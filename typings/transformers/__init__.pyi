@@ -17,8 +17,11 @@ from transformers.models.qwen2.configuration_qwen2 import Qwen2Config as Qwen2Co
 from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM as Qwen2ForCausalLM
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer as Qwen2Tokenizer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as PreTrainedTokenizerBase
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.trainer import Trainer as Trainer
 from transformers.trainer_callback import PrinterCallback as PrinterCallback
 from transformers.trainer_callback import TrainerCallback as TrainerCallback
 from transformers.trainer_callback import TrainerState as TrainerState
 from transformers.training_args import TrainingArguments as TrainingArguments
+
+PreTrainedTokenizerFast = TokenizersBackend
