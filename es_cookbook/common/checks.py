@@ -1,6 +1,9 @@
-"""Range checks for the fields of a config, all in the same words."""
+"""Checks of the fields of a config, all in the same words."""
 
 import math
+from typing import Literal, get_args, get_origin
+
+import chz
 
 from es_cookbook.common.errors import ConfigError
 
@@ -42,3 +45,15 @@ def check_range(
             and (not finite or abs(value) < math.inf)
         ):
             raise ConfigError(f"{prefix}{name} must be {accepted}, found {value}")
+
+
+def check_literals(config: object) -> None:
+    """Refuse fields of a config with another value than their `Literal` types list.
+
+    Raises:
+        ConfigError: Names the field, the values and the one found.
+    """
+    for name, field in chz.chz_fields(config).items():
+        kind: object = field.final_type
+        if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
+            raise ConfigError(f"{name} must be {' or '.join(get_args(kind))}, found {value!r:.60}")

@@ -1,10 +1,15 @@
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.optimizers.adam import Adam
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.quantised import QuantScales
 
 
 @dataclasses.dataclass
@@ -46,3 +51,18 @@ def test_infinity_may_be_accepted_but_never_nan() -> None:
     check_range(Settings(rate=math.inf), "rate", above=0, finite=False)
     with pytest.raises(ConfigError, match="rate must be above 0, found nan"):
         check_range(Settings(rate=math.nan), "rate", above=0, finite=False)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda word: Adam(moments=word), "moments must be element or block, found 'gausian'"),
+        (lambda word: LowRank(noise=word), "noise must be gaussian or rademacher, found 'gausian'"),
+        (lambda word: QuantScales(which=word), "which must be scales or zeros or both, found"),
+    ],
+)
+def test_a_script_that_misspells_a_choice_hears_of_it(
+    build: Callable[[Any], object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build("gausian")

@@ -15,6 +15,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_literals
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
@@ -114,6 +115,10 @@ class OptimizerBuilder(ABC):
     """Builds an optimizer for one run."""
 
     population_size: int = chz.field(default=30, doc="genomes a generation")
+
+    @chz.validate
+    def _literals(self) -> None:
+        check_literals(self)
 
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:

@@ -42,7 +42,7 @@ import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
@@ -279,7 +279,8 @@ class SearchSpaceBuilder(ABC):
     )
 
     @chz.validate
-    def _shares(self) -> None:
+    def _literals_and_shares(self) -> None:
+        check_literals(self)
         if len(self.sigma_patterns) != len(self.sigma_factors):
             raise ConfigError(
                 "search_space.sigma_patterns needs one of sigma_factors for each, found "
