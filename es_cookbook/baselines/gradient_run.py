@@ -61,10 +61,10 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.checkpoints import MODEL, STATE, Checkpoint, next_checkpoint, state_json
 from es_cookbook.runs.directory import LOG, METRICS, keep_trained_on
-from es_cookbook.runs.log import libraries_quiet, library_log
-from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
+from es_cookbook.runs.tracking.log import libraries_quiet, library_log
+from es_cookbook.runs.tracking.measures import Progress
 
 
 class _Learns(Protocol):

@@ -245,7 +245,7 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTraine
         if token is not None:
             getattr(writer, f"add_{name}_token_id")(token)
     writer.add_add_bos_token(tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id])
-    if more := _end_tokens(directory) - {tokenizer.eos_token_id}:
+    if more := _end_tokens(directory) - {cast(int, tokenizer.eos_token_id)}:
         writer.add_eot_token_id(max(more))
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
@@ -254,7 +254,7 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTraine
 def _end_tokens(directory: Path) -> set[int]:
     if not (directory / "generation_config.json").is_file():
         return set()
-    found = GenerationConfig.from_pretrained(str(directory)).eos_token_id
+    found = cast("int | list[int] | None", GenerationConfig.from_pretrained(directory).eos_token_id)
     return set(found if isinstance(found, list) else () if found is None else (found,))
 
 

@@ -19,7 +19,7 @@ from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
-from es_cookbook.runs.measures import reward_metrics
+from es_cookbook.runs.tracking.measures import reward_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import ProblemResult, RLDataset
 from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.tracking.base import Decode, Tracker
+from es_cookbook.runs.tracking.measures import Progress
 from es_cookbook.train.config import Config
 
 ANSWER = "rollout_centre"

@@ -37,11 +37,11 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import check_same_base, header_of
-from es_cookbook.runs.log import libraries_quiet, library_log
 from es_cookbook.runs.opening import RunState, open_run_directory, run_state
 from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.snapshots import SnapshotWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
+from es_cookbook.runs.tracking.log import libraries_quiet, library_log
 from es_cookbook.runs.trusted import trust_option
 from es_cookbook.train.config import MAY_DIFFER, Config
 from es_cookbook.train.loop import Run

@@ -27,12 +27,12 @@ from es_cookbook.runs.directory import lines_before
 from es_cookbook.runs.export.export import curve
 from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
 from es_cookbook.runs.history.store import read_header, read_history, read_prefix
-from es_cookbook.runs.measures import Progress
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.replay import latest_snapshot
 from es_cookbook.runs.report.curves import table
 from es_cookbook.runs.snapshots import write_snapshot
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.measures import Progress
 from es_cookbook.runs.tracking.result import result_of
 
 RECORDED = Path(__file__).parents[1] / "data/recorded"

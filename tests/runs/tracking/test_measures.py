@@ -16,7 +16,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from es_cookbook.runs.measures import Progress, reward_metrics
+from es_cookbook.runs.tracking.measures import Progress, reward_metrics
 
 LOST = LostRollout("OSError: no", "")
 THREE_TOKENS = Trajectory(
