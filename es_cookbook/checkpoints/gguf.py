@@ -199,10 +199,11 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
     link.symlink_to(path.resolve())
-    given: dict[str, Any] = {"gguf_file": link.name, "trust_remote_code": False}
     config = read_config(link, header)
     with torch.device("meta"):
-        model = cast("PreTrainedModel", AutoModelForCausalLM.from_config(config))
+        model = cast(
+            "PreTrainedModel", AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        )
     needed = sum(parameter.numel() for parameter in model.parameters())
     # Layers beyond the last are for guessing several tokens at once.
     layers = [f"blk.{n}." for n in range(config.num_hidden_layers, len(header.tensors))]
@@ -213,9 +214,16 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     dtype: torch.dtype = getattr(torch, header.dtype)
     dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
     quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
-    given |= {"config": config}
-    load = cast("Any", AutoModelForCausalLM.from_pretrained)
-    loaded, loading = load(directory, dtype=dtype, output_loading_info=True, **quantised, **given)
+    given: dict[str, Any] = {"gguf_file": link.name, "config": config}
+    result = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=dtype,
+        output_loading_info=True,
+        trust_remote_code=False,
+        **quantised,
+        **given,
+    )
+    loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
         raise _refused(path, f"lacks weights: {missing[0]} and {len(missing) - 1} more")
     # What was loaded is marked as quantised, which it is no longer, and cannot be saved.
@@ -225,7 +233,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
     model.generation_config = loaded.generation_config
     model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
-    tokenizer = AutoTokenizer.from_pretrained(directory, **given)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **given)
     _set_split(path, tokenizer.backend_tokenizer, header.metadata)
     link.unlink()
     model.save_pretrained(directory)

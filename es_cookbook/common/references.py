@@ -50,7 +50,6 @@ _MOVED = {
     "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
     "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
     "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
-    "es_cookbook.recipes.mixture.dataset": "es_cookbook.recipes.mixture.train_cli",
     "es_cookbook.rl.data.choosing": "es_cookbook.rl.data.selection",
     "es_cookbook.rl.data.replay": "es_cookbook.rl.data.selection",
     "es_cookbook.rl.gdpo": "es_cookbook.rl.objectives",

@@ -155,6 +155,8 @@ OWN = {
     "runs/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",
+    "checkpoints/gguf.py": "what was checked when it was mapped",
+    "checkpoints/gguf_export.py": "what an export has just written",
     "checkpoints/peft.py": "writes an export",
     "checkpoints/model_files.py": "writes an export",
     "checkpoints/identity.py": "maps weights that were checked",

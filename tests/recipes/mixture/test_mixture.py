@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mixture import VARIANTS
-from es_cookbook.recipes.mixture.train_cli import CLIConfig, CountdownMixture
+from es_cookbook.recipes.mixture.dataset import CountdownMixture
+from es_cookbook.recipes.mixture.train_cli import CLIConfig
 from tests.recipe_problems import parsed, short_run
 
 

@@ -11,7 +11,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.recipes.mixture.train_cli import CountdownMixture
+from es_cookbook.recipes.mixture.dataset import CountdownMixture
 from es_cookbook.train.sweep import is_complete, refuse_unequal_rollouts, run_all
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import TinyConfig, tiny, untimed
