@@ -115,6 +115,7 @@ class Header(NamedTuple):
         return "bfloat16"
 
 
+@functools.cache
 def import_gguf() -> ModuleType:
     """The package.
 
@@ -123,10 +124,11 @@ def import_gguf() -> ModuleType:
     """
     try:
         import gguf
-
-        return gguf
     except ImportError as error:
         raise ModelError("GGUF files need a package: pip install 'es-cookbook[gguf]'") from error
+    # transformers asks for the same map again for each of a model's hundreds of modules.
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+    return gguf
 
 
 def converted(path: Path) -> Path:
@@ -194,7 +196,7 @@ def _convert(path: Path, directory: Path) -> None:
 def _write_model(path: Path, header: Header, directory: Path) -> None:
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     # Alone in a directory, so that nothing beside the file is read with it.
     link = directory / f"model{SUFFIX}"
@@ -214,14 +216,14 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     dtype: torch.dtype = getattr(torch, header.dtype)
     dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
     quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
-    given: dict[str, Any] = {"gguf_file": link.name, "config": config}
     result = AutoModelForCausalLM.from_pretrained(
         directory,
         dtype=dtype,
         output_loading_info=True,
         trust_remote_code=False,
+        gguf_file=link.name,
+        config=config,
         **quantised,
-        **given,
     )
     loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
@@ -233,7 +235,8 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
     model.generation_config = loaded.generation_config
     model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, **given)
+    # AutoTokenizer would read the whole file once more, to choose this class.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
     _set_split(path, tokenizer.backend_tokenizer, header.metadata)
     link.unlink()
     model.save_pretrained(directory)
