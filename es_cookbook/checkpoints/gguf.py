@@ -146,12 +146,21 @@ def converted(path: Path) -> Path:
     if not directory.exists():
         from filelock import FileLock
 
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory.with_suffix(".lock")):  # Two processes may come at once.
-            if not directory.exists():
-                _convert(path, directory)
-                _evict(keep=directory)
-    os.utime(directory)
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(directory.with_suffix(".lock")):  # Two processes may come at once.
+                if not directory.exists():
+                    _convert(path, directory)
+                    _evict(keep=directory)
+        except OSError as error:
+            reason = error.strerror or error
+            raise _refused(
+                path,
+                f"cannot be converted into {directory.parent}: {reason}; {CACHE} "
+                "may name another directory",
+            ) from error
+    with contextlib.suppress(OSError):  # Somebody else's cache, which may be read.
+        os.utime(directory)
     return directory
 
 
@@ -255,14 +264,20 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
     length = header.metadata.get(f"{of_model}attention.key_length")
     if length is not None and hasattr(config, "head_dim"):
         config.head_dim = length
-    if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; the second is Gemma 3 27B.
+    if length is not None and hasattr(
+        config, "query_pre_attn_scalar"
+    ):  # As llama.cpp has it; the second is Gemma 3 27B.
         scale = config.hidden_size // config.num_attention_heads
         config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
     for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
         if hasattr(config, field):
             setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
     scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
-    rope = cast("dict[str, Any]", config.rope_parameters)
+    rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
+    window = header.metadata.get(f"{of_model}attention.sliding_window")
+    is_known = type(window) is not int or hasattr(config, "sliding_window")
+    if not is_known and 0 < cast(int, window) < config.max_position_embeddings:
+        raise _refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
     if scaling == "linear":
         factor = header.metadata.get(f"{of_model}rope.scaling.factor")
         rope.get("full_attention", rope).update(rope_type="linear", factor=factor)

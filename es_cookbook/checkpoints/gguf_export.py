@@ -85,6 +85,8 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
             continue
         fits = tensor.dim() > 1 and tensor.shape[-1] % block == 0
         kind = wanted if fits else gguf.GGMLQuantizationType.F32
+        if fits and matrices == "float16" and tensor.abs().max() > torch.finfo(torch.float16).max:
+            raise ModelError(f"{name} has numbers beyond float16; accepted: matrices=bfloat16")
         values = _as_llama_cpp(name, tensor.float(), config).numpy()
         writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     if _rope(config).get("rope_type") == "llama3":

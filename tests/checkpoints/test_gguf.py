@@ -164,6 +164,14 @@ def test_nothing_is_left_of_a_conversion_that_fails(
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
+def test_a_cache_that_cannot_be_made_is_said(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(reading.CACHE, str(tmp_path / "llama.gguf/cache"))
+    with pytest.raises(ModelError, match="Not a directory; ES_COOKBOOK_CACHE may name another dir"):
+        converted(file)
+
+
 def test_a_file_on_the_hub_is_fetched_by_its_name(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +261,7 @@ def remade(
         ({"llama.attention.key_length": 2**20}, "parameters; transformers knows"),
         ({"llama.vocab_size": 2**31}, "parameters; transformers knows"),
         ({"llama.rope.scaling.type": "yarn"}, "stretches positions by 'yarn', unknown here"),
+        ({"llama.attention.sliding_window": 64}, "attends to 64 tokens, which LlamaConfig cannot"),
         ({"tokenizer.ggml.pre": "tekken-9"}, "splits text in the way 'tekken-9', unknown here"),
         ({"tokenizer.ggml.tokens": ["a"] * 1000}, "another tokenizer.ggml.tokens than its embed"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
