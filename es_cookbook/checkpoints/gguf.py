@@ -82,6 +82,8 @@ SPLITS = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", "")}
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """Kinds that split text as GPT-2 does, after every digit was split off."""
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""transformers' name of a special token -> the format's."""
 _NO_MODELS = {
     "adapter": "a LoRA adapter, which changes a model",
     "mmproj": "the vision tower of a model",
@@ -247,6 +249,11 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     # AutoTokenizer would read the whole file once more, to choose this class.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
     _set_split(path, tokenizer.backend_tokenizer, header.metadata)
+    tokens = cast("list[str]", header.metadata["tokenizer.ggml.tokens"])
+    for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
+        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        is_there = type(token) is int and 0 <= token < len(tokens)
+        setattr(tokenizer, f"{name}_token", tokens[cast(int, token)] if is_there else None)
     link.unlink()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
