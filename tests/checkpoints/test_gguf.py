@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -146,7 +147,8 @@ def test_the_least_recently_used_model_goes_first(
     first, second = map(converted, files[:2])
     size = sum(path.stat().st_size for path in first.iterdir())
     monkeypatch.setattr(reading, "CACHE_SIZE", int(2.8 * size))
-    os.utime(second, (1, 1))
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
     assert converted(files[0]) == first
     third = converted(files[2])
     assert (first.exists(), second.exists(), third.exists()) == (True, False, True)
@@ -282,6 +284,14 @@ def test_metadata_that_the_weights_do_not_bear_out_is_refused(
     with pytest.raises(ModelError, match=sentence):
         converted(remade(file, tmp_path / "bad.gguf", change))
     assert not [path for path in cache.glob("*") if path.is_dir()]
+
+
+def test_weights_that_transformers_would_drop_are_refused(file: Path, tmp_path: Path) -> None:
+    def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+        writer.add_tensor("blk.0.ffn_gate_inp.weight", np.ones((4, 32), np.float32))
+
+    with pytest.raises(ModelError, match="parameters; transformers knows"):
+        converted(remade(file, tmp_path / "bad.gguf", change))
 
 
 def patched(data: bytes, at: int, form: str, *values: int) -> bytes:
