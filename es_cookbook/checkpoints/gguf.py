@@ -22,7 +22,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, opened, whole_directory
@@ -38,6 +38,8 @@ CACHE = "ES_COOKBOOK_CACHE"
 CACHE_SIZE = 64 * 2**30
 """Bytes of converted models that are kept; the least recently used one goes first."""
 SUFFIX = ".gguf"
+FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
+"""Of the matrices in a file that is written."""
 
 _Value: TypeAlias = "int | float | bool | str | list[_Value]"
 _STRING, _ARRAY = 8, 9
@@ -73,11 +75,11 @@ _LLAMA3 = {
 }
 _LLAMA3_FACTORS = (8.0, 32.0)
 """Of 3.1 and of 3.2."""
-LLAMA3_SPLIT = (
+_LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPLITS = {"llama-bpe": LLAMA3_SPLIT, "qwen2": LLAMA3_SPLIT.replace("{1,3}", "")}
+SPLITS = {"llama-bpe": _LLAMA3_SPLIT, "qwen2": _LLAMA3_SPLIT.replace("{1,3}", "")}
 """llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """Kinds that split text as GPT-2 does, after every digit was split off."""
@@ -268,26 +270,25 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
         path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
     )
     of_model = f"{header.metadata['general.architecture']}."
-    length = header.metadata.get(f"{of_model}attention.key_length")
-    if length is not None and hasattr(config, "head_dim"):
-        config.head_dim = length
-    if length is not None and hasattr(
-        config, "query_pre_attn_scalar"
-    ):  # As llama.cpp has it; the second is Gemma 3 27B.
-        scale = config.hidden_size // config.num_attention_heads
-        config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
+    if (length := header.metadata.get(f"{of_model}attention.key_length")) is not None:
+        if hasattr(config, "head_dim"):
+            config.head_dim = length
+        if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; 62: Gemma 3 27B.
+            scale = config.hidden_size // config.num_attention_heads
+            config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
     for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
         if hasattr(config, field):
             setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
-    scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
-    rope = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
     window = header.metadata.get(f"{of_model}attention.sliding_window")
-    is_known = type(window) is not int or hasattr(config, "sliding_window")
-    if not is_known and 0 < cast(int, window) < config.max_position_embeddings:
+    has_window = type(window) is int and 0 < window < config.max_position_embeddings
+    if has_window and not hasattr(config, "sliding_window"):
         raise _refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
+    rope = rope_of(config)
+    scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
     if scaling == "linear":
-        factor = header.metadata.get(f"{of_model}rope.scaling.factor")
-        rope.get("full_attention", rope).update(rope_type="linear", factor=factor)
+        rope.update(
+            rope_type="linear", factor=header.metadata.get(f"{of_model}rope.scaling.factor")
+        )
     elif scaling != "none":
         raise _refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
     if (tensor := header.tensors.get(ROPE_FACTORS)) is not None:
@@ -302,15 +303,20 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
     return config
 
 
+def rope_of(config: "PreTrainedConfig") -> dict[str, Any]:
+    """How a model turns positions into angles, in the layers that see everything."""
+    found = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
+    return found.get("full_attention", found)
+
+
 def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
     """What llama.cpp divides the frequencies of positions by, where Llama 3 stretches them."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rope = cast("dict[str, Any]", config.rope_parameters)
     stretched = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
     exponents = torch.arange(len(stretched), dtype=torch.float32) / len(stretched)
-    return rope["rope_theta"] ** -exponents / stretched
+    return rope_of(config)["rope_theta"] ** -exponents / stretched
 
 
 def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, _Value]) -> None:

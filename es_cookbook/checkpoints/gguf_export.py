@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
@@ -21,10 +21,12 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from es_cookbook.checkpoints.gguf import (
     ROPE_FACTORS,
     SPLITS,
+    FloatType,
     import_gguf,
     llama3_factors,
     read_config,
     read_header,
+    rope_of,
 )
 from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
@@ -33,9 +35,6 @@ from es_cookbook.common.errors import ModelError
 
 if TYPE_CHECKING:
     import gguf
-
-FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
-"""Of the matrices in a file."""
 
 _TYPES = {"float16": ("F16", 1), "bfloat16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
 """ggml's name of a type, and the number of a file that has it (`general.file_type`)."""
@@ -89,7 +88,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
             raise ModelError(f"{name} has numbers beyond float16; accepted: matrices=bfloat16")
         values = _as_llama_cpp(name, tensor.float(), config).numpy()
         writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
-    if _rope(config).get("rope_type") == "llama3":
+    if rope_of(config).get("rope_type") == "llama3":
         writer.add_tensor(ROPE_FACTORS, llama3_factors(config).numpy())
     _finish(writer)
     _compare(config, read_config(file, read_header(file)))
@@ -184,14 +183,8 @@ def _as_llama_cpp(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> 
     return tensor.unflatten(0, (heads[layer], 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def _rope(config: PreTrainedConfig) -> Mapping[str, Any]:
-    """Positions of layers that see everything."""
-    found = cast("dict[str, Any]", config.rope_parameters)
-    return found.get("full_attention", found)
-
-
 def _add_settings(writer: "gguf.GGUFWriter", config: PreTrainedConfig) -> None:
-    rope = _rope(config)
+    rope = rope_of(config)
     if (kind := rope.get("rope_type", "default")) not in ("default", "linear", "llama3"):
         raise ModelError(f"positions of the type {kind!r} cannot be written into a GGUF file")
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
+from es_cookbook.checkpoints.gguf import FloatType
 from es_cookbook.commands.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
@@ -21,7 +22,6 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
 
 if TYPE_CHECKING:
-    from es_cookbook.checkpoints.gguf_export import FloatType
     from es_cookbook.runs.replay import Replay
 
 
@@ -38,12 +38,11 @@ class ExportConfig(RecordedAt):
         doc="low-rank and full-rank runs: write an adapter of this rank, an approximation; exact: "
         "of the rank that holds the whole change",
     )
-
     form: Literal["transformers", "gguf"] = chz.field(
         default="transformers",
         doc="directory for transformers, PEFT and vLLM, or one file for llama.cpp in a directory",
     )
-    matrices: Literal["float16", "bfloat16", "q8_0"] | None = chz.field(
+    matrices: FloatType | None = chz.field(
         default=None,
         doc="form=gguf: type of the matrices; None: that of the model, float16 for float32",
     )

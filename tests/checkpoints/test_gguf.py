@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints import gguf as reading
-from es_cookbook.checkpoints.gguf import converted, read_header
-from es_cookbook.checkpoints.gguf_export import FloatType, write_gguf
+from es_cookbook.checkpoints.gguf import FloatType, converted, read_header
+from es_cookbook.checkpoints.gguf_export import write_gguf
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
@@ -57,7 +57,7 @@ def write(directory: Path, file: Path, matrices: FloatType = "float16") -> Path:
 def greedy(model_name: Path) -> list[int]:
     model = load_causal_lm(str(model_name), "float32", CPU)
     tokens = torch.tensor([load_tokenizer(str(model_name)).encode(TEXT)])
-    return model.generate(tokens, max_new_tokens=24, do_sample=False)[0].tolist()  # type: ignore[operator]
+    return model.generate(tokens, max_new_tokens=24, do_sample=False)[0].tolist()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -201,7 +201,7 @@ def test_a_directory_with_two_files_and_a_file_that_is_not_there_are_said(
 def test_every_token_that_ends_an_answer_does(tmp_path: Path) -> None:
     directory = make_gguf_model("qwen2", tmp_path / "model")
     model = load_causal_lm(str(directory), "auto", CPU)
-    model.generation_config.eos_token_id = [1, 7]  # type: ignore[union-attr]
+    model.generation_config.eos_token_id = [1, 7]
     model.save_pretrained(directory)
     file = write(directory, tmp_path / "model.gguf")
     found = load_causal_lm(str(file), "auto", CPU), load_tokenizer(str(file))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import es_cookbook
-from es_cookbook.checkpoints.gguf_export import FloatType
+from es_cookbook.checkpoints.gguf import FloatType
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
