@@ -19,7 +19,13 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.population.results import Estimate, results_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import REWARD, SOLVED, PassAtK, outcomes
-from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_of, mean_rewards
+from es_cookbook.rl.rollouts import (
+    answer_lengths,
+    env_metrics,
+    lost_rollouts,
+    mean_of,
+    mean_rewards,
+)
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 
 _RESAMPLES = 1000
@@ -63,11 +69,11 @@ async def evaluate(
 
     Returns:
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
-        the rollouts that were not lost, and `test/rollouts/failed`. For several attempts, where
-        Envs report the metric `correct`, `test/pass@<k>`: the mean over the problems that have k
-        attempts left. `test/problems` counts the problems, and `test/low/<key>` and
-        `test/high/<key>` are the 95 % interval over them of each mean that is not of a tag. Nothing
-        without problems.
+        the rollouts that were not lost, `test/rollouts/failed`, and how long answers are
+        (`answer_lengths`). For several attempts, where Envs report the metric `correct`,
+        `test/pass@<k>`: the mean over the problems that have k attempts left. `test/problems`
+        counts the problems, and `test/low/<key>` and `test/high/<key>` are the 95 % interval over
+        them of each mean that is not of a tag. Nothing without problems.
 
     Raises:
         TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
@@ -80,7 +86,7 @@ async def evaluate(
     num_problems = len(env_group_builders_P)
     held_out_P = groups_P[:num_problems]
     metrics = summary(held_out_P, attempts, groups_P[num_problems:])
-    metrics |= _intervals(env_group_builders_P, held_out_P, attempts)
+    metrics |= answer_lengths(held_out_P) | _intervals(env_group_builders_P, held_out_P, attempts)
     return {f"test/{key}": value for key, value in metrics.items()}
 
 

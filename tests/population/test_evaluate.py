@@ -63,6 +63,9 @@ async def test_the_centre_is_measured_greedily_by_tag() -> None:
         "test/env/all/correct": 0.75,
         "test/env/small/correct": 0.5,
         "test/rollouts/failed": 0.0,
+        "test/rollouts/mean_tokens": 1.0,
+        "test/rollouts/p95_tokens": 1,
+        "test/rollouts/truncated": 0.0,
     }
     assert [(who, request.params) for who, request in engine.requests] == [
         ("centre", SamplingParams(max_tokens=5))

@@ -3,7 +3,7 @@
     nothing learned    every reward is 0, all genomes earn the same, or all mirrored pairs are tied
     luck               the genomes' differences were luck for some generations
     cut                many answers end at `sampling.max_tokens`
-    unchanged          the last held-out result is the first, to the digit
+    unchanged          a held-out result is the first in every digit, or the third of one value
 
 The live view, `show` and the report all have their sentences from here. They follow from rows of
 `metrics.jsonl` alone, so a recorded run says what it said while it went on.
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.jsonl import CORRECT, REWARD
 
 _LUCK = 0.05
 """Reliability below which differences are taken for luck, if it stays there."""
@@ -25,7 +26,11 @@ _AGAIN = 20
 _ZERO, _EQUAL, _TIED, _CHANCE = "zero", "equal", "tied", "luck"
 _NO_SIGNAL = (_ZERO, _EQUAL, _TIED, _CHANCE)
 """Kinds of generations of which nothing can be learned."""
-_SEE = "see docs/hyper_parameters.md"
+_EVALUATIONS = 3
+"""After so many with one result, nothing moves."""
+_BROKEN = 0.5
+"""Of the centre's reward: where genomes earn less, they are too far from it."""
+_SEE = 'see "Finding σ and α" in docs/hyper_parameters.md'
 
 _Row: TypeAlias = Mapping[str, float]
 _Finding: TypeAlias = tuple[str, str]
@@ -41,8 +46,9 @@ class Findings:
 
     def __init__(self) -> None:
         self.latest: Sequence[_Finding] = ()
-        self._first: _Row = {}
+        self._held_out: list[_Row] = []
         self._reliabilities = deque[float](maxlen=_GENERATIONS_OF_LUCK)
+        self._is_es = False
         self._told: dict[str, int] = {}
         self._taken = 0
 
@@ -51,6 +57,9 @@ class Findings:
         self._taken += 1
         if "genomes/reliability" in row:
             self._reliabilities.append(row["genomes/reliability"])
+        self._is_es |= "optimizer/sigma" in row
+        if held_out := {key: value for key, value in row.items() if key.startswith("test/")}:
+            self._held_out.append(held_out)
         found = (self._no_signal(row), _cut(row), self._unchanged(row))
         self.latest = [each for each in found if each is not None]
         told = [each for each in self.latest if self._is_due(each[0])]
@@ -61,25 +70,22 @@ class Findings:
         return kind not in self._told or self._taken - self._told[kind] >= _AGAIN
 
     def _no_signal(self, row: _Row) -> _Finding | None:
-        sigma = (
-            f"optimizer.sigma (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
-        )
-        change = f"raise {sigma or 'optimizer.sigma'}, or ask more problems per generation; {_SEE}"
+        change = self._change(row)
         if row.get("reward/max_genome") == 0 == row.get("reward/min_genome"):
-            return (
-                _ZERO,
-                "every reward is 0, so nothing is learned: see in rollouts.jsonl whether the "
-                "reward takes right answers as right; if it does, take easier problems, partial "
-                "credit, or a prompt that shows the form of an answer",
-            )
+            if not change.startswith("lower"):
+                change = (
+                    "see in rollouts.jsonl whether the reward takes right answers as right; if it "
+                    "does, take easier problems, partial credit, or a prompt that shows the form "
+                    "of an answer"
+                )
+            return _ZERO, f"every reward is 0, so nothing is learned: {change}"
         spread = row.get("objective/std_genomes", row.get("reward/std_genomes", 1.0))
         if spread <= 1e-12:
             value = f" ({row['reward/mean']:.3g})" if "reward/mean" in row else ""
-            return (
-                _EQUAL,
-                f"all genomes earn the same{value}, so nothing is learned: {change}",
-            )
+            return _EQUAL, f"all genomes earn the same{value}, so nothing is learned: {change}"
         if row.get("genomes/tied_fraction") == 1 or _is_empty(row):
+            if row.get("optimizer/learning_rate") == 0:
+                return _TIED, "the step is empty, since optimizer.learning_rate is 0 here"
             return (
                 _TIED,
                 f"the step is empty or luck, since no genome differs from its twin: {change}",
@@ -94,21 +100,39 @@ class Findings:
             )
         return None
 
+    def _change(self, row: _Row) -> str:
+        """What makes genomes differ by more than luck."""
+        now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
+        centre = self._held_out[-1].get(REWARD, 0.0) if self._held_out else 0.0
+        if row.get("reward/mean", centre) < _BROKEN * centre:
+            return (
+                f"lower optimizer.sigma{now}, since genomes earn {row['reward/mean']:.3g} and the "
+                f"centre {centre:.3g} on held-out problems; {_SEE}"
+            )
+        return f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
+
     def _unchanged(self, row: _Row) -> _Finding | None:
-        held_out = {key: value for key, value in row.items() if key.startswith("test/")}
-        if not self._first:
-            self._first = held_out
+        if not self._held_out or REWARD not in row:
             return None
-        if "time/total" in row or not held_out or held_out != self._first:
-            return None
-        change = "the steps changed no answer: raise optimizer.learning_rate or optimizer.sigma"
-        if any(kind in _NO_SIGNAL for kind, _ in self.latest):  # Of the last generation.
-            change = "nothing was learned"
-        return (
-            "unchanged",
-            "the held-out result is the same as before the first generation in every digit: "
-            f"{change}; {_SEE}",
-        )
+        first, *later = self._held_out
+        same = "is the same as before the first generation in every digit"
+        if not later or first.items() - row.items():
+            key = CORRECT if CORRECT in row else REWARD
+            is_moving = row[REWARD] > first.get(REWARD, row[REWARD])
+            if len(later) < _EVALUATIONS - 1 or is_moving:
+                return None
+            if any(each.get(key) != row[key] for each in self._held_out):
+                return None
+            same = f"({key} {row[key]:.3g}) is the same in all {len(self._held_out)} evaluations"
+        if row.get(CORRECT) == 1:
+            change = "every held-out problem is solved, so take harder ones"
+        elif any(kind in _NO_SIGNAL for kind, _ in self.latest):  # Of the last generation.
+            change = f"nothing was learned; {_SEE}"
+        elif self._is_es:
+            change = f"raise optimizer.learning_rate or optimizer.sigma; {_SEE}"
+        else:
+            change = "raise learning_rate"
+        return "unchanged", f"the held-out result {same}: {change}"
 
 
 def _is_empty(row: _Row) -> bool:

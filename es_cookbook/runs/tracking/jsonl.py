@@ -32,7 +32,8 @@ from es_cookbook.runs.tracking.base import (
 
 CORRECT = "test/env/all/correct"
 """Held-out, what most tasks are about: the share of answers that are right."""
-MEASURES = (CORRECT, "test/reward/mean", "reward/mean")
+REWARD = "test/reward/mean"
+MEASURES = (CORRECT, REWARD, "reward/mean")
 """What runs are told apart by: the first of them that was measured."""
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""

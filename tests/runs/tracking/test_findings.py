@@ -34,10 +34,14 @@ def told(*rows: Mapping[str, float]) -> list[str]:
         (
             {"reward/std_genomes": 7e-18},
             r"all genomes earn the same \(0.4\), so nothing is learned: raise optimizer.sigma "
-            r"\(now 0.001\), or ask more problems per generation; see docs/hyper_parameters.md",
+            r"\(now 0.001\), or ask more problems per generation; see \"Finding σ and α\" in docs/",
         ),
         ({"genomes/tied_fraction": 1.0}, "the step is empty or luck, .*: raise optimizer.sigma"),
         ({"step/rms_over_sigma": 0.0}, "the step is empty or luck, .*: raise optimizer.sigma"),
+        (
+            {"step/rms_over_sigma": 0.0, "optimizer/learning_rate": 0.0},
+            "the step is empty, since optimizer.learning_rate is 0 here$",
+        ),
         ({"rollouts/truncated": 0.31}, r"31% of the answers were cut off at sampling.max_tokens"),
     ],
 )
@@ -68,16 +72,58 @@ def test_what_was_told_is_told_again_after_twenty_generations() -> None:
     assert told(*[nothing] * 41) == ["zero"] * 3
 
 
-def test_a_held_out_result_that_did_not_change_at_all_is_told_in_the_end() -> None:
+@pytest.mark.parametrize("changed", [NO_REWARD, {"genomes/tied_fraction": 1.0}])
+def test_where_genomes_earn_far_less_than_the_centre_sigma_is_too_large(
+    changed: Mapping[str, float],
+) -> None:
+    row = {**FINE, "reward/mean": 0.02, **changed}
+    ((_, found),) = Findings().take({**row, "test/reward/mean": 0.5})
+    assert ": lower optimizer.sigma (now 0.001), since genomes earn 0" in found
+    assert " and the centre 0.5 on held-out problems; see " in found
+    ((_, found),) = Findings().take({**row, "test/reward/mean": 0.0})
+    assert "lower" not in found
+
+
+def test_a_held_out_result_that_did_not_change_at_all_is_told_once() -> None:
     measured = {"test/env/all/correct": 0.25, "test/reward/mean": 0.3}
-    assert told({**FINE, **measured}, {**FINE, **measured}, measured) == ["unchanged"]
+    assert told({**FINE, **measured}, FINE, {**FINE, **measured}, measured) == ["unchanged"]
     found = Findings()
     found.take({**FINE, **NO_REWARD, **measured})
     assert [said for _, said in found.take(measured)] == [
         "the held-out result is the same as before the first generation in every digit: nothing "
-        "was learned; see docs/hyper_parameters.md"
+        'was learned; see "Finding σ and α" in docs/hyper_parameters.md'
     ]
     assert told({**FINE, **measured}, FINE, {**measured, "test/reward/mean": 0.31}) == []
+    longer = {**measured, "test/rollouts/mean_tokens": 9.0}
+    assert told({**FINE, **longer}, {**longer, "test/rollouts/mean_tokens": 9.1}) == []
+
+
+def test_a_main_metric_that_is_the_same_in_three_evaluations_is_told() -> None:
+    def evaluated(correct: float, *rewards: float) -> list[str]:
+        found, said = Findings(), list[str]()
+        for tokens, reward in enumerate(rewards):
+            measured = {"test/env/all/correct": correct, "test/reward/mean": reward}
+            row = {**FINE, **measured, "test/rollouts/mean_tokens": float(tokens)}
+            said += [sentence for _, sentence in found.take(row)]
+        return said
+
+    assert evaluated(0.25, 0.3, 0.3) == []
+    assert evaluated(0.25, 0.3, 0.28, 0.3, 0.29) == [
+        "the held-out result (test/env/all/correct 0.25) is the same in all 3 evaluations: raise "
+        'optimizer.learning_rate or optimizer.sigma; see "Finding σ and α" in '
+        "docs/hyper_parameters.md"
+    ]
+    assert evaluated(0.0, 0.3, 0.35, 0.4) == [], "the reward moves"
+    (solved,) = evaluated(1.0, 1.0, 1.0, 1.0)
+    assert solved.endswith(": every held-out problem is solved, so take harder ones")
+
+
+def test_gradients_have_no_sigma_to_change() -> None:
+    measured = {"test/reward/mean": 0.3, "reward/mean": 0.1, "optimizer/learning_rate": 1e-6}
+    found = Findings()
+    found.take(measured)
+    ((_, sentence),) = found.take(measured)
+    assert sentence.endswith("in every digit: raise learning_rate")
 
 
 def test_a_whole_run_has_a_sentence_for_each_kind() -> None:
