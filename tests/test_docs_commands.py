@@ -33,9 +33,10 @@ from es_cookbook.commands.gradients.grpo import for_trl
 from es_cookbook.commands.gradients.policy_gradient import of_recipe, recipe_in
 from es_cookbook.commands.gradients.sft import SFTCommand, configured
 from es_cookbook.commands.options import recipe_config
+from es_cookbook.commands.prepare.sigma import Sigma
 from es_cookbook.commands.resume import Resume
 from es_cookbook.commands.sweep import Sweep, maker
-from es_cookbook.commands.train import TrainConfig, whole_names
+from es_cookbook.commands.train import TrainConfig, built_for, whole_names
 from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
@@ -190,6 +191,7 @@ SHORTENED = {
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "reconsider": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
+    "sigma": SHORT,
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
@@ -216,6 +218,7 @@ COVERED = {
     "search": "the recipe's own test runs it",
     "tic_tac_toe": "takes minutes; the recipe's own test runs it",
     "logic": "needs reasoning-gym; the recipe's own test runs it",
+    "chat": "a model of the Hub; the recipe's own test runs it with another",
 }
 """Modules whose lines are built into a Config only."""
 
@@ -374,6 +377,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "fork": fields_of(
         lambda _, fields: changed(CLIConfig(), fields), Fork, "log_path=x", "output=y"
     ),
+    "sigma": fields_of(lambda own, fields: built_for(own.recipe, fields), Sigma),
     "evaluate": parse_evaluate,
     "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
 }

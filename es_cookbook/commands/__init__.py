@@ -49,6 +49,7 @@ _COMMANDS = {
     "sft": ("gradients.sft", "fine-tune on rows of prompts and completions, or chats"),
     "generate": ("prepare.generate", "generate training rows with a model behind a server"),
     "quantise": ("prepare.quantise", "write a model with quantised weights"),
+    "sigma": ("prepare.sigma", "print what genomes lose at each sigma, for any task and model"),
     "plan": ("prepare.plan", "print what a run needs of its GPUs"),
     "hub": ("hub", "push an export or a run to the Hugging Face Hub"),
 }
@@ -62,7 +63,7 @@ RECIPES = {
 """Name of a command -> its module, and one line about it; of recipes, what their package says."""
 
 
-_ALIASES = {"chat": "play", "continue": "resume", "extend": "resume"}
+_ALIASES = {"continue": "resume", "extend": "resume"}
 """What people look for, and what it is called here."""
 
 

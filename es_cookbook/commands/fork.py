@@ -19,6 +19,8 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import command
 from es_cookbook.runs.branches import fork_run
+from es_cookbook.runs.directory import HISTORY
+from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.trusted import trust_option
 
 _REFUSED = ("model_name", "search_space")
@@ -44,7 +46,11 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
             )
     source, output = Path(fork.log_path), Path(fork.output)
     recorded = train.recorded_config(source, fork.trust, fields)
-    config = config_to_json(chz.replace(changed(recorded, fields), log_path=fork.output))
+    forked = chz.replace(changed(recorded, fields), log_path=fork.output)
+    header = read_header(source / HISTORY)
+    is_alike = type(forked.optimizer) is type(recorded.optimizer)
+    forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.
+    config = config_to_json(forked)
     taken = fork_run(source, fork.generation, output, config, recorded.model_name)
     begins = (
         f"with generations 1 to {taken} of {fork.log_path}; to go on"

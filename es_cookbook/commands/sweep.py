@@ -23,9 +23,9 @@ from pathlib import Path
 import chz
 
 from es_cookbook import train
-from es_cookbook.commands.options import check_options, recipe_config
-from es_cookbook.commands.train import SHORT, TrainConfig, whole_options
-from es_cookbook.common.cli import built, run_with_fields
+from es_cookbook.commands.options import check_options
+from es_cookbook.commands.train import SHORT, TrainConfig, built_for, config_class_of
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.train.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
@@ -41,15 +41,6 @@ class Sweep(SweepSettings):
         default="countdown", doc="recipe to train on; train: rows of your own, as in that command"
     )
     log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/sweep-<recipe>")
-
-    @property
-    def config_class(self) -> type[train.Config]:
-        """The config of the recipe's command, or of `train`.
-
-        Raises:
-            ConfigError: There is no such recipe.
-        """
-        return TrainConfig if self.recipe == "train" else recipe_config(self.recipe)
 
 
 def searched(fields: Mapping[str, str]) -> tuple[Space, dict[str, str]]:
@@ -109,7 +100,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
     Raises:
         ConfigError: An option is none of the recipe's, or the sweep sets it.
     """
-    config_class = config.config_class
+    config_class = config_class_of(config.recipe)
     space, of_all = searched(fields)
     known = [*chz.chz_fields(config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
     if config_class is TrainConfig:
@@ -118,9 +109,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
 
     def make(options: Mapping[str, Value]) -> train.Config:
         given = {**of_all, **{name: str(value) for name, value in options.items()}}
-        if config_class is TrainConfig:
-            given = whole_options(given)
-        return built(config_class, {"trackers": _TRACKERS, **given})
+        return built_for(config.recipe, {"trackers": _TRACKERS, **given})
 
     return make, space
 

@@ -22,8 +22,12 @@ from collections.abc import Iterable, Mapping
 import chz
 
 from es_cookbook import train
-from es_cookbook.common.cli import run_cli
+from es_cookbook.commands.options import recipe_config
+from es_cookbook.common.cli import built, run_cli
+from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.es import AUTOMATIC
 from es_cookbook.population.config import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder
 
@@ -44,6 +48,9 @@ _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
+    optimizer: OptimizerBuilder = Names(OPTIMIZER_NAMES, "es", {"es": AUTOMATIC}).field(
+        "how the population is made and the centre moves"
+    )
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
     )
@@ -60,6 +67,25 @@ def main(config: TrainConfig) -> None:
 def cli() -> None:
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
     run_cli(main, TrainConfig, whole_names(sys.argv[1:]), f"\n\nShort: {short}.")
+
+
+def config_class_of(recipe: str) -> type[train.Config]:
+    """The config of a recipe's command, or of this one, which is the recipe `train`.
+
+    Raises:
+        ConfigError: There is no such recipe.
+    """
+    return TrainConfig if recipe == "train" else recipe_config(recipe)
+
+
+def built_for(recipe: str, options: Mapping[str, str]) -> train.Config:
+    """A recipe's config with options as the user typed them; only inside `run_cli`.
+
+    Raises:
+        ConfigError: There is no such recipe, or an option is none of its.
+    """
+    options = whole_options(options) if recipe == "train" else options
+    return built(config_class_of(recipe), options)
 
 
 def whole_options(fields: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ So two runs that share these options differ by what moves the model and by nothi
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
 import anyio
@@ -96,11 +96,15 @@ class RunConfig(ABC):
     def space(self) -> SearchSpaceBuilder:
         """The parameters that the run moves, as an engine names them."""
 
-    def new_optimizer(self, space: SearchSpace) -> Optimizer:
+    def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
         """What moves the centre of a population.
 
+        Args:
+            space: what its genomes perturb.
+            found: numbers for its options that are `auto` (`runs.history.format.Header`).
+
         Raises:
-            ConfigError: The run has no population.
+            ConfigError: The run has no population, or an option that is `auto` was not found.
         """
         raise ConfigError("a run of gradients has no genomes, only its centre and its base")
 

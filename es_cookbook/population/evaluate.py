@@ -86,7 +86,7 @@ async def evaluate(
     num_problems = len(env_group_builders_P)
     held_out_P = groups_P[:num_problems]
     metrics = summary(held_out_P, attempts, groups_P[num_problems:])
-    metrics |= answer_lengths(held_out_P) | _intervals(env_group_builders_P, held_out_P, attempts)
+    metrics |= _intervals(env_group_builders_P, held_out_P, attempts)
     return {f"test/{key}": value for key, value in metrics.items()}
 
 
@@ -138,6 +138,7 @@ def summary(
         "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
         **env_metrics(all_P),
         "rollouts/failed": float(len(lost_rollouts(all_P))),
+        **answer_lengths(groups_P),
         **(_pass_at(groups_P, attempts) if attempts > 1 else {}),
     }
 

@@ -66,6 +66,7 @@ class Recipe:
         eval_every: generations between held-out evaluations.
         optimizers: settings of others than `es`, by name.
         model_of: the recipe whose bundled model it trains, if it brings none of its own.
+        hub_model: of the Hub, in place of a bundled model.
         problems: what its problems are called.
         temperature: at which genomes sample.
         main_metric: tells what a run brought.
@@ -79,6 +80,7 @@ class Recipe:
     eval_every: int
     optimizers: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
     model_of: str = ""
+    hub_model: str = ""
     problems: str = "problems"
     temperature: float = 0.0
     main_metric: str = CORRECT
@@ -86,6 +88,11 @@ class Recipe:
     @property
     def model(self) -> Path:
         return Path(__file__).parent / (self.model_of or self.name) / "model"
+
+    @property
+    def model_name(self) -> str:
+        """What it trains, as an option."""
+        return self.hub_model or str(self.model)
 
     @property
     def settings(self) -> Mapping[str, Mapping[str, object]]:
@@ -104,7 +111,7 @@ class Recipe:
         num_generations = chz.field(default=self.num_generations, doc=doc["num_generations"])
         where = f"run directory; runs/{self.name}-<digest of the options> if empty"
         return {
-            "model_name": chz.field(default=str(self.model), doc=doc["model_name"]),
+            "model_name": chz.field(default=self.model_name, doc=doc["model_name"]),
             "dataset": built_field(self.dataset, what),
             "optimizer": optimizer,
             "sampling": sampling,

@@ -30,6 +30,7 @@ from es_cookbook.common.files import (
     read_file,
 )
 from es_cookbook.common.terminal import plural
+from es_cookbook.evolution.optimizers.base import AUTO
 from es_cookbook.runs.config_differences import flattened
 from es_cookbook.runs.directory import (
     CONFIG,
@@ -55,7 +56,8 @@ class RunFiles:
     Attributes:
         path: as it was given.
         config: its Config as plain values by dotted path, `optimizer.sigma` for example; a part's
-            class stands at the part's own path, `optimizer`. Empty where it cannot be read.
+            class stands at the part's own path, `optimizer`; an `auto` is what the run found. Empty
+            where it cannot be read.
         metrics: one dict a generation, and one for the last evaluation; NaN where not measured.
         header: what the run began with; None where the history does not say, and of gradients.
         records: of the history, in order; empty for a run of gradients.
@@ -120,6 +122,9 @@ def read_run(log_path: Path) -> RunFiles:
     config = _config(log_path, problems)
     metrics = _metrics(log_path / METRICS, problems)
     header, records = _history(log_path / HISTORY, problems)
+    for name, value in header.found.items() if header else ():
+        if config.get(f"optimizer.{name}") == AUTO:
+            config[f"optimizer.{name}"] = value
     done = len(metrics) if is_of_gradients(log_path) else len(records)
     state = _state(log_path, done, metrics, _length(config))
     return RunFiles(log_path, config, metrics, header, records, state, tuple(problems))

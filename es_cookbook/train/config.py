@@ -3,7 +3,7 @@
 So the same Config gives the same history, wherever and however often the run is interrupted.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -138,9 +138,9 @@ class Config(RunConfig):
         return self.search_space
 
     @override
-    def new_optimizer(self, space: SearchSpace) -> Optimizer:
-        length = self.num_generations
-        return self.optimizer(run_seed=self.seed, num_generations=length, space=space)
+    def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
+        builder, length = self.optimizer.settled(found), self.num_generations
+        return builder(run_seed=self.seed, num_generations=length, space=space)
 
     @override
     def centre_of(self, generation: int) -> int:

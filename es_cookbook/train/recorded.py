@@ -217,7 +217,7 @@ class RecordedRun:
                 f"{one_line(fork.log_path)}, from which it was forked; the first whose genomes are "
                 f"here is generation={first} (in play: /generation {first})"
             )
-        optimizer = config.new_optimizer(self._space)
+        optimizer = config.new_optimizer(self._space, self.header.found if self.header else {})
         replay_optimizer(
             optimizer,
             self.records[:generation],

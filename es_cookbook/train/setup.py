@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import chz
 
@@ -20,11 +21,12 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, Optimizer, number
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.population.scoring import Scoring, loaded
+from es_cookbook.population.step_sizes import FoundSigma, find_sigma, options_of
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
     HISTORY,
@@ -146,9 +148,10 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         stack.enter_context(no_silence())
         engine, datasets = await _loaded(config, stack)
         scoring = _scoring(config, engine)
-        optimizer = _optimizer(config, engine, datasets.train)
         sampler = config.sampler(engine, log_path)
-        directory = await _directory(config, engine, state)
+        found = await _found(config, engine, datasets.train, state)
+        optimizer = _optimizer(config, engine, datasets.train, found)
+        directory = await _directory(config, engine, state, found)
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
         start = directory.history.next_generation
@@ -182,7 +185,8 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
 
 
 async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
-    say(f"{config.log_path}: loading {config.model_name} on {config.engine.name}")
+    where = f"{config.log_path}: " if config.log_path else ""
+    say(f"{where}loading {config.model_name} on {config.engine.name}")
     with libraries_quiet():
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
     await stack.enter_async_context(closing(engine))
@@ -198,20 +202,60 @@ def _scoring(config: Config, engine: Engine) -> Scoring:
     return Scoring(*how, regularisers, config.num_pairs, config.surrogate)
 
 
-async def _directory(config: Config, engine: Engine, state: RunState) -> RunDirectory:
+async def tried_sigmas(config: Config) -> FoundSigma:
+    """What the run would find for σ; it does not begin.
+
+    Raises:
+        ESCookbookError: As `opened` and `find_sigma`.
+    """
+    await asyncio.to_thread(_check_outside, config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(no_silence())
+        engine, datasets = await _loaded(config, stack)
+        return await _find_sigma(config, engine, datasets.train)
+
+
+async def _find_sigma(config: Config, engine: Engine, dataset: RLDataset) -> FoundSigma:
+    say("looking for sigma")
+    sampler = config.sampler(engine, sampling=config.sampling_at(0))
+    return await find_sigma(sampler, dataset.get_batch(0))
+
+
+async def _found(
+    config: Config, engine: Engine, dataset: RLDataset, state: RunState
+) -> Mapping[str, float]:
+    """Numbers for the optimizer's options that are `auto`: as recorded, or found now."""
+    if state.header is not None or not config.optimizer.unsettled:
+        return state.header.found if state.header else {}
+    given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
+    if given == AUTO:
+        tried = await _find_sigma(config, engine, dataset)
+        say(tried.table())
+        given = tried.sigma
+    found = options_of(config.optimizer, number(given), config.num_generations)
+    say(", ".join(f"optimizer.{name}={value:g}" for name, value in found.items()))
+    return found
+
+
+async def _directory(
+    config: Config, engine: Engine, state: RunState, found: Mapping[str, float]
+) -> RunDirectory:
     """Open it, with what a run begins with here; the base of a recorded one has been compared."""
     then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
     if state.generations and then is not None and then.weights is not None:
         header = dataclasses.replace(then, model_name=name, dtype=dtype)
     else:
         header = await asyncio.to_thread(header_of, name, dtype)
+        header = dataclasses.replace(header, found=found)
     length = config.num_generations
     log_path, config_json = Path(config.log_path), config_to_json(config)
     return open_run_directory(log_path, config_json, length, header, state)
 
 
-def _optimizer(config: Config, engine: Engine, dataset: RLDataset) -> Optimizer:
-    optimizer = config.new_optimizer(engine.space)
+def _optimizer(
+    config: Config, engine: Engine, dataset: RLDataset, found: Mapping[str, float]
+) -> Optimizer:
+    optimizer = config.new_optimizer(engine.space, found)
     room = engine.traits.max_terms
     if room is not None and optimizer.max_terms > room:
         raise ConfigError(

@@ -24,6 +24,7 @@ from tests.tiny_run import write_tiny_model
 pytestmark = pytest.mark.anyio
 
 BY_BEHAVIOUR = "genetic by behaviour"
+ITSELF = "es that finds its numbers"
 SETTINGS: dict[str, list[str]] = {
     "momentum": ["optimizer.window=3"],
     "adam": ["optimizer.window=3", "optimizer.learning_rate=0.01"],
@@ -45,6 +46,7 @@ SETTINGS: dict[str, list[str]] = {
         "optimizer.species_by=behaviour",
         "optimizer.species_distance=0.1",
     ],
+    ITSELF: ["optimizer.sigma=auto", "optimizer.learning_rate=auto"],
     "es": [
         "optimizer.evaluate_centre=True",
         "optimizer.antithetic=False",
@@ -71,7 +73,7 @@ def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
     return found[0]
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR])
+@pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR, ITSELF])
 async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     if name == "qes":

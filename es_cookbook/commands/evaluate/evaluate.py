@@ -1,7 +1,7 @@
 """Measure a run's centre or a model on held-out problems, alone or against another.
 
     python -m es_cookbook evaluate runs/mine
-    python -m es_cookbook evaluate runs/mine against=base
+    python -m es_cookbook evaluate runs/mine against=base answers=10
     python -m es_cookbook evaluate runs/mine generation=20 attempts=8 temperature=1
     python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
     python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
@@ -33,6 +33,7 @@ from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.commands import RECIPES
 from es_cookbook.commands.evaluate.measuring import Evaluation, Setting, Subject, measure
 from es_cookbook.commands.evaluate.report import (
+    answers_text,
     compared,
     estimates_of,
     print_text,
@@ -101,7 +102,12 @@ class EvaluateConfig(OnProblems):
         doc="attempts per problem; more than one also measures pass@k; None: the run's "
         "eval_attempts",
     )
+    answers: int = chz.field(default=0, doc="problems whose answers are printed, to read")
     output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
+
+    @chz.validate
+    def _answers(self) -> None:
+        check_range(self, "answers", at_least=0)
 
 
 def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
@@ -300,6 +306,8 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         replace_file(output, [text.encode()])
     metric = _metric(config, evaluation)  # After the file, which has them all.
     parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
+    before_and_after = [*filter(None, [against]), evaluation]
+    parts += [answers_text(before_and_after, config.answers)]
     parts += [notes, f"written to {output}" if output is not None else ""]
     print_text("\n\n".join(filter(None, parts)))
 

@@ -21,7 +21,7 @@ from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import TrainedOn
-from es_cookbook.rl.types import EnvGroupBuilder, RLDatasetBuilder
+from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, RLDatasetBuilder, Trajectory
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
@@ -85,6 +85,7 @@ class Evaluation:
         model: what was evaluated, to the bit: base and fingerprint.
         metrics: means by the names that a run gives them, without `test/`.
         trained_on: how many of the problems its run may have trained on; None if that is not known.
+        answers_P: what was said last at the first attempt; empty of one that was read from a file.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Evaluation:
     metrics: Mapping[str, float]
     results: Results
     trained_on: int | None = None
+    answers_P: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -188,7 +190,12 @@ async def _evaluation(
         metrics=summary(groups_P, config.eval_attempts),
         results=results_of(problems_P, groups_P),
         trained_on=await trained_on(subject, generation, engine, problems_P),
+        answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
     )
+
+
+def _said_last(trajectory: Trajectory | LostRollout) -> str:
+    return "" if isinstance(trajectory, LostRollout) else trajectory.transitions[-1].action.text
 
 
 async def trained_on(

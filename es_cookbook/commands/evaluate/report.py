@@ -25,7 +25,7 @@ from es_cookbook.commands.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
-from es_cookbook.common.terminal import plural, printable
+from es_cookbook.common.terminal import one_line, plural, printable
 from es_cookbook.population.evaluate import ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
@@ -90,6 +90,25 @@ def report(
         parts.append(_not_held_out(setting, against))
     parts.append(notes_on(estimates["all"], comparisons))
     return printable("\n\n".join(filter(None, parts)))
+
+
+def answers_text(evaluations: Sequence[Evaluation], count: int) -> str:
+    """What each said at the first few problems, with its reward, for people to read."""
+    lines: list[str] = []
+    for p, name in enumerate(evaluations[0].results.names_P[:count]):
+        lines += ["", one_line(name)]
+        for evaluation in evaluations:
+            if evaluation.answers_P:
+                reward = evaluation.results.outcomes.rewards_P_G_K[p, 0, 0]
+                said = one_line(evaluation.answers_P[p]) or "(nothing)"
+                lines.append(f"  {_when(evaluation)}: {said}  (reward {reward:g})")
+    return printable("\n".join(["Answers:", *lines])) if lines else ""
+
+
+def _when(evaluation: Evaluation) -> str:
+    if evaluation.generation is None:
+        return evaluation.name
+    return "base" if evaluation.generation == 0 else f"generation {evaluation.generation}"
 
 
 def heading(setting: Setting, evaluation: Evaluation) -> str:

@@ -63,6 +63,7 @@ from es_cookbook.common.errors import ConfigError, WorkerError, did_you_mean, ne
 from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import markdown, plural, say
 from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.regularisers import KLToBase
@@ -238,7 +239,8 @@ def rollouts(config: AnyConfig) -> int:
 
 def _learning_rate(config: AnyConfig) -> float:
     if isinstance(config, train.Config):
-        return cast(float, getattr(config.optimizer, "learning_rate", math.nan))
+        rate = cast(Auto, getattr(config.optimizer, "learning_rate", math.nan))
+        return math.nan if rate == AUTO else number(rate)
     return config.learning_rate
 
 
@@ -256,7 +258,8 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
         return chz.replace(config, **how)
     if math.isnan(rate):
         raise ConfigError(
-            f"factors: {type(config.optimizer).__name__} has no learning rate; take factors=1"
+            f"factors: {type(config.optimizer).__name__} has no learning rate, or finds it itself; "
+            "take factors=1, or give optimizer.learning_rate a number"
         )
     optimizer = chz.replace(config.optimizer, learning_rate=rate)
     return chz.replace(config, optimizer=optimizer, **how)

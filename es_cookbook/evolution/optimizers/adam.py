@@ -30,6 +30,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.base import number
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
     Gradient,
@@ -66,7 +67,7 @@ class Adam(WindowedES):
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
         """The window's terms with the rule, or scaled by one number."""
-        rate = self.learning_rate * factor
+        rate = number(self.learning_rate) * factor
         first = average_weights(self.beta1, len(gradients))
         second = average_weights(self.beta2, len(gradients))
         pairs = zip(first, gradients, strict=True)

@@ -10,6 +10,7 @@ to `OPTIMIZER_NAMES`.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import ClassVar, Literal, Self, TypeAlias
 
 import chz
 import numpy as np
@@ -37,6 +38,10 @@ OPTIMIZER_NAMES = {
     "qes": f"{_HERE}.qes:QES",
 }
 """What a user types on the command line."""
+
+AUTO = "auto"
+Auto: TypeAlias = float | Literal["auto"]
+"""A number, or one that a run finds before its first generation (`population.step_sizes`)."""
 
 
 class Optimizer(ABC):
@@ -114,16 +119,55 @@ class Optimizer(ABC):
 class OptimizerBuilder(ABC):
     """Builds an optimizer for one run."""
 
+    finds: ClassVar[Collection[str]] = ()
+    """Fields that may be `AUTO`."""
+
     population_size: int = chz.field(default=30, doc="genomes a generation")
 
     @chz.validate
     def _literals(self) -> None:
         check_literals(self)
+        for name in self.unsettled:
+            if name not in self.finds:
+                raise ConfigError(
+                    f"{name} cannot be auto for {type(self).__name__} (it finds "
+                    f"{', '.join(self.finds) or 'nothing'}): give it a number"
+                )
+
+    @property
+    def unsettled(self) -> list[str]:
+        """Fields that are `AUTO`."""
+        return [name for name in chz.chz_fields(self) if getattr(self, name) == AUTO]
+
+    def settled(self, found: Mapping[str, object]) -> Self:
+        """With the numbers that were found in place of `AUTO`.
+
+        Raises:
+            ConfigError: One of them was not.
+        """
+        for name in self.unsettled:
+            if name not in found:
+                raise ConfigError(
+                    f"optimizer.{name}=auto is found before the first generation of a run, and "
+                    "this one began without it: give a number"
+                )
+        return chz.replace(self, **{name: found[name] for name in self.unsettled})
 
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
         """Fields that say the same of this optimizer as these, which a recipe has for `es`."""
         return {name: value for name, value in es.items() if name in chz.chz_fields(cls)}
+
+    @classmethod
+    def carried_over(cls, es: Mapping[str, object]) -> dict[str, object]:
+        """The same where some are `AUTO`: left out where this optimizer cannot find them."""
+        if AUTO not in es.values():
+            return cls.carried(es)
+        return {
+            name: value
+            for name, value in es.items()
+            if name in chz.chz_fields(cls) and (value != AUTO or name in cls.finds)
+        }
 
     def check_space(self, search_space: SearchSpaceBuilder) -> None:
         """Refuse a search space that can never do, before there is a model; none by default.
@@ -162,14 +206,14 @@ class OptimizerNames(Names):
     def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
         own = super().settings_of(part, name)
         if isinstance(part, type) and issubclass(part, OptimizerBuilder):
-            return {**part.carried(self._es), **own}
+            return {**part.carried_over(self._es), **own}
         return own
 
     @override
     def note(self, part: object, given: Collection[str]) -> str:
         """Which of the recipe's settings of `es` it has otherwise, or not at all."""
         assert isinstance(part, OptimizerBuilder)
-        carried = part.carried(self._es)
+        carried = part.carried_over(self._es)
         own = {name: value for name, value in self._es.items() if name not in given}
         unused = [name for name in own if name not in carried]
         changed = [
@@ -227,3 +271,14 @@ def tied_fraction(genomes_G: Sequence[Genome], fitness_G: Floats) -> float:
 def mirrored(genome: Genome) -> Genome:
     """The antithetic twin: the same seeds with every coefficient negated."""
     return Genome(tuple(Term(term.seed, -term.coefficient) for term in genome.terms))
+
+
+def number(value: Auto) -> float:
+    """What a field of `Auto` is once a run has found it.
+
+    Raises:
+        ConfigError: It is still to be found.
+    """
+    if isinstance(value, str):
+        raise ConfigError("only a run finds what is auto: give the optimizer a number")
+    return value

@@ -29,7 +29,7 @@ Optimizers that use the fitness-weighted sum otherwise (momentum, Adam, ClipUp, 
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import chz
 import numpy as np
@@ -42,9 +42,12 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
+    AUTO,
+    Auto,
     Optimizer,
     OptimizerBuilder,
     check_fitness,
+    number,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -86,9 +89,15 @@ class AdaptiveSigma:
 class ES(OptimizerBuilder):
     """Evolution strategies (Salimans et al. 2017)."""
 
-    sigma: float = chz.field(default=1e-3, doc="standard deviation of the perturbations")
-    learning_rate: float = chz.field(
-        default=5e-4, doc="α of the update α/N · Σ fitness · noise; σ is not divided out"
+    finds: ClassVar[Collection[str]] = ("sigma", "learning_rate")
+
+    sigma: Auto = chz.field(
+        default=1e-3,
+        doc="standard deviation of the perturbations; auto finds it before the first generation",
+    )
+    learning_rate: Auto = chz.field(
+        default=5e-4,
+        doc="α of the update α/N · Σ fitness · noise; σ is not divided out; auto: from sigma",
     )
     antithetic: bool = chz.field(
         default=True, doc="genomes in mirrored pairs: centre + σ·ε and centre - σ·ε"
@@ -116,8 +125,11 @@ class ES(OptimizerBuilder):
                 "population_size must be even with antithetic=True, because genomes come in "
                 f"mirrored pairs; found {self.population_size}"
             )
-        check_range(self, "sigma", above=0)
-        check_range(self, "learning_rate", "warmup_generations", at_least=0)
+        if self.sigma != AUTO:
+            check_range(self, "sigma", above=0)
+        if self.learning_rate != AUTO:
+            check_range(self, "learning_rate", at_least=0)
+        check_range(self, "warmup_generations", at_least=0)
         check_range(self, "weight_decay", at_least=0, below=1)
         if self.adaptive_sigma is not None and not self.evaluate_centre:
             raise ConfigError(
@@ -146,7 +158,7 @@ class ESOptimizer(Optimizer):
         factor = self._config.sigma_schedule(generation, self._num_generations)
         told, its_factor = self._told
         adapted = its_factor if generation == told else self._sigma_factor
-        return self._config.sigma * factor * adapted
+        return number(self._config.sigma) * factor * adapted
 
     def rate_factor(self, generation: int) -> float:
         """The learning rate's schedule times the warm-up."""
@@ -156,7 +168,7 @@ class ESOptimizer(Optimizer):
     @override
     def learning_rate(self, generation: int) -> float:
         """The base learning rate times its schedule times the warm-up."""
-        return self._config.learning_rate * self.rate_factor(generation)
+        return number(self._config.learning_rate) * self.rate_factor(generation)
 
     @property
     @override
@@ -206,6 +218,10 @@ class ESOptimizer(Optimizer):
             if not np.isnan(fitness_G[centre]):
                 fitness_G = fitness_G - fitness_G[centre]
         return weighted_sum(genomes_G, fitness_G, rate)
+
+
+AUTOMATIC: Mapping[str, object] = {"sigma": AUTO, "learning_rate": AUTO}
+"""Of `es`, for a model and a task that are not known."""
 
 
 def step_length(es: Mapping[str, object]) -> float:

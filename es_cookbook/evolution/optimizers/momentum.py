@@ -13,7 +13,8 @@ Cost: the noise of `window` generations a step in place of one; no memory.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
 import chz
 from typing_extensions import override
@@ -21,6 +22,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.base import number
 from es_cookbook.evolution.optimizers.es import ESOptimizer, step_length
 from es_cookbook.evolution.optimizers.window import (
     Gradient,
@@ -50,7 +52,7 @@ class Momentum(WindowedES):
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
         # α v, with v = Σ_j m^age g_j / Σ_j m^age
         weights = average_weights(self.momentum, len(gradients))
-        rate = self.learning_rate * factor
+        rate = number(self.learning_rate) * factor
         return Step(scaled(gradients, [rate * weight for weight in weights]))
 
 
@@ -120,6 +122,8 @@ class ClipUp(WindowedES):
     its push.
     """
 
+    finds: ClassVar[Collection[str]] = ("sigma",)  # max_speed goes with the learning rate.
+
     momentum: float = chz.field(default=0.9, doc="m: share of the speed that is kept")
     max_speed: float = chz.field(
         default=1e-3, doc="greatest RMS of a step per parameter; about twice learning_rate"
@@ -142,7 +146,7 @@ class ClipUp(WindowedES):
         """The velocity, of which `kept` is what each gradient has in it."""
         squares = [mean_square(gradient) for gradient in gradients]
         newest = math.sqrt(squares[-1])
-        push = self.learning_rate * factor / newest if newest else 0.0
+        push = number(self.learning_rate) * factor / newest if newest else 0.0
         # v <- m v + α g / ‖g‖
         scales = [*(scale * self.momentum for scale in kept), push][-len(squares) :]
         pairs = zip(scales, squares, strict=True)

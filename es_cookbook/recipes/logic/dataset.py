@@ -45,7 +45,7 @@ from es_cookbook.rl.problem_env import (
 from es_cookbook.rl.rewards.answers import extracted
 from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
 
-PromptStyle: TypeAlias = Literal["compact", "words"]
+PromptStyle: TypeAlias = Literal["compact", "chat", "words"]
 RewardKind: TypeAlias = Literal["score", "correct"]
 
 COMPACT_AFTER = {"chain_sum": "problem: "}
@@ -59,10 +59,10 @@ _NUMBER = re.compile(r"-?[0-9]+")
 
 
 def question(problem: Problem, style: PromptStyle) -> str:
-    """The problem with a sentence on tags ("words"), or alone, for small models ("compact")."""
-    if style == "words":
-        return problem.question + _WORDS
-    return problem.question.rpartition(COMPACT_AFTER.get(problem.source.task, "\0"))[2]
+    """The problem with a sentence on tags ("words"), alone, or its part for small models."""
+    if style == "compact":
+        return problem.question.rpartition(COMPACT_AFTER.get(problem.source.task, "\0"))[2]
+    return problem.question + (_WORDS if style == "words" else "")
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,7 +79,7 @@ class LogicEnv(ProblemEnv):
     async def graded(self, text: str) -> Grade:
         """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
         own, entry = scorer(self.problem.source), self.problem.entry
-        answer = extracted(text, "text" if self.style == "compact" else "answer") or ""
+        answer = extracted(text, "answer" if self.style == "words" else "text") or ""
         found, late = None, False
         try:
             if own.is_cheap or not answer:
@@ -196,8 +196,8 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
     prompt: PromptStyle = chz.field(
         default="compact",
-        doc="compact: for the bundled model, the answer is the whole text; words: as a chat if the "
-        "model has one, the answer is in <answer> tags",
+        doc="compact: for the bundled model, the answer is the whole text; chat: the same as a "
+        "chat if the model has one; words: as chat, the answer is in <answer> tags",
     )
     reward: RewardKind = chz.field(
         default="correct",
@@ -290,13 +290,13 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
 
     def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
         style = self.prompt
-        tokens_T = render_prompt(tokenizer, question(problem, style), chat=style == "words")
+        tokens_T = render_prompt(tokenizer, question(problem, style), chat=style != "compact")
         given = Observation(tokens_T), problem, style, self.reward, self.timeout
         source, gold = problem.source, problem.gold
         return ProblemGroupBuilder(
             functools.partial(LogicEnv, *given),
             f"{source}, problem {problem.question[-60:]!r}",
-            gold if style == "compact" or gold is None else f"<answer>{gold}</answer>",
+            gold if style != "words" or gold is None else f"<answer>{gold}</answer>",
             () if source.level is None else (f"level{source.level}",),
             (digest_of(f"{source.task} {problem.question}"),),
         )

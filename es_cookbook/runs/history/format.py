@@ -50,6 +50,7 @@ class Header:
             fork of a version 1 history, which did not record them.
         dtype: of the base weights as the engine held them, "float32" for example; None likewise.
         fork: None in a run that began by itself.
+        found: numbers that the run found for options of its optimizer that were `auto`.
     """
 
     model_name: str
@@ -57,6 +58,7 @@ class Header:
     tokenizer: str | None
     dtype: str | None
     fork: Fork | None = None
+    found: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
 
 
 def num_forked(header: Header | None) -> int:
@@ -112,7 +114,7 @@ class Record:
 def encode(entry: Header | Record, version: int = FORMAT_VERSION) -> bytes:
     """A header or a record as one line, its newline included."""
     is_header = isinstance(entry, Header)
-    plain = {"kind": "header", **dataclasses.asdict(entry)} if is_header else _plain_record(entry)
+    plain = _plain_header(entry) if is_header else _plain_record(entry)
     text = json.dumps({"version": version, **plain}, separators=(",", ":"), allow_nan=False)
     body = text.encode()[:-1]
     return body + CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
@@ -144,6 +146,13 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
         raise
     except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
         raise HistoryError(f"the line is whole, but {error}") from error
+
+
+def _plain_header(header: Header) -> dict[str, object]:
+    plain: dict[str, object] = {"kind": "header", **dataclasses.asdict(header)}
+    if not header.found:
+        del plain["found"]
+    return plain
 
 
 def _plain_record(record: Record) -> dict[str, object]:
@@ -179,13 +188,13 @@ def _numbers_or_nan(values_G: Sequence[float | None]) -> tuple[float, ...]:
 
 
 def _header(found: Mapping[str, Any]) -> Header:
-    _check(found, _HEADER)
+    _check(found, {**_HEADER, **_FOUND} if "found" in found else _HEADER)
     fork = None
     if (origin := found["fork"]) is not None:
         _check(origin, _FORK, "fork.")
         fork = Fork(origin["log_path"], origin["generation"])
     parts = (found["weights"], found["tokenizer"], found["dtype"])
-    return Header(found["model_name"], *parts, fork)
+    return Header(found["model_name"], *parts, fork, found.get("found", {}))
 
 
 def _record(found: Mapping[str, Any]) -> Record:
@@ -274,6 +283,15 @@ _HEADER: _Schema = {
     "tokenizer": (_or_null(_is_hex), "hexadecimal text or null"),
     "dtype": (_or_null(_is(str)), "text or null"),
     "fork": (_or_null(_is(dict)), "an object or null"),
+}
+_FOUND: _Schema = {
+    "found": (
+        lambda value: (
+            isinstance(value, dict)
+            and all(_is(float)(number) for number in cast("dict[str, object]", value).values())
+        ),
+        "an object of floats",
+    )
 }
 _FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an integer from 0 on")}
 

@@ -104,9 +104,10 @@ class Findings:
         """What makes genomes differ by more than luck."""
         now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
         centre = self._held_out[-1].get(REWARD, 0.0) if self._held_out else 0.0
-        if row.get("reward/mean", centre) < _BROKEN * centre:
+        genomes = row.get("reward/mean", centre)
+        if 0 <= genomes < _BROKEN * centre:
             return (
-                f"lower optimizer.sigma{now}, since genomes earn {row['reward/mean']:.3g} and the "
+                f"lower optimizer.sigma{now}, since genomes earn {genomes:.3g} and the "
                 f"centre {centre:.3g} on held-out problems; {_SEE}"
             )
         return f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"

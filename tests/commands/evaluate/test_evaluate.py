@@ -95,6 +95,19 @@ def test_several_attempts_are_those_of_the_run_too() -> None:
     assert "pass@4 " in done.stdout and "bootstrap" in done.stdout
 
 
+def test_answers_are_printed_before_and_after_to_read() -> None:
+    said = evaluate("log_path=fake", "against=base", "answers=2").stdout.split("\nAnswers:\n\n")[1]
+    first, second = said.removesuffix("\n").split("\n\n")
+    for number, block in ((50, first), (51, second)):
+        title, before, after = block.split("\n")
+        assert title == f"test {number}"
+        assert re.fullmatch(r"  base: .+  \(reward [\d.]+\)", before)
+        assert re.fullmatch(r"  generation 3: .+  \(reward [\d.]+\)", after)
+    found = measured("log_path=fake", "answers=1")
+    assert "answers" not in found, "the file has numbers and names"
+    assert "answers must be 0 or more" in evaluate("log_path=fake", "answers=-1").stderr
+
+
 def test_pass_at_k_counts_the_metric_that_is_named() -> None:
     found = measured("log_path=fake", "metric=format")
     assert found["estimates"]["all"]["pass@1"]["value"] == 1.0

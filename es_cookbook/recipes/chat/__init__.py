@@ -1,0 +1,4 @@
+"""Train a chat model to do what it is told.
+
+Instruct models: sums, instructions that a program checks, brief answers, JSON.
+"""

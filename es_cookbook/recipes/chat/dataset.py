@@ -1,0 +1,64 @@
+"""A chat model's tasks as data sets, each with a test that no setting was chosen on."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.recipes.chat.problems import (
+    FULL_REWARD,
+    MAX_TOKENS,
+    Problem,
+    Task,
+    generate_problems,
+    grade,
+)
+from es_cookbook.recipes.generated import FOLDS, Fold, GeneratedDatasetBuilder
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.types import Observation, Tokenizer
+
+
+@dataclasses.dataclass(eq=False)
+class _ChatEnv(ProblemEnv):
+    """One answer to one question."""
+
+    observation: Observation
+    task: Task
+    problem: Problem
+
+    def __post_init__(self) -> None:
+        self.full_reward = FULL_REWARD[self.task]
+
+    @override
+    def grade(self, text: str) -> Grade:
+        return grade(self.task, text, self.problem)
+
+
+@chz.chz
+class ChatDatasetBuilder(GeneratedDatasetBuilder):
+    """Questions for a chat model, for training and, disjoint from them, for the held-out test."""
+
+    task: Task = chz.field(
+        default="sums",
+        doc="sums and differences; constraints on a text that a program checks; conciseness; "
+        "extraction of fields into JSON",
+    )
+    num_train: int = chz.field(default=1000, doc="most training problems used")
+    num_test: int = chz.field(default=100, doc="most held-out problems used; 0 for none")
+
+    @property
+    @override
+    def last_fold(self) -> int | None:
+        return FOLDS - 1
+
+    @override
+    def generated(
+        self, seed: int, fold: Fold, tokenizer: Tokenizer
+    ) -> Iterator[ProblemGroupBuilder]:
+        for problem in generate_problems(self.task, seed, fold, self.fold):
+            tokens_T = render_prompt(tokenizer, problem.question, chat=True)
+            asked = Observation(tokens_T, max_tokens=MAX_TOKENS[self.task])
+            env = functools.partial(_ChatEnv, asked, self.task, problem)
+            yield ProblemGroupBuilder(env, problem.question, problem.gold)

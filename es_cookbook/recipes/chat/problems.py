@@ -1,0 +1,264 @@
+"""What a chat model is asked, and how a program grades its answers; nothing is fetched.
+
+    sums          What is 52 - 18? Answer with just the number.
+    constraints   Write about the sea. Write exactly 2 sentences. Use no commas.
+    conciseness   What is the capital of Kenya?
+    extraction    Answer with JSON that has the keys name, city from this text: Maria Lopez from ...
+
+Constraints are in the manner of IFEval (Zhou et al. 2023, arXiv:2311.07911): what a program can
+check, one to three at once, beside the topic. Conciseness has the reward of "Evolution Strategies
+at Scale" (arXiv:2509.24372): minus the difference of lengths, in characters, to the shortest good
+answer; questions and answers are of our own (`facts.jsonl`).
+
+Every grade tells form from ability: `correct` is an answer that is right, and `well_formed` one of
+the kind that was asked for, right or wrong.
+"""
+
+import dataclasses
+import functools
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, cast
+
+from es_cookbook.common.files import parsed
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.generated import Fold, distinct, fold_of_text
+from es_cookbook.rl.problem_env import Grade
+from es_cookbook.rl.rewards.answers import last_number
+
+Task: TypeAlias = Literal["sums", "constraints", "conciseness", "extraction"]
+
+FACTS = Path(__file__).parent / "facts.jsonl"
+LONGEST = 4000
+"""Characters of an answer that are looked at."""
+
+_TOPICS = """
+    sea rain bread music winter garden river horse train school apple moon city dog book bridge
+    forest kitchen market island mountain summer friend window chair
+"""
+_WORDS = """
+    today once people every there many children nobody maybe always never something home water time
+    light away together again outside
+"""
+_FILLER = "is near and quiet but also old so we like it very much because of that now"
+_NAMES = "Maria Ken Aisha Tom Ines Omar Lena Raj Sofia Paul Mei Jonas Ada Luis"
+_SURNAMES = "Lopez Adams Khan Weber Rossi Novak Tanaka Silva Brown Moreau Olsen"
+_ITEMS = "lamp chair kettle bicycle jacket camera table clock guitar tent"
+_CITIES = "Oslo Lima Kyoto Nairobi Boston Porto Cairo Toronto Delhi Athens"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """A question, an answer that earns everything, and what of an answer is checked.
+
+    Attributes:
+        question: as the user of a chat.
+        gold: an answer.
+        wanted: name and value of each check; what they mean depends on the task.
+    """
+
+    question: str
+    gold: str
+    wanted: tuple[tuple[str, str], ...] = ()
+
+    def is_in(self, fold: Fold, held_out: int) -> bool:
+        """Whether it is of the training fold, or of the one that is held out."""
+        mine = fold_of_text(self.question)
+        return mine not in (0, 1, held_out) if fold == "train" else mine == held_out
+
+
+def generate_problems(task: Task, seed: int, fold: Fold, held_out: int) -> Iterator[Problem]:
+    """Seeded stream of a task's distinct problems, for training or held out."""
+    rng = random.Random(derive_seed(seed, f"chat/{task}/{fold}"))
+    draw = functools.partial(_DRAWS[task], rng)
+    return distinct(draw, lambda problem: problem.is_in(fold, held_out))
+
+
+def grade(task: Task, text: str, problem: Problem) -> Grade:
+    """Reward and metrics of an answer."""
+    return _GRADES[task](text.strip()[:LONGEST], problem)
+
+
+def _draw_sum(rng: random.Random) -> Problem:
+    a, b = rng.randint(11, 99), rng.randint(11, 99)
+    if rng.random() < 0.5:
+        return Problem(f"What is {a} + {b}? Answer with just the number.", str(a + b))
+    a, b = max(a, b), min(a, b)
+    return Problem(f"What is {a} - {b}? Answer with just the number.", str(a - b))
+
+
+def _grade_sum(text: str, problem: Problem) -> Grade:
+    """The last number counts, in whatever words: half for being right, half by its digits."""
+    said, gold = str(last_number(text)), problem.gold
+    correct, length = said == gold, max(len(said), len(gold))
+    digits = sum(map(str.__eq__, reversed(said), reversed(gold))) / length
+    well_formed = text.isascii() and text.isdigit()
+    metrics = _metrics(correct=correct, well_formed=well_formed, digits=digits)
+    return Grade((correct + digits) / 2, metrics)
+
+
+def _draw_fact(rng: random.Random) -> Problem:
+    return rng.choice(_facts())
+
+
+@functools.cache
+def _facts() -> list[Problem]:
+    rows = map(json.loads, FACTS.read_text(encoding="utf-8").splitlines())
+    return [Problem(row["question"], row["answer"]) for row in rows]
+
+
+def _grade_fact(text: str, problem: Problem) -> Grade:
+    """Brevity alone counts, as in the paper; `correct` is the answer with at most a full stop.
+
+    `knows` is an answer that has the right one in it, however long.
+    """
+    excess = len(text) - len(problem.gold)
+    knows, brief = problem.gold.casefold() in text.casefold(), 0 <= excess <= 1
+    metrics = _metrics(correct=knows and brief, well_formed=brief, knows=knows, excess=excess)
+    return Grade(-float(abs(excess)) if text else -float(LONGEST), metrics)
+
+
+_INSTRUCTIONS: Mapping[str, str] = {
+    "sentences": "Write exactly {} sentences.",
+    "words": "Use exactly {} words.",
+    "commas": "Use no commas.",
+    "lower": "Write in lower case only.",
+    "first": 'The first word must be "{}".',
+    "last": 'The last word must be "{}".',
+    "without": 'Do not use the word "{}".',
+}
+"""What can be asked of a text, several at once; JSON is asked for alone."""
+
+
+def _words_of(text: str) -> list[str]:
+    return re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)?", text.lower())
+
+
+def _json_in(text: str) -> dict[str, object] | None:
+    """The object that an answer is, perhaps in a code block; None if it is none."""
+    inside = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
+    try:
+        found = parsed((inside[1] if inside else text).encode("utf-8", "replace"))
+    except ValueError:
+        return None
+    return cast("dict[str, object]", found) if isinstance(found, dict) else None
+
+
+_CHECKS: Mapping[str, Callable[[str, str], bool]] = {
+    "about": lambda text, word: word in _words_of(text),
+    "sentences": lambda text, n: len(re.findall(r"[.!?]+(?=\s|$)", text)) == int(n),
+    "words": lambda text, n: len(_words_of(text)) == int(n),
+    "commas": lambda text, _: "," not in text,
+    "lower": lambda text, _: text == text.lower(),
+    "first": lambda text, word: _words_of(text)[:1] == [word],
+    "last": lambda text, word: _words_of(text)[-1:] == [word],
+    "without": lambda text, word: word not in _words_of(text),
+    "keys": lambda text, keys: sorted(_json_in(text) or ()) == sorted(keys.split(", ")),
+}
+
+
+def _draw_constraints(rng: random.Random) -> Problem:
+    topic = rng.choice(_TOPICS.split())
+    if rng.random() < 0.2:
+        names = rng.sample(["title", "place", "colour", "size", "year", "reason"], 2)
+        keys = ", ".join(names)
+        question = f"Describe the {topic}. Answer with JSON that has exactly the keys {keys}."
+        gold = json.dumps(dict.fromkeys(names, topic))
+        return Problem(question, gold, (("about", topic), ("keys", keys)))
+    kinds = sorted(rng.sample(list(_INSTRUCTIONS), rng.randint(1, 3)), key=[*_INSTRUCTIONS].index)
+    first, last, without = rng.sample(_WORDS.split(), 3)
+    values = {"first": first, "last": last, "without": without}
+    values |= {"sentences": str(rng.randint(1, 3)), "words": str(rng.randint(6, 14))}
+    wanted = tuple((kind, values.get(kind, "")) for kind in kinds)
+    asked = " ".join(_INSTRUCTIONS[kind].format(value) for kind, value in wanted)
+    gold = _text(topic, dict(wanted))
+    return Problem(f"Write about the {topic}. {asked}", gold, (("about", topic), *wanted))
+
+
+def _text(topic: str, wanted: Mapping[str, str]) -> str:
+    """A text about a topic of which all of these hold, in lower case and without commas."""
+    size, count = int(wanted.get("words", 9)), int(wanted.get("sentences", 1))
+    words = [wanted.get("first", "the"), topic, *_FILLER.split()][: size - 1]
+    words.append(wanted.get("last", "now"))
+    ends = {len(words) * n // count for n in range(1, count + 1)}
+    return " ".join(f"{word}." if n in ends else word for n, word in enumerate(words, 1))
+
+
+def _grade_constraints(text: str, problem: Problem) -> Grade:
+    """The share of the constraints that hold, the topic among them."""
+    held = {name: text != "" and _CHECKS[name](text, value) for name, value in problem.wanted}
+    _, *others = held.values()
+    metrics = _metrics(correct=all(held.values()), well_formed=all(others), **held)
+    return Grade(sum(held.values()) / len(held), metrics)
+
+
+_TEXTS: Sequence[tuple[str, tuple[str, ...]]] = (
+    ("{name} bought {count} {item}s for {price} euros.", ("name", "count", "price")),
+    ("{name} from {city} ordered a {item}.", ("name", "city", "item")),
+    ("The {item} for {name} costs {price} euros.", ("item", "name", "price")),
+    ("In {city} we met {name}, who sells {item}s.", ("city", "name")),
+)
+
+
+def _draw_text(rng: random.Random) -> Problem:
+    template, keys = rng.choice(_TEXTS)
+    values = {
+        "name": f"{rng.choice(_NAMES.split())} {rng.choice(_SURNAMES.split())}",
+        "count": str(rng.randint(2, 40)),
+        "item": rng.choice(_ITEMS.split()),
+        "price": str(rng.randint(5, 900)),
+        "city": rng.choice(_CITIES.split()),
+    }
+    wanted = tuple((key, values[key]) for key in keys)
+    question = (
+        f"Answer with JSON that has the keys {', '.join(keys)}, from this text: "
+        f"{template.format(**values)}"
+    )
+    return Problem(question, json.dumps(dict(wanted)), wanted)
+
+
+def _grade_json(text: str, problem: Problem) -> Grade:
+    """JSON at all, the right keys, and each right value count alike."""
+    found = _json_in(text)
+    values = {key: " ".join(str(value).split()).casefold() for key, value in (found or {}).items()}
+    right = [values.get(key) == value.casefold() for key, value in problem.wanted]
+    well_formed = values.keys() == dict(problem.wanted).keys()
+    parts = [found is not None, well_formed, *right]
+    metrics = _metrics(
+        correct=well_formed and all(right), well_formed=well_formed, fields=sum(right) / len(right)
+    )
+    return Grade(sum(parts) / len(parts), metrics)
+
+
+def _metrics(**values: float) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items()}
+
+
+_DRAWS: Mapping[Task, Callable[[random.Random], Problem]] = {
+    "sums": _draw_sum,
+    "constraints": _draw_constraints,
+    "conciseness": _draw_fact,
+    "extraction": _draw_text,
+}
+_GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
+    "sums": _grade_sum,
+    "constraints": _grade_constraints,
+    "conciseness": _grade_fact,
+    "extraction": _grade_json,
+}
+MAX_TOKENS: Mapping[Task, int] = {
+    "sums": 12,
+    "constraints": 40,
+    "conciseness": 16,
+    "extraction": 40,
+}
+"""Of an answer: what a good one needs, and a little more."""
+FULL_REWARD: Mapping[Task, float] = {
+    "sums": 1.0,
+    "constraints": 1.0,
+    "conciseness": 0.0,
+    "extraction": 1.0,
+}

