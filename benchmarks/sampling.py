@@ -14,10 +14,11 @@ tokens, to save time); and a random hybrid of 6 M, which runs by its own forward
 - the bundled model also with one genome resident after the other (16 of the 64, to save time).
 
 The floor is what must be done at the least, on as many threads: the products of all linear layers
-for as many rows as have to be run, prompts together and sampled tokens a step at a time, the output
-head's for sampled tokens alone, by the fastest kernel of that dtype that torch has here (MKL or
-oneDNN, with weights as they are or packed, each reported); and the keys and values that decoding
-reads, at the bandwidth at which memory is copied.
+for as many rows as have to be run, prompts together and sampled tokens a step at a time, what the
+prompts of a genome begin with in common once, the output head's for sampled tokens alone, by the
+fastest kernel of that dtype that torch has here (MKL or oneDNN, with weights as they are or packed,
+each reported); and the keys and values that decoding reads, at the bandwidth at which memory is
+copied.
 Nothing is counted for norms, activations, sampling and Python.
 
 Tokens per second are by the clock. Ratios are of processor time, so that other programs on the
@@ -49,6 +50,7 @@ from transformers import (
     Lfm2ForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -75,12 +77,23 @@ _COPIED = 1 << 26
 """Numbers that a thread copies to measure bandwidth, far more than any cache holds."""
 
 
+def _countdown_prompts(tokenizer: PreTrainedTokenizerBase, problems: int) -> list[tuple[int, ...]]:
+    """First turns of Countdown problems."""
+
+    async def make() -> list[tuple[int, ...]]:
+        dataset = await CountdownDatasetBuilder(problems_per_generation=problems)(tokenizer)
+        return [await first_prompt(problem) for problem in dataset.train.get_batch(0)]
+
+    return asyncio.run(make())
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A model, its requests, and what is expected of it.
 
     Attributes:
         make: writes the model to a directory.
+        prompts: so many problems' prompts by a tokenizer, of Countdown unless said otherwise.
         generate: `population / generate` at least; `share`, of the floor.
     """
 
@@ -94,18 +107,19 @@ class Case:
     generate: float | None = None
     unperturbed: float | None = None
     share: float | None = None
+    prompts: Callable[[PreTrainedTokenizerBase, int], list[tuple[int, ...]]] = _countdown_prompts
 
 
-def endless_model(directory: Path) -> Path:
-    """The bundled model without end-of-sequence tokens."""
-    shutil.copytree(BUNDLED_MODEL, directory, dirs_exist_ok=True)
+def endless_model(directory: Path, source: str | Path = BUNDLED_MODEL) -> Path:
+    """A model, the bundled one if none is named, without end-of-sequence tokens."""
+    if source != directory:
+        shutil.copytree(source, directory, dirs_exist_ok=True)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         path = directory / name
         if path.exists():
-            settings = json.loads(path.read_text())
-            settings.pop("eos_token_id", None)
-            settings.pop("eos_token", None)
-            path.write_text(json.dumps(settings))
+            # Where nothing is said, a class may have a token of its own.
+            nothing = {"eos_token_id": None, "eos_token": None}
+            path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
     return directory
 
 
@@ -116,7 +130,7 @@ def _save_random(
     dtype: torch.dtype = torch.float32,
 ) -> Path:
     """A random model with the bundled tokenizer, without end-of-sequence tokens."""
-    endless_model(directory)
+    shutil.copytree(BUNDLED_MODEL, directory, dirs_exist_ok=True)
     torch.manual_seed(0)
     with torch.device("cpu"):
         before = torch.get_default_dtype()
@@ -125,11 +139,7 @@ def _save_random(
             kind(config).save_pretrained(directory)
         finally:
             torch.set_default_dtype(before)
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        path = directory / name  # where nothing is said, the class has a token of its own
-        nothing = {"eos_token_id": None, "eos_token": None}
-        path.write_text(json.dumps(json.loads(path.read_text()) | nothing))
-    return directory
+    return endless_model(directory, directory)
 
 
 def hybrid_model(directory: Path) -> Path:
@@ -212,7 +222,8 @@ class Floor:
         self.threads = torch.get_num_threads()
         case, model = contest.case, contest.model
         requests = case.genomes * case.problems // self.threads
-        prompts = sum(map(len, contest.prompts)) * case.genomes // self.threads
+        beginnings = {p[:n] for p in contest.prompts for n in range(1, len(p) + 1)}
+        prompts = len(beginnings) * case.genomes // self.threads
         head = model.get_output_embeddings()
         assert isinstance(head, torch.nn.Linear)
         layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
@@ -333,9 +344,7 @@ class Contest:
             self.engine = loop.run_until_complete(
                 builder(model_name=path, search_space=LowRank(rank=1))
             )
-        problems = CountdownDatasetBuilder(problems_per_generation=case.problems)(tokenizer)
-        batch = loop.run_until_complete(problems).train.get_batch(0)
-        self.prompts = [loop.run_until_complete(first_prompt(problem)) for problem in batch]
+        self.prompts = case.prompts(tokenizer, case.problems)
         self.genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(case.genomes)]
         self._pad = tokenizer.pad_token_id
         self._longest = max(map(len, self.prompts))

@@ -59,6 +59,7 @@ class Recorder:
             self._progress.moved(step)
         self._evaluated: Mapping[str, float] = {}
         self._restarted = 0.0
+        self._prompt_tokens = 0.0, 0.0
         self._began = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
 
@@ -114,7 +115,8 @@ class Recorder:
         centre = self.config.centre_of(generation)
         self._progress.rolled_out(groups_P)
         self._progress.moved(step)
-        restarted = self.engine.stats().get("restarted", 0.0)
+        stats = self.engine.stats()
+        restarted = stats.get("restarted", 0.0)
         metrics = {
             **self._evaluated,
             **self._progress.metrics(),
@@ -128,6 +130,7 @@ class Recorder:
             "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
             **self._times(generation, count_tokens(groups_P)),
+            **self._shared(stats),
             **self.tracker.metrics(),
         }
         self._restarted = restarted
@@ -159,6 +162,17 @@ class Recorder:
         rate = self.optimizer.learning_rate(generation)
         rates = {} if rate is None else {"optimizer/learning_rate": rate}
         return {"optimizer/sigma": self.optimizer.sigma(generation), **rates}
+
+    def _shared(self, stats: Mapping[str, float]) -> Mapping[str, float]:
+        """The share of prompt tokens, since the last generation was recorded, that were known."""
+        if "prefilled_tokens" not in stats:  # it does not say
+            return {}
+        before, self._prompt_tokens = (
+            self._prompt_tokens,
+            (stats["cached_tokens"], stats["cached_tokens"] + stats["prefilled_tokens"]),
+        )
+        known, of = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
+        return {"throughput/prompt_tokens_shared": known / of} if of else {}
 
     def _times(self, generation: int, num_tokens: int) -> Mapping[str, float]:
         total, seconds = time.perf_counter() - self._began, self._seconds[generation]

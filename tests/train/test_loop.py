@@ -446,6 +446,9 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
         champion |= {term.seed: term.coefficient for term in step.terms}
         assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
         assert {"genetic/outgrown", "genetic/species"} <= row.keys()
+    # Prompts of a genome begin alike.
+    shared = [row["throughput/prompt_tokens_shared"] for row in rows[:-1]]
+    assert len(shared) == 12 and all(0.2 < share < 1 for share in shared)
 
 
 @pytest.mark.slow

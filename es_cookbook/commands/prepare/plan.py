@@ -201,9 +201,7 @@ class Plan:
         self.weights = base + own
         self.base_copy = self.slot_rank = 0
         left = max(0, self.usable - self.weights - self.centre)
-        # None is kept of requests that have ended, on a GPU, unless it is asked for.
-        ended = engine.prefix_cache_gib or 0
-        self.memory = Memory(left, engine.kv_cache_gib, engine.memory_gib, ended)
+        self.memory = Memory(left, engine.kv_cache_gib, engine.memory_gib, engine.prefix_cache_gib)
         on_cpu = engine.device == "cpu"
         is_wide = on_cpu and self.dtype == "bfloat16"  # float32 around its products
         self.genome = self._table_row(4 if is_wide else self.size) if self.rank else own
@@ -409,7 +407,10 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     of_requests = f"{plan.slots:,} requests of {plan.request_tokens:,} tokens, {token} a token"
     yield f"keys and values of {of_requests}", plan.cache
     if plan.prefixes:
-        yield "at most: keys and values of requests that have ended", plan.prefixes
+        yield (
+            "at most: keys and values that prompts share or that are kept of answers",
+            plan.prefixes,
+        )
     left = ", and what engine.gpu_memory_utilization leaves" if vllm else ""
     yield f"CUDA and temporaries{left}", plan.gpu_bytes - plan.usable
     added = ", which vLLM adds to the cache" if vllm and not vllm.kv_cache_gib else ""

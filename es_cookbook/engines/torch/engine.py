@@ -7,9 +7,11 @@ The centre is kept in float32 and moved by exact arithmetic (`evolution.centre`)
 sample are always derived from it, never undone. Of a quantised checkpoint the weights are held as
 what they stand for (`checkpoints.quantised`), so it takes the memory of a plain one.
 
+What prompts of a genome begin with in common is computed once (`forward.prefix_cache`).
+
 On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32 and
-in bfloat16: not of the batch, the number of lanes or cores. On CUDA and MPS matmuls of other
-heights may round otherwise, and a rare near-tie may flip.
+in bfloat16: not of the batch, of what is shared, of the number of lanes or cores. On CUDA and MPS
+matmuls of other heights may round otherwise, and a rare near-tie may flip.
 """
 
 import asyncio
@@ -43,8 +45,8 @@ class TorchEngineBuilder(ModelEngineBuilder):
     prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
     kv_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values, of requests that run, over all lanes, in GiB; if unset "
-        "half of what is free, three eighths on the CPU",
+        doc="memory for keys and values, of requests that run, over all lanes, in GiB; three "
+        "eighths of what is free if unset",
     )
     memory_gib: float | None = chz.field(
         default=None,
@@ -52,8 +54,9 @@ class TorchEngineBuilder(ModelEngineBuilder):
     )
     prefix_cache_gib: float | None = chz.field(
         default=None,
-        doc="memory for keys and values of answers given, from which an Env's next turn goes on, "
-        "in GiB; 0 keeps none; if unset an eighth of what is free on the CPU, and 0 elsewhere",
+        doc="memory for keys and values of what prompts begin with in common, and of answers from "
+        "which an Env's next turn goes on, while no request reads them, in GiB; 0 shares and keeps "
+        "none; an eighth of what is free if unset",
     )
     num_lanes: int | None = chz.field(
         default=None,
@@ -98,11 +101,8 @@ class TorchEngineBuilder(ModelEngineBuilder):
         num_lanes = self.num_lanes or (num_cores() if on_cpu else 1)
         num_threads = num_lanes if on_cpu else num_cores()
         weights = ResidentWeights(model, space, num_threads, path)
-        prefix_gib = self.prefix_cache_gib
-        if not on_cpu and prefix_gib is None:
-            prefix_gib = 0.0  # what is prefilled in parts may round otherwise there
         free = free_bytes(model.device)
-        memory = Memory(free, self.kv_cache_gib, self.memory_gib, prefix_gib)
+        memory = Memory(free, self.kv_cache_gib, self.memory_gib, self.prefix_cache_gib)
         weights.memory_bytes = memory.genome_bytes
         plan = memory.plan(
             cache_size,
@@ -112,7 +112,7 @@ class TorchEngineBuilder(ModelEngineBuilder):
             context_length=self.context_length(model),
             may_shorten=self.max_model_len is None,
         )
-        return TorchEngine(weights, tokenizer, path, plan, self.prefill_tokens, memory.prefix_bytes)
+        return TorchEngine(weights, tokenizer, path, plan, self.prefill_tokens)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:

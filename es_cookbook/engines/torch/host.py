@@ -36,9 +36,10 @@ from es_cookbook.engines.base import (
     check_logprobs,
     check_sample,
 )
-from es_cookbook.engines.torch.forward.flat import FlatForward, PrefixCache
+from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.forward.own import OwnForward
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane, batch_decoder
@@ -99,7 +100,6 @@ class TorchEngine(Engine):
         path: how batches of the model run.
         plan: what lanes may take of memory.
         prefill_tokens: most prompt tokens of one forward pass.
-        prefix_bytes: for keys and values of answers given.
     """
 
     def __init__(
@@ -109,7 +109,6 @@ class TorchEngine(Engine):
         path: RowPath,
         plan: CachePlan,
         prefill_tokens: int,
-        prefix_bytes: int,
     ) -> None:
         model, self.tokenizer, self.space = weights.base, tokenizer, weights.space
         self._weights, self._vocabulary_size = weights, weights.vocabulary_size
@@ -117,17 +116,17 @@ class TorchEngine(Engine):
         self._requests = 0
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
         self._outbox: list[Work] = []
-        self._prefixes = PrefixCache(prefix_bytes)
         base_dtype = str(model.dtype).removeprefix("torch.")
         self.traits = EngineTraits(weights.capacity, plan.context_length, base_dtype)
         self._queue = WorkQueue(plan.num_lanes)
+        cache = new_cache(model.device, plan.num_blocks, path.kept)
+        self._prefixes = PrefixCache(cache, plan.num_idle_blocks, self._queue.waiting)
         eos = np.array(sorted(end_of_sequence_ids(model, self.tokenizer)), np.int64)
         texts = batch_decoder(self.tokenizer), eos
 
         def forward() -> Forward:
             if path.flat:
-                kept = self._prefixes if prefix_bytes else None
-                return FlatForward(model.device, prefill_tokens, kept, path.kept)
+                return FlatForward(model.device, prefill_tokens, cache, self._prefixes)
             return OwnForward(path, model.device, prefill_tokens)
 
         self._lanes = [
@@ -144,7 +143,8 @@ class TorchEngine(Engine):
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Low rank: fills tables. Dense: a set of weights a genome."""
-        with self._changing("load genomes"):
+        with self._usage.changing("load genomes"):
+            self._prefixes.clear(lambda who: isinstance(who, int))  # the centre stays where it is
             await asyncio.to_thread(self._weights.load, genomes_G)
 
     @override
@@ -176,8 +176,8 @@ class TorchEngine(Engine):
     def stats(self) -> Mapping[str, float]:
         """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
 
-        Of those `prefilled_tokens` were run, and `cached_tokens` were still known from a turn
-        before.
+        Of those `prefilled_tokens` were run, and of `cached_tokens` the keys and values were there,
+        of a prompt that begins alike or a turn before.
         """
         return {
             "tokens": sum(lane.num_tokens for lane in self._lanes),

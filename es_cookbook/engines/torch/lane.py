@@ -34,6 +34,8 @@ from es_cookbook.rl.types import Action
 
 _PATIENCE = 8
 """Decode steps after which a waiting request is admitted even if few are."""
+_UNTIL_OTHERS_END = 0.01
+"""Seconds before a lane that runs nothing looks again whether others have left it memory."""
 _BATCHES_BEFORE_YIELD = 4
 """A lane turns to another model that has work after this many times its slots."""
 
@@ -155,13 +157,18 @@ class Lane:
         if fillable == 0 or (few and self._steps_since_admission < _PATIENCE):
             return 0
         self._steps_since_admission = 0
-        works = self._taken = self._queue.take_samples(
+        waited = self._taken = self._queue.take_samples(
             model,
             table.free_slots_of_genomes(),
             table.num_empty_blocks(),
             table.slot_length,
             self.forward,
         )
+        works = self.forward.admit(waited)
+        if len(works) < len(waited):
+            self._queue.put_back([work for work in waited if work not in set(works)])
+            if not works and not active:
+                time.sleep(_UNTIL_OTHERS_END)
         placed = list(zip(works, table.place(works), strict=True))
         self._taken = []
         for slots, logits in self.forward.prefill(table, placed):
@@ -236,4 +243,6 @@ class Lane:
             return
         self._num_cancelled = self._queue.num_cancelled
         works = enumerate(self._table.works)
-        self._table.release([slot for slot, work in works if work is not None and work.cancelled])
+        slots = [slot for slot, work in works if work is not None and work.cancelled]
+        self.forward.ended(self._table, slots)
+        self._table.release(slots)

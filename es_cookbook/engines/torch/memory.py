@@ -1,10 +1,11 @@
 """How a torch engine divides a machine's memory.
 
 What a user leaves open follows from what is free once the weights are there: half of it may hold
-what is kept of tokens, of which a quarter is for requests that have ended, a quarter of it resident
-genomes, and a quarter is for the work itself. These are limits. What is taken follows from the run:
-genome tables are as large as the population, and a lane lays its cache out for the longest request
-that waits, prompt and `max_tokens`.
+what is kept of tokens, of which a quarter is for what no request reads (what prompts have in
+common, and answers that a next turn goes on from), a quarter of it resident genomes, and a quarter
+is for the work itself. These are limits. What is taken follows from the run: genome tables are as
+large as the population, and of the cache blocks are taken for as many tokens as requests have,
+prompt and `max_tokens`, those that they share once.
 """
 
 import dataclasses
@@ -21,11 +22,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
+from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
 _ENDED_SHARE = 0.25
-"""Of the caches' share, for requests that have ended, if the user leaves that open."""
+"""Of the caches' share, for what no request reads, if the user leaves that open."""
 BYTES_OF_LOGIT = 16
 """Of one number of one row, while a token is chosen: it and its copies."""
 _LEAST_CONTEXT = 512
@@ -108,6 +110,7 @@ class CachePlan:
         lane_bytes: for each lane.
         max_rows: requests that one lane decodes together.
         context_length: most tokens of a request.
+        idle_bytes: for what requests have in common or left, beside those that run.
     """
 
     size: CacheSize
@@ -115,6 +118,20 @@ class CachePlan:
     lane_bytes: int
     max_rows: int
     context_length: int
+    idle_bytes: int = 0
+
+    @property
+    def num_idle_blocks(self) -> int:
+        """Blocks of a shared cache that no request reads, at most."""
+        blocks = self.idle_bytes // self.size.of(STEP)
+        return max(1, blocks) if self.idle_bytes else 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a shared cache: those of requests, of which one of the whole context fits."""
+        running = self.num_lanes * self.lane_bytes // self.size.of(STEP)
+        least = ROWS_PER_BLOCK * -(-self.context_length // STEP)
+        return 1 + max(running, least) + self.num_idle_blocks
 
     def num_slots(self, length: int) -> int:
         """Requests of so many tokens that a lane has room for, in whole blocks."""
@@ -143,7 +160,7 @@ class Memory:
 
     @property
     def prefix_bytes(self) -> int:
-        """For keys and values of requests that have ended, over all lanes."""
+        """For keys and values that no request reads, over all lanes."""
         if self.prefix_gib is None:
             return int(_ENDED_SHARE * CACHE_SHARE * self.free)
         return int(self.prefix_gib * GIB)
@@ -200,4 +217,5 @@ class Memory:
         for_logits = int(WORK_SHARE * self.free) // (BYTES_OF_LOGIT * vocabulary_size)
         rows = min(max_rows, for_logits) // num_lanes
         lane_bytes = self.cache_bytes // num_lanes
-        return CachePlan(size, num_lanes, lane_bytes, max(ROWS_PER_BLOCK, rows), context_length)
+        rows = max(ROWS_PER_BLOCK, rows)
+        return CachePlan(size, num_lanes, lane_bytes, rows, context_length, self.prefix_bytes)

@@ -120,7 +120,9 @@ class VLLMEngine(Engine):
         self._request_ids = map(str, itertools.count())
         self._in_flight: set[str] = set()
         self._slot_requests: list[LoRARequest] = []
-        self._counters = {"tokens": 0, "requests": 0, "cached_tokens": 0}
+        self._counters = dict.fromkeys(
+            ("tokens", "requests", "prefilled_tokens", "cached_tokens"), 0
+        )
 
     async def open(self) -> int:
         """Find the model's parameters in the workers. Returns the base's fingerprint.
@@ -224,7 +226,10 @@ class VLLMEngine(Engine):
 
     @override
     def stats(self) -> Mapping[str, float]:
-        """Counters: `tokens` sampled, `requests` taken, `cached_tokens` that were in the cache."""
+        """Counters: `tokens` sampled, `requests` taken, and tokens of their prompts.
+
+        Of those `prefilled_tokens` were run, and `cached_tokens` were in the cache.
+        """
         return dict(self._counters)
 
     @override
@@ -290,7 +295,9 @@ class VLLMEngine(Engine):
                     self._in_flight.discard(request_id)
         if not outputs or outputs[-1].outputs[0].finish_reason not in ("stop", "length"):
             raise EngineError("vLLM gave a request up: the engine was closed, or has failed")
-        self._counters["cached_tokens"] += outputs[-1].num_cached_tokens or 0
+        cached = outputs[-1].num_cached_tokens or 0
+        self._counters["cached_tokens"] += cached
+        self._counters["prefilled_tokens"] += len(outputs[-1].prompt_token_ids or ()) - cached
         return outputs[-1]
 
     def _new_params(

@@ -28,7 +28,8 @@ from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
-from es_cookbook.engines.torch.forward.population_layers import FLAT
+from es_cookbook.engines.torch.forward.population_layers import FLAT, ROWS_PER_BLOCK
+from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.memory import LORA_RANKS
@@ -202,7 +203,10 @@ async def test_a_torch_engine_has_the_bytes_that_were_planned(
         await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
         # The base and the centre also have the rotary embeddings' buffers, which nobody plans.
         buffers = 2 * bytes_of(model.buffers())
-        expected = plan.weights + plan.centre + plan.residents + plan.cache + buffers
+        block = STEP * plan.token
+        cache = int(0.02 * GIB) // block * block + block  # the last one where nobody's rows write
+        assert cache - 2 * ROWS_PER_BLOCK * plan.request_tokens * plan.token < plan.cache < cache
+        expected = plan.weights + plan.centre + plan.residents + cache + buffers
         for _ in range(50):  # A lane lets go of what it gathered a moment after its answers.
             made = bytes_of(t for address, t in tensors().items() if address not in before)
             if made == expected:

@@ -1,19 +1,22 @@
-"""Attention over a slot cache: what the rows of a batch see.
+"""Attention over a cache of keys and values: what the rows of a batch see.
 
-A lane keeps one key-value cache of fixed slots, a slot a request. A prefill batch holds what is new
-of several prompts, ragged, and fills slots; a decode batch holds one row a slot and reads what the
-slots hold.
+All lanes share one cache, of places in blocks of `STEP`. A sequence lies in runs of neighbouring
+places: those of a prefix that it shares with others, and its own (see `prefix_cache`). A prefill
+batch holds what is new of several prompts, ragged, and fills places; a decode batch holds one row a
+request and reads what its sequence has.
 
 On the CPU a kernel of our own takes token after token (`kernels.attention`). A token attends with
-the same bits whether it is prefilled or decoded, and whatever its neighbours are, because it reads
-its own positions alone. So keys and values may be kept from one turn to the next (see
-`flat.PrefixCache`). Tests with random lengths and numbers of heads hold this to account. On other
-devices attention is a few operations of torch, over views as long as the longest row; what lies
-beyond a row's own position is masked, whatever it is, and contributes exactly nothing.
+the same bits whether it is prefilled or decoded, whatever its neighbours are and wherever its
+sequence lies, because it reads its own positions alone. So keys and values may be shared, and kept
+from one turn to the next. Tests with random lengths, runs and numbers of heads hold this to
+account. On other devices attention is a few operations of torch, over copies as long as the longest
+row; what lies beyond a row's own position is masked, whatever it is, and contributes exactly
+nothing.
 """
 
 import dataclasses
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -43,11 +46,11 @@ length."""
 
 
 LayerStates: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Keys (kv heads, d, tokens) and values (kv heads, tokens, d) of one request in one layer."""
-States: TypeAlias = Mapping[int, LayerStates]
-"""Of every layer, by its index."""
-_Block: TypeAlias = tuple[int, ...]
-"""Shape of what is kept of `STEP` tokens in one layer."""
+"""Keys and values of all places in one layer."""
+Run: TypeAlias = tuple[int, int]
+"""The first position of a run, and how many places it lies after its positions."""
+_BEYOND = 1 << 62
+"""Where a run begins that a sequence does not have."""
 
 
 def round_up(number: int, step: int) -> int:
@@ -77,110 +80,119 @@ class AttentionLayer:
         return self.scale, self.softcap or 0.0, self.window or 0
 
 
-class SlotCache:
-    """Keys and values of `num_slots` requests of at most `slot_length` tokens, for every layer.
+class SequenceTable:
+    """The runs in which sequences lie, by sequence, as kernels take them: see `Where`.
 
-    Layers are allocated when they are first written, so that the cache needs to know nothing of the
-    architecture. Tokens lie in blocks of `STEP`: keys are (slots, kv heads, blocks, STEP, d), and
-    so are values.
-
-    Args:
-        slot_length: a multiple of `STEP`.
+    Attributes:
+        begins_S_R: first position of each run, and `shifts_S_R`.
     """
 
-    def __init__(self, num_slots: int, slot_length: int) -> None:
-        self.num_slots = num_slots
-        self.slot_length = slot_length
+    def __init__(self, num_sequences: int) -> None:
+        self.begins_S_R = np.full((num_sequences, 1), _BEYOND)
+        self.shifts_S_R = np.zeros((num_sequences, 1), np.int64)
+
+    def put(self, sequence: int, runs: Sequence[Run]) -> None:
+        """Say where a sequence lies."""
+        more = len(runs) - self.begins_S_R.shape[1]
+        if more > 0:
+            pad = (0, 0), (0, more)
+            self.begins_S_R = np.pad(self.begins_S_R, pad, constant_values=_BEYOND)
+            self.shifts_S_R = np.pad(self.shifts_S_R, pad, mode="edge")
+        begins, shifts = zip(*runs, strict=True)
+        self.begins_S_R[sequence] = _BEYOND
+        self.begins_S_R[sequence, : len(runs)] = begins
+        self.shifts_S_R[sequence] = shifts[-1]
+        self.shifts_S_R[sequence, : len(runs)] = shifts
+
+    def keep(self, order: np.ndarray) -> None:
+        """Move these sequences to the front, in this order."""
+        for array in (self.begins_S_R, self.shifts_S_R):
+            array[: len(order)] = array[order]
+
+    def places(self, sequences: np.ndarray, length: int) -> torch.Tensor:
+        """Of the first positions of sequences, (sequences, length); 0 for a negative one."""
+        at = np.arange(length)
+        begins, shifts = self.begins_S_R[sequences], self.shifts_S_R[sequences]
+        run = (begins[:, :, None] <= at).sum(axis=1) - 1
+        places = at + np.take_along_axis(shifts, np.maximum(run, 0), axis=1)
+        return torch.from_numpy(np.where(sequences[:, None] < 0, 0, places))
+
+
+class TokenCache:
+    """Keys and values of tokens, for every layer.
+
+    Layers are allocated when they are first written, so that the cache needs to know nothing of the
+    architecture, and grow with the blocks in use. Keys and values are (places, kv heads, d). Block
+    0 is where rows write that are nobody's.
+
+    Args:
+        num_blocks: of `STEP` places each, at most.
+
+    Attributes:
+        num_reached: blocks that have been in use.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_reached = 1
         self._layers: dict[int, LayerStates] = {}
+        self._lock = threading.Lock()  # lanes share the cache
+
+    def of_size(self, num_blocks: int) -> "TokenCache":
+        """Another one like it."""
+        return TokenCache(num_blocks)
 
     def write(
-        self,
-        index: int,
-        slots_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
+        self, index: int, places_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> None:
-        """Write a layer's keys and values of these (slot, position)."""
-        keys, values = self.layer(index, k_T, v_T)
-        where = slots_T, slice(None), positions_T // STEP, positions_T % STEP
-        keys[where] = k_T
-        # Finite, so that a value with no weight contributes exactly nothing.
-        values[where] = torch.nan_to_num(v_T)
+        """Write a layer's keys and values of tokens, (tokens, kv heads, d) each, to places."""
+        with self._lock:
+            states = self._layers.get(index, (k_T[:0], v_T[:0]))
+            if len(states[0]) < self.num_reached * STEP:
+                size = (
+                    min(self.num_blocks, max(self.num_reached, 2 * len(states[0]) // STEP)) * STEP
+                )
+                new = [each.new_zeros(size, *each.shape[1:]) for each in states]
+                for larger, smaller in zip(new, states, strict=True):
+                    larger[: len(smaller)] = smaller
+                states = self._layers[index] = new[0], new[1]
+            keys, values = states
+            keys[places_T] = k_T
+            # Finite, so that a value with no weight contributes exactly nothing.
+            values[places_T] = torch.nan_to_num(v_T)
 
-    def of_slots(self, index: int, slots: torch.Tensor | slice, length: int) -> LayerStates:
-        """A layer's first positions, of both: (slots, kv heads, length, d)."""
-        keys, values = self._layers[index]
-        blocks = round_up(length, STEP) // STEP
-        k, v = (each[slots, :, :blocks].flatten(2, 3) for each in (keys, values))
-        return k[:, :, :length], v[:, :, :length]
+    def of_places(self, index: int, places_B_L: torch.Tensor) -> LayerStates:
+        """A layer's keys and values at places: (sequences, kv heads, length, d) each."""
+        keys, values = (each[places_B_L].transpose(1, 2) for each in self._layers[index])
+        return keys, values
+
+
+class KernelCache(TokenCache):
+    """As the kernel reads it, on the CPU: see `Cache` there. In float32 or bfloat16.
+
+    Memory that is never used is not touched, so it has its whole size from the beginning.
+    """
+
+    def __init__(self, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(num_blocks)
+        self.dtype = dtype
+
+    @override
+    def of_size(self, num_blocks: int) -> "KernelCache":
+        return KernelCache(num_blocks, self.dtype)
 
     def layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> LayerStates:
         """All keys and values of a layer, like these of some tokens: (tokens, kv heads, d)."""
         if index not in self._layers:
-            self._layers[index] = self._new(*self._blocks(k_T, v_T), k_T)
+            (kv_heads, depth), columns = k_T.shape[1:], round_up(v_T.shape[2], STEP)
+            with self._lock:
+                if index not in self._layers:
+                    keys = self._zeros((kv_heads, self.num_blocks, depth, STEP))
+                    values = self._zeros((kv_heads, self.num_blocks, STEP, columns))
+                    self._layers[index] = keys, values
         return self._layers[index]
 
-    def _blocks(self, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[_Block, _Block]:
-        """Shapes of a block of keys and of values, (kv heads, rows, columns)."""
-        kv_heads, width = k_T.shape[1:]
-        return (kv_heads, STEP, width), (kv_heads, STEP, v_T.shape[2])
-
-    def _new(self, of_keys: _Block, of_values: _Block, like: torch.Tensor) -> LayerStates:
-        keys, values = (
-            self._zeros((self.num_slots, heads, self.slot_length // STEP, *block), like)
-            for heads, *block in (of_keys, of_values)
-        )
-        return keys, values
-
-    def _zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        return like.new_zeros(shape)
-
-    def copy(self, slot: int, length: int) -> States:
-        """A copy of a slot's first tokens, in whole blocks."""
-        blocks = round_up(length, STEP) // STEP
-        return {
-            index: (keys[slot, :, :blocks].clone(), values[slot, :, :blocks].clone())
-            for index, (keys, values) in self._layers.items()
-        }
-
-    def paste(self, slot: int, length: int, states: States) -> None:
-        """Fill a slot's first tokens with those of a copy, which may have more of them."""
-        blocks = round_up(length, STEP) // STEP
-        for index, copied in states.items():
-            if index not in self._layers:
-                k, v = copied
-                of_keys, of_values = (len(k), *k.shape[2:]), (len(v), *v.shape[2:])
-                self._layers[index] = self._new(of_keys, of_values, k)
-            for held, part in zip(self._layers[index], copied, strict=True):
-                held[slot, :, :blocks] = part[:, :blocks]
-
-    def keep(self, slots: torch.Tensor) -> None:
-        """Move these slots to the front, in this order."""
-        for pair in self._layers.values():
-            for by_slot in pair:
-                by_slot[: len(slots)] = by_slot[slots]
-
-
-class KernelCache(SlotCache):
-    """As the kernel reads it, on the CPU: keys of a block as (d, STEP), in float32 or bfloat16.
-
-    Values have columns for whole steps of the kernel. Memory that is never used is not touched.
-    """
-
-    @override
-    def _blocks(self, k_T: torch.Tensor, v_T: torch.Tensor) -> tuple[_Block, _Block]:
-        kv_heads, width = k_T.shape[1:]
-        return (kv_heads, width, STEP), (kv_heads, STEP, round_up(v_T.shape[2], STEP))
-
-    def __init__(
-        self, num_slots: int, slot_length: int, dtype: torch.dtype = torch.float32
-    ) -> None:
-        super().__init__(num_slots, slot_length)
-        self.dtype = dtype
-
-    @override
-    def _zeros(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    def _zeros(self, shape: Sequence[int]) -> torch.Tensor:
         memory = np.zeros(math.prod(shape) * self.dtype.itemsize + _ALIGNMENT, dtype=np.uint8)
         first = -memory.ctypes.data % _ALIGNMENT
         whole = torch.from_numpy(memory[first : len(memory) - _ALIGNMENT + first])
@@ -188,33 +200,29 @@ class KernelCache(SlotCache):
 
 
 class KernelRows:
-    """Tokens of any slots on the CPU, in the order of their positions.
+    """Tokens of any sequences on the CPU, after those that they see.
 
     Args:
-        slots_T: of each row; negative for rows that are nobody's.
-        positions_T: of each row, in its slot.
-        cache: where keys and values go; None where nothing is decoded afterwards.
-        dtype: of a cache for the while, in that case.
+        sequences_T: of each row; negative for rows that are nobody's.
+        positions_T: of each row, in its sequence.
+        table: where sequences lie.
+        cache: where keys and values go.
     """
 
     def __init__(
         self,
-        slots_T: torch.Tensor,
+        sequences_T: torch.Tensor,
         positions_T: torch.Tensor,
-        cache: KernelCache | None = None,
-        dtype: torch.dtype = torch.float32,
+        table: SequenceTable,
+        cache: KernelCache,
     ) -> None:
-        self._where = slots_T.numpy(), positions_T.numpy()
+        runs = table.begins_S_R, table.shifts_S_R
+        self._where = sequences_T.numpy(), positions_T.numpy(), *runs
         self._cache = cache
-        self._dtype = dtype
 
     def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> Cache:
         """A layer's keys and values, for these of some tokens."""
-        cache = self._cache
-        if cache is None:
-            num_slots, length = (int(numbers.max()) + 1 for numbers in self._where)
-            cache = KernelCache(num_slots, round_up(length, STEP), self._dtype)
-        keys, values = cache.layer(index, k_T, v_T)
+        keys, values = self._cache.layer(index, k_T, v_T)
         return rows_of(keys), rows_of(values)
 
     def attend(
@@ -276,13 +284,21 @@ def _hidden(positions: torch.Tensor, length: int, window: int | None) -> torch.T
 
 
 class DecodeRows:
-    """One row a slot, by torch: row i is slot i's newest token, at its own position."""
+    """One row a sequence, by torch: its newest token; as `KernelRows` takes them."""
 
-    def __init__(self, cache: SlotCache, positions_B: torch.Tensor) -> None:
+    def __init__(
+        self,
+        sequences_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        table: SequenceTable,
+        cache: TokenCache,
+    ) -> None:
         self._cache = cache
-        self._positions_B = positions_B
-        self._slots_B = torch.arange(len(positions_B), device=positions_B.device)
         self._length = round_up(int(positions_B.max()) + 1, LENGTH_STEP)
+        self._positions_B = positions_B
+        places_B_L = table.places(sequences_B.numpy(), self._length).to(positions_B.device)
+        self._places_B_L = places_B_L
+        self._newest_B = places_B_L.gather(1, positions_B[:, None])[:, 0]
         self._hidden: dict[int | None, torch.Tensor] = {}
 
     def attend(
@@ -290,8 +306,8 @@ class DecodeRows:
     ) -> torch.Tensor:
         """As `KernelRows.attend`."""
         num, heads, width = q_T.shape
-        self._cache.write(layer.index, self._slots_B, self._positions_B, k_T, v_T)
-        keys, values = self._cache.of_slots(layer.index, slice(num), self._length)
+        self._cache.write(layer.index, self._newest_B, k_T, v_T)
+        keys, values = self._cache.of_places(layer.index, self._places_B_L)
         if layer.window not in self._hidden:
             hidden = _hidden(self._positions_B, self._length, layer.window)
             self._hidden[layer.window] = hidden[:, None]
@@ -307,86 +323,73 @@ class _PromptGroup:
     Attributes:
         rows_B_L: flat row of each new token, beyond a prompt's end that of its last one.
         positions_B_L: and its position.
-        slots_B: of the prompts, where there is a cache.
+        places_B_W: of the whole prompts.
         tokens_T: which of these B · L are tokens.
-        rows_T, positions_T, slots_T: of those alone, the same for all layers.
-        length: of a view that holds the whole prompts.
+        rows_T: of those alone.
     """
 
     rows_B_L: torch.Tensor
     positions_B_L: torch.Tensor
-    slots_B: torch.Tensor
+    places_B_W: torch.Tensor
     tokens_T: torch.Tensor
     rows_T: torch.Tensor
-    positions_T: torch.Tensor
-    slots_T: torch.Tensor
-    length: int
 
 
 class PrefillRows:
     """New parts of prompts, one after the other, by torch; a token sees its own up to itself.
 
     Args:
-        starts: first flat row of each prompt.
-        lengths: rows of each prompt.
-        cache: where keys and values go, or None where nothing is decoded afterwards.
-        slots: the slot of each prompt, with a cache.
-        firsts: position of each prompt's first row, whose slot holds what is before it; 0 if not
-            given.
+        rows: the first flat row of each prompt; how many it has; and the position of the first,
+            before which all is in the cache, or of a prompt before it.
+        cache: where keys and values go.
+        table: where sequences lie, and `sequences`, that of each prompt.
     """
 
     def __init__(
         self,
-        starts: list[int],
-        lengths: list[int],
+        rows: tuple[list[int], list[int], list[int]],
         device: torch.device,
-        cache: SlotCache | None = None,
-        slots: list[int] | None = None,
-        firsts: list[int] | None = None,
+        cache: TokenCache,
+        table: SequenceTable,
+        sequences: list[int],
     ) -> None:
         self._cache = cache
-        firsts = firsts or [0] * len(starts)
-        slots = slots or [0] * len(starts)
+        starts, lengths, firsts = rows
         by_length: dict[tuple[int, int], list[int]] = {}
         for i, (first, length) in enumerate(zip(firsts, lengths, strict=True)):
             padded = round_up(length, LENGTH_STEP), round_up(first + length, LENGTH_STEP)
             by_length.setdefault(padded, []).append(i)
         self._groups: list[_PromptGroup] = []
+        new: list[tuple[torch.Tensor, torch.Tensor]] = []
         for (padded, whole), members in by_length.items():
-            start, length, first, slot = (
+            start, length, first = (
                 torch.tensor([numbers[i] for i in members])[:, None]
-                for numbers in (starts, lengths, firsts, slots)
+                for numbers in (starts, lengths, firsts)
             )
             at = torch.minimum(torch.arange(padded), length - 1)
             tokens_T = (torch.arange(padded) < length).flatten().nonzero().flatten()
             rows_B_L, positions_B_L = start + at, first + at
-            slots_B_L = slot.expand(-1, padded)
-            group = _PromptGroup(
-                rows_B_L.to(device),
-                positions_B_L.to(device),
-                slot[:, 0].to(device),
-                tokens_T.to(device),
-                rows_B_L.flatten()[tokens_T].to(device),
-                positions_B_L.flatten()[tokens_T].to(device),
-                slots_B_L.flatten()[tokens_T].to(device),
-                whole,
-            )
-            self._groups.append(group)
+            places_B_W = table.places(np.array([sequences[i] for i in members]), whole)
+            rows_T = rows_B_L.flatten()[tokens_T]
+            new.append((rows_T, places_B_W.gather(1, positions_B_L).flatten()[tokens_T]))
+            parts = rows_B_L, positions_B_L, places_B_W, tokens_T, rows_T
+            self._groups.append(_PromptGroup(*(part.to(device) for part in parts)))
+        self._rows_T, self._places_T = (
+            torch.cat(each).to(device) for each in zip(*new, strict=True)
+        )
 
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """As `KernelRows.attend`."""
         (heads, width), (kv_heads, value_width) = q_T.shape[1:], v_T.shape[1:]
+        self._cache.write(layer.index, self._places_T, k_T[self._rows_T], v_T[self._rows_T])
         out_T = q_T.new_zeros(q_T.shape[0], heads, value_width)
         for group in self._groups:
-            num, queries = group.rows_B_L.shape
-            if self._cache is not None:
-                new = group.slots_T, group.positions_T, k_T[group.rows_T], v_T[group.rows_T]
-                self._cache.write(layer.index, *new)
-            of_prompt = max(heads * queries, kv_heads * (width + value_width)) * group.length
+            (num, queries), length = group.rows_B_L.shape, group.places_B_W.shape[1]
+            of_prompt = max(heads * queries, kv_heads * (width + value_width)) * length
             parts = [
-                self._attend_part(layer, group, part, q_T, k_T, v_T)
+                self._attend_part(layer, group, part, q_T)
                 for part in torch.arange(num, device=q_T.device).split(
                     max(1, _MAX_ELEMENTS // of_prompt)
                 )
@@ -395,25 +398,13 @@ class PrefillRows:
         return out_T
 
     def _attend_part(
-        self,
-        layer: AttentionLayer,
-        group: _PromptGroup,
-        part: torch.Tensor,
-        q_T: torch.Tensor,
-        k_T: torch.Tensor,
-        v_T: torch.Tensor,
+        self, layer: AttentionLayer, group: _PromptGroup, part: torch.Tensor, q_T: torch.Tensor
     ) -> torch.Tensor:
         """(part, L, heads, d) of some prompts of a group."""
-        rows = group.rows_B_L[part]
-        if self._cache is not None:
-            keys, values = self._cache.of_slots(layer.index, group.slots_B[part], group.length)
-        else:
-            padding = rows[:, -1:].expand(-1, group.length - rows.shape[1])
-            whole = torch.cat([rows, padding], dim=1)
-            keys = k_T[whole].transpose(1, 2)
-            values = torch.nan_to_num(v_T[whole].transpose(1, 2))
-        q = q_T[rows].unflatten(2, (k_T.shape[1], -1)).permute(0, 2, 3, 1, 4)
-        hidden = _hidden(group.positions_B_L[part], group.length, layer.window)
+        places = group.places_B_W[part]
+        keys, values = self._cache.of_places(layer.index, places)
+        q = q_T[group.rows_B_L[part]].unflatten(2, (keys.shape[1], -1)).permute(0, 2, 3, 1, 4)
+        hidden = _hidden(group.positions_B_L[part], places.shape[1], layer.window)
         out = _attend(layer, q, keys, values, hidden)
         return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 

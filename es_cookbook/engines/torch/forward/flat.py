@@ -1,24 +1,14 @@
-"""Flat token rows over a slot cache: how batches run where attention can be replaced.
+"""Flat token rows over a cache: how batches run where attention can be replaced.
 
 Rows are tokens, whatever requests they are of, so prompts of any length make a batch without
 padding, requests come and go while others run, and a row's bits do not depend on its neighbours.
 
-The prompt of a rollout's second turn begins with its first turn's prompt and action. What the
-model kept of those tokens is kept in a `PrefixCache` when a request ends, by the genome and the
-tokens, and copied back into the slot of a request of the same genome that begins with the same
-tokens; only the rest is prefilled. A token's keys and values have the same bits however they were
-made (on the CPU: see `attention`), so answers are the same with this cache and without it, whatever
-it has let go of. It holds a bounded number of bytes, and lets go first of what was not used for
-longest. Nothing survives a change of the weights, genomes included.
-
-Left out: sharing. Requests that begin alike keep a copy each, since the copies of one turn are
-replaced by those of the next, and a copy is cheap beside the forward pass that it saves.
+Of prompts only those tokens are rows whose keys and values are not there yet, and of prompts of one
+genome that begin alike, only those of the first of them: see `prefix_cache`.
 """
 
-import bisect
-import threading
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,8 +21,8 @@ from es_cookbook.engines.torch.forward.attention import (
     KernelCache,
     KernelRows,
     PrefillRows,
-    SlotCache,
-    States,
+    SequenceTable,
+    TokenCache,
     round_up,
 )
 from es_cookbook.engines.torch.forward.population_layers import (
@@ -40,93 +30,108 @@ from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
 )
+from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs
 from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.kernels.attention import STEP
+
+
+def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
+    """A cache of so many blocks; `kept` is its dtype on the CPU."""
+    return KernelCache(num_blocks, kept) if device.type == "cpu" else TokenCache(num_blocks)
+
+
+_NOBODYS = -1
 
 
 class FlatForward(Forward):
-    """Flat rows of tokens, over a cache of slots."""
+    """Flat rows of tokens."""
 
     def __init__(
         self,
         device: torch.device,
         prefill_tokens: int,
-        prefixes: "PrefixCache | None" = None,
-        kept: torch.dtype = torch.float32,
+        cache: TokenCache,
+        prefixes: PrefixCache,
     ) -> None:
-        """`prefixes` holds what ended requests leave; `kept` is the dtype of caches on the CPU."""
+        """`prefixes` shares out the blocks of `cache`."""
         super().__init__(device, prefill_tokens)
-        self._prefixes = prefixes
-        self._kept = kept
-        self._cache = self._new_cache(0, 0)
-
-    def _new_cache(self, num_slots: int, slot_length: int) -> SlotCache:
-        if self.device.type == "cpu":
-            return KernelCache(num_slots, slot_length, self._kept)
-        return SlotCache(num_slots, slot_length)
+        self._cache, self._prefixes = cache, prefixes
+        self._leases: dict[Work, Lease] = {}
+        self._runs = SequenceTable(0)
 
     @override
     def fit(self, num_slots: int, slot_length: int) -> None:
-        self._cache = self._new_cache(num_slots, slot_length)
+        self._runs = SequenceTable(num_slots)
+
+    @override
+    def rest(self) -> None:
+        super().rest()
+        while self._leases:  # of requests that failed
+            self._prefixes.give_back(self._leases.popitem()[1])
+
+    @override
+    def admit(self, works: Sequence[Work]) -> list[Work]:
+        admitted: list[Work] = []
+        for work in sorted(works, key=lambda work: work.row):
+            lease = self._prefixes.take(work, self)
+            if lease is None:
+                break
+            self._leases[work] = lease
+            admitted.append(work)
+        return admitted
 
     @override
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
-        """Run what is new of prompts, and fill their slots."""
+        """Run what is new of prompts."""
         del table
-        of_genomes = sorted(placed, key=lambda pair: pair[0].row)
-        for batch in self._prefill_batches([(*pair, self._take(*pair)) for pair in of_genomes]):
-            works, slots, firsts = map(list, zip(*batch, strict=True))
-            rows = _FlatRows(works, self.device, firsts)
-            self.num_prefilled += sum(rows.lengths)
-            attention = rows.attention(self._cache, self._kept, slots, firsts)
+        for batch in self._prefill_batches(placed):
+            works, slots = map(list, zip(*batch, strict=True))
+            leases = [self._leases[work] for work in works]
+            for slot, lease in zip(slots, leases, strict=True):
+                self._runs.put(slot, lease.runs)
+            rows = _FlatRows(works, leases, self.device)
+            attention = rows.attention(self._cache, self._runs, slots)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
             # A batched matmul of one member takes another code path: see `attention`.
             if len(last) == 1:
                 last *= 2
             logits = self._run(rows, attention, torch.tensor(last, device=self.device))
+            self._prefixes.computed(leases, self)
+            self._count(works, leases)
             yield np.array(slots), logits[: len(works)].float()
 
-    def _take(self, work: Work, slot: int) -> int:
-        """Fill a request's slot with what is kept of its prompt's first tokens. Returns how many.
-
-        At most all but the last token, which has to be run to know what comes next.
-        """
-        if self._prefixes is None:
-            return 0
-        length, states = self._prefixes.find((work.model, work.row), work.sequence)
-        self._cache.paste(slot, length, states)
-        self.num_cached += length
-        return length
+    def _count(self, works: Sequence[Work], leases: Sequence[Lease]) -> None:
+        for work, lease in zip(works, leases, strict=True):
+            self.num_cached += lease.first
+            self.num_prefilled += work.num_prompt - lease.first
 
     @override
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
-        """Keep what is in these slots, except of actions that are a rollout's last."""
-        if self._prefixes is None:
-            return
+        """Keep what these have, except of actions that are a rollout's last."""
         for slot in slots:
             work = table.works[slot]
             assert work is not None and isinstance(work.request, SampleRequest)
-            if work.request.observation.is_last:
-                continue
-            sampled = table.tokens[slot, : table.count[slot] - 1].tolist()  # the newest was not run
-            tokens_T = (*work.sequence, *sampled)
-            states = self._cache.copy(slot, len(tokens_T))
-            self._prefixes.put((work.model, work.row), tokens_T, states, work.version)
+            keep: tuple[int, ...] = ()
+            if not work.request.observation.is_last and not work.cancelled:
+                # The newest one was not run.
+                keep = (*work.sequence, *table.tokens[slot, : table.count[slot] - 1].tolist())
+            self._prefixes.give_back(self._leases.pop(work), keep)
 
     def _prefill_batches(
-        self, placed: Sequence[tuple[Work, int, int]]
-    ) -> Iterator[list[tuple[Work, int, int]]]:
+        self, placed: Sequence[tuple[Work, int]]
+    ) -> Iterator[list[tuple[Work, int]]]:
         """Neighbours of which together at most `prefill_tokens` tokens are new, or one alone."""
-        batch: list[tuple[Work, int, int]] = []
+        batch: list[tuple[Work, int]] = []
         tokens = 0
-        for work, slot, first in placed:
-            new = len(work.sequence) - first
+        for work, slot in placed:
+            new = len(work.sequence) - self._leases[work].first
             if batch and tokens + new > self.prefill_tokens:
                 yield batch
                 batch, tokens = [], 0
-            batch.append((work, slot, first))
+            batch.append((work, slot))
             tokens += new
         if batch:
             yield batch
@@ -139,35 +144,64 @@ class FlatForward(Forward):
         tokens = torch.from_numpy(table.newest[:n]).to(self.device)
         genomes = table.genome_of_block[: n // ROWS_PER_BLOCK]
         factors = self.factors_of_blocks(genomes)
+        slots = torch.from_numpy(np.where(table.active[:n], np.arange(n), _NOBODYS))
         if isinstance(self._cache, KernelCache):
-            attention = KernelRows(torch.arange(n), positions, self._cache)
+            attention = KernelRows(slots, positions, self._runs, self._cache)
         else:
-            attention = DecodeRows(self._cache, positions)
+            attention = DecodeRows(slots, positions, self._runs, self._cache)
         batch = Batch(attention, factors)
         return self._forward(batch, tokens, positions, 0)
 
     @override
     def keep(self, order: np.ndarray) -> None:
-        self._cache.keep(torch.from_numpy(order).to(self.device))
+        self._runs.keep(order)
 
     @override
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
-        """Log-probabilities of continuations, in one pass; nothing is cached."""
-        rows = _FlatRows(works, self.device)
-        attention = rows.attention(None, self._kept, list(range(len(works))))
-        spans: list[tuple[int, int]] = []
-        for work, start in zip(works, rows.starts, strict=True):
-            request = work.request
-            assert isinstance(request, LogprobsRequest)
-            spans.append((start + len(request.prompt_T), len(request.continuation_T)))
-        targets = torch.cat([torch.arange(first, first + n) for first, n in spans])
-        targets = targets.to(self.device)
-        # The row before a token predicts it; one more row keeps a single one from being alone
-        # (see `prefill`).
-        logit_rows = torch.cat([targets - 1, targets[-1:]])
-        logits = self._run(rows, attention, logit_rows)[:-1].float()
-        scores = token_logprobs(logits, rows.tokens_T[targets])
-        return list(scores.split([n for _, n in spans]))
+        """Log-probabilities of continuations, in one pass."""
+        for work in sorted(works, key=lambda work: work.row):
+            lease = self._prefixes.take(work, self)
+            if lease is None:  # running requests have it all, and do not wait for these
+                self._give_back(works)
+                return self._apart(works).score(works)
+            self._leases[work] = lease
+        of_genomes = [work for work in self._leases if work in set(works)]
+        leases = [self._leases[work] for work in of_genomes]
+        table = SequenceTable(len(works))
+        for sequence, lease in enumerate(leases):
+            table.put(sequence, lease.runs)
+        rows = _FlatRows(of_genomes, leases, self.device)
+        attention = rows.attention(self._cache, table, list(range(len(works))))
+        logit_rows: list[int] = []
+        targets: list[int] = []
+        for work, start, lease in zip(of_genomes, rows.starts, leases, strict=True):
+            continuation_T = work.sequence[work.num_prompt :]
+            first = start + work.num_prompt - 1 - lease.first  # the row before a token predicts it
+            logit_rows += range(first, first + len(continuation_T))
+            targets += continuation_T
+        # One more row keeps a single one from being alone (see `prefill`).
+        chosen = torch.tensor([*logit_rows, logit_rows[-1]], device=self.device)
+        logits = self._run(rows, attention, chosen)[:-1].float()
+        self._prefixes.computed(leases, self)
+        self._count(of_genomes, leases)
+        self._give_back(works)
+        scores = token_logprobs(logits, torch.tensor(targets, device=self.device))
+        sizes = [len(work.sequence) - work.num_prompt for work in of_genomes]
+        of_works = dict(zip(of_genomes, scores.split(sizes), strict=True))
+        return [of_works[work] for work in works]
+
+    def _give_back(self, works: Sequence[Work]) -> None:
+        for work in works:
+            if work in self._leases:
+                self._prefixes.give_back(self._leases.pop(work))
+
+    def _apart(self, works: Sequence[Work]) -> "FlatForward":
+        """The same with a cache of its own, of room for these."""
+        num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
+        cache = self._cache.of_size(num_blocks)
+        apart = FlatForward(self.device, self.prefill_tokens, cache, PrefixCache(cache, num_blocks))
+        apart.turn_to(self._model)
+        return apart
 
     def _run(
         self, rows: "_FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
@@ -197,113 +231,21 @@ class FlatForward(Forward):
         return cast(torch.Tensor, output.logits)[0]
 
 
-_Key: TypeAlias = tuple[Hashable, tuple[int, ...]]
-
-
-class PrefixCache:
-    """What was kept of requests that ended. Thread-safe: all lanes share it.
-
-    Args:
-        max_bytes: of the keys and values that it holds.
-
-    Attributes:
-        version: of the weights; what was computed with others is not kept.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.version = 0
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._states: dict[_Key, States] = {}  # the one used last comes last
-        # Sorted, so that what has the most tokens in common with a prompt is beside its place.
-        self._tokens: dict[Hashable, list[tuple[int, ...]]] = {}
-
-    def clear(self) -> None:
-        """Let go of everything: the weights change."""
-        with self._lock:
-            self.version += 1
-            self._bytes = 0
-            self._states.clear()
-            self._tokens.clear()
-
-    def find(self, who: Hashable, prompt_T: tuple[int, ...]) -> tuple[int, States]:
-        """Of how many first tokens of a prompt, all but its last at most, something is kept; what.
-
-        It may be of more tokens than that.
-        """
-        with self._lock:
-            kept = self._tokens.get(who, [])
-            place = bisect.bisect_left(kept, prompt_T)
-            neighbours = kept[max(0, place - 1) : place + 1]
-            common = [_num_common(tokens, prompt_T) for tokens in neighbours]
-            length = min(max(common, default=0), len(prompt_T) - 1)
-            if length == 0:
-                return 0, {}
-            key = who, neighbours[common.index(max(common))]
-            states = self._states[key] = self._states.pop(key)
-            return length, states
-
-    def put(self, who: Hashable, tokens_T: tuple[int, ...], states: States, version: int) -> None:
-        """Keep what was computed, with the weights of a version, of these tokens of a request."""
-        num_bytes = _num_bytes(states)
-        with self._lock:
-            if version != self.version or num_bytes > self._max_bytes:
-                return
-            kept = self._tokens.setdefault(who, [])
-            place = bisect.bisect_left(kept, tokens_T)
-            if place < len(kept) and kept[place][: len(tokens_T)] == tokens_T:
-                return  # there is as much, or more
-            kept.insert(place, tokens_T)
-            self._states[who, tokens_T] = states
-            self._bytes += num_bytes
-            if place and tokens_T[: len(kept[place - 1])] == kept[place - 1]:
-                self._drop((who, kept[place - 1]))  # the turn before
-            while self._bytes > self._max_bytes:
-                self._drop(next(iter(self._states)))
-
-    def _drop(self, key: _Key) -> None:
-        who, tokens_T = key
-        self._bytes -= _num_bytes(self._states.pop(key))
-        kept = self._tokens[who]
-        del kept[bisect.bisect_left(kept, tokens_T)]
-        if not kept:
-            del self._tokens[who]
-
-
-def _num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with alike."""
-    least, most = 0, min(len(first), len(second))
-    while least < most:  # comparing slices is faster than a loop over tokens
-        middle = (least + most + 1) // 2
-        if first[least:middle] == second[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least
-
-
-def _num_bytes(states: States) -> int:
-    return sum(part.nbytes for pair in states.values() for part in pair)
-
-
 class _FlatRows:
-    """Token sequences of several requests as flat rows, each genome's padded to whole blocks.
-
-    Args:
-        firsts: tokens of each sequence that are left out; none if not given.
-    """
+    """What is new of several requests as flat rows, each genome's padded to whole blocks."""
 
     def __init__(
-        self, works: Sequence[Work], device: torch.device, firsts: Sequence[int] | None = None
+        self, works: Sequence[Work], leases: Sequence[Lease], device: torch.device
     ) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         genomes: list[int] = []
         self.starts: list[int] = []
         self.lengths: list[int] = []
-        for i, work in enumerate(works):
-            sequence, first = work.sequence, firsts[i] if firsts else 0
+        for i, (work, lease) in enumerate(zip(works, leases, strict=True)):
+            sequence, first = work.sequence, lease.first
+            if isinstance(work.request, LogprobsRequest):
+                sequence = sequence[:-1]  # nobody asks what comes next
             self.starts.append(len(tokens))
             self.lengths.append(len(sequence) - first)
             tokens += sequence[first:]
@@ -315,22 +257,20 @@ class _FlatRows:
                 tokens += [0] * padding
                 positions += [0] * padding
                 genomes += [work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
+        self._firsts = [lease.first for lease in leases]
         self.tokens_T = torch.tensor(tokens, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         self.genome_of_block = torch.tensor(genomes, device=device)
 
     def attention(
-        self,
-        cache: SlotCache | None,
-        kept: torch.dtype,
-        slots: list[int],
-        firsts: list[int] | None = None,
+        self, cache: TokenCache, table: SequenceTable, sequences: list[int]
     ) -> AttentionRows:
-        """How they attend, each sequence in its slot; without a cache, in one of dtype `kept`."""
-        device = self.tokens_T.device
-        if (cache is not None and not isinstance(cache, KernelCache)) or device.type != "cpu":
-            return PrefillRows(self.starts, self.lengths, device, cache, slots, firsts)
-        slots_T = torch.full_like(self.tokens_T, -1)
-        for slot, start, length in zip(slots, self.starts, self.lengths, strict=True):
-            slots_T[start : start + length] = slot
-        return KernelRows(slots_T, self.positions_T, cache, kept)
+        """How they attend, each request's in its sequence."""
+        if not isinstance(cache, KernelCache):
+            device = self.tokens_T.device
+            rows = self.starts, self.lengths, self._firsts
+            return PrefillRows(rows, device, cache, table, sequences)
+        sequences_T = torch.full_like(self.tokens_T, _NOBODYS)
+        for sequence, start, length in zip(sequences, self.starts, self.lengths, strict=True):
+            sequences_T[start : start + length] = sequence
+        return KernelRows(sequences_T, self.positions_T, table, cache)

@@ -45,7 +45,9 @@ from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, mem
 from es_cookbook.engines.torch.forward.attention import (
     AttentionLayer,
     AttentionRows,
+    KernelCache,
     KernelRows,
+    SequenceTable,
     set_attention,
     unknown_option,
 )
@@ -549,7 +551,10 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     if children or (any(norms) and not all(is_norm)):
         return None
     here_T = torch.arange(5)
-    rows = KernelRows(torch.zeros_like(here_T), here_T, dtype=q.group.weight.dtype)
+    table = SequenceTable(1)
+    table.put(0, [(0, 0)])
+    cache = KernelCache(1, q.group.weight.dtype)
+    rows = KernelRows(torch.zeros_like(here_T), here_T, table, cache)
     own: list[AttentionLayer] = []  # known once the module has run, and kept without its batch
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:

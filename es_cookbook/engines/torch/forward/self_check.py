@@ -38,7 +38,7 @@ from es_cookbook.engines.torch.forward.cache_size import (
     flat_cache_size,
     own_cache_size,
 )
-from es_cookbook.engines.torch.forward.flat import FlatForward
+from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.own import OwnForward
 from es_cookbook.engines.torch.forward.population_layers import (
@@ -47,6 +47,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Path,
     PopulationModel,
 )
+from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward, SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.modules import NARROW
@@ -81,6 +82,8 @@ LARGE = 1 << 28
 """Parameters from which on only the first layers are run: all of them take 4 GiB and more."""
 _SEQUENCE = 12
 _DECODED = 3
+_BLOCKS = 64
+"""Of the cache: more than all requests need."""
 _VOCABULARY = 512
 _SEED = 1
 _SHARE = 0.3
@@ -233,7 +236,9 @@ class _Check:
         longest = _SEQUENCE - _DECODED
         prefill_tokens = ROWS_PER_BLOCK * len(rows) * longest
         if path.flat:
-            forward: Forward = FlatForward(self._device, prefill_tokens, kept=path.kept)
+            cache = new_cache(self._device, _BLOCKS, path.kept)
+            prefixes = PrefixCache(cache, _BLOCKS)
+            forward: Forward = FlatForward(self._device, prefill_tokens, cache, prefixes)
             lengths = [longest, longest - _DECODED]
         else:
             # Twice as many rows as run together: their caches are joined, and each is of all
@@ -247,6 +252,7 @@ class _Check:
         table = SlotTable(len(rows) * 2 * ROWS_PER_BLOCK, 64)
         forward.fit(table.num_slots, table.slot_length)
         forward.turn_to(model)
+        works = forward.admit(works)
         placed = list(zip(works, table.place(works), strict=True))
         differences: list[float] = []
         for slots, logits in forward.prefill(table, placed):

@@ -182,7 +182,7 @@ class Forward(Admission, ABC):
 
     Attributes:
         elastic: running requests may be moved together.
-        num_prefilled: prompt tokens run so far, and `num_cached` those taken from what was kept.
+        num_prefilled: prompt tokens run so far, and `num_cached` those that were there already.
     """
 
     elastic = True
@@ -216,6 +216,10 @@ class Forward(Admission, ABC):
             self._gathered = self._model.tables, genomes.copy(), factors
         return factors
 
+    def admit(self, works: Sequence[Work]) -> list[Work]:
+        """Requests for which there is room now, in the order in which they are to be prefilled."""
+        return list(works)
+
     @abstractmethod
     def prefill(
         self, table: SlotTable, placed: Sequence[tuple[Work, int]]
@@ -235,7 +239,7 @@ class Forward(Admission, ABC):
         """Move these slots to the front, in this order."""
 
     def ended(self, table: SlotTable, slots: Sequence[int]) -> None:
-        """Requests in these slots have all their tokens: a next turn may begin with them."""
+        """Requests in these slots run no more; a next turn may begin with what they have."""
 
     @abstractmethod
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:

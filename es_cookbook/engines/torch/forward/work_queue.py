@@ -37,6 +37,18 @@ class Work:
         return self.request.observation.tokens_T
 
     @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        if isinstance(self.request, LogprobsRequest):
+            return len(self.request.prompt_T)
+        return len(self.request.observation.tokens_T)
+
+    @property
+    def who(self) -> Hashable:
+        """Whose answers it asks for, of all that an engine hosts."""
+        return self.request.target
+
+    @property
     def length(self) -> int:
         """Tokens with those still to be sampled: what it needs of a cache."""
         return len(self.sequence) + self.limit
@@ -128,6 +140,13 @@ class WorkQueue:
         with self.changed:
             return sum(len(works) for works in self._sample.get(model, {}).values())
 
+    def waiting(self) -> set[Hashable]:
+        """Whose requests wait."""
+        with self.changed:
+            scores = {work.who for works in self._score.values() for work in works}
+            by_rows = self._sample.values()
+            return scores | {works[0].who for by_row in by_rows for works in by_row.values()}
+
     def longest(self, model: PopulationModel) -> int:
         """Most cache tokens that a waiting request for this model needs; 0 if none waits."""
         with self.changed:
@@ -180,8 +199,10 @@ class WorkQueue:
                 if row in by_row:
                     taken += pop(row, min(free, share - len(taken)))
             waiting = {row: len(works) for row, works in by_row.items()}
+            row = None
             while empty_blocks > 0 and len(taken) < share and waiting:
-                row = max(waiting, key=waiting.__getitem__)
+                if row not in waiting:  # all of one genome together: they share prompts
+                    row = max(waiting, key=waiting.__getitem__)
                 works = pop(row, ROWS_PER_BLOCK)
                 waiting[row] = len(by_row.get(row, ()))
                 if not waiting[row]:
@@ -199,6 +220,14 @@ class WorkQueue:
             if taken and not admission.joins:
                 self._closed_lanes.add(threading.get_ident())
         return taken
+
+    def put_back(self, works: Sequence[Work]) -> None:
+        """Let requests that were taken wait on, before all others."""
+        with self.changed:
+            for work in reversed(works):
+                by_row = self._sample.setdefault(work.model, {})
+                by_row.setdefault(work.row, deque()).appendleft(work)
+                self._served.setdefault(work.model, set())
 
     def take_all(self, model: PopulationModel) -> list[Work]:
         with self.changed:

@@ -1,8 +1,9 @@
-"""Kernels that attend over a slot cache, one token after the other.
+"""Kernels that attend over a cache, one token after the other.
 
-A token's sums are over its own positions alone, each in one order, so its bits depend on nothing
-else. `attend_rotated` begins with what a linear layer made of queries, keys and values, side by
-side.
+Keys and values of a sequence lie in runs of neighbouring places of the cache: one where nothing is
+shared, or those of a prefix that others read as well, and its own. A token's sums are over its own
+positions alone, each in one order, wherever these lie, so its bits depend on nothing else.
+`attend_rotated` begins with what a linear layer made of queries, keys and values, side by side.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -58,12 +59,17 @@ While a token attends, what the one so many behind it will read is fetched.
 """
 
 Cache: TypeAlias = tuple[Row, Row]
-"""Keys (slots, kv heads, blocks, d, STEP) and values (slots, kv heads, blocks, STEP, columns).
+"""Keys (kv heads, blocks, d, STEP) and values (kv heads, blocks, STEP, columns).
 
-Columns are the width of values rounded up to `STEP`.
+Columns are the width of values rounded up to `STEP`. Place i is place i % STEP of block i // STEP.
 """
-Where: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""The slot of each token, negative for one that is nobody's, and its position there."""
+_Indices: TypeAlias = NDArray[np.int64]
+Where: TypeAlias = tuple[_Indices, _Indices, _Indices, _Indices]
+"""The sequence of each token, negative for one that is nobody's, and its position there; then by
+sequence the first position of each of its runs, and how many places these lie after their
+positions. A run begins where a block does and may end within one. Runs that a sequence lacks begin
+beyond all positions, and lie where its last one does.
+"""
 Looks: TypeAlias = tuple[Number, Number, int]
 """How a layer looks: factor on scores; the cap that they are squashed to, 0 for none; most
 positions seen, 0 for all."""
@@ -76,7 +82,7 @@ keys, empty for none, and their epsilon."""
 class _Sizes(NamedTuple):
     """Of queries (heads, depth), keys (kv heads, depth) and values (kv heads, width) of a token.
 
-    A slot of the cache has `length` positions, and of a value `columns`.
+    The cache has `length` places, and of a value `columns`.
     """
 
     heads: int
@@ -108,17 +114,18 @@ def _score(
     scaling: tuple[Lanes, Number],
     scores: Row,
 ) -> None:
-    """Scores of two queries, at `heads` of `rows`, with a slot's keys at the positions `seen`.
+    """Scores of two queries, at `heads` of `rows`, with a run's keys at the positions `seen`.
 
     Args:
         rows: of which queries are read.
         heads: where the two begin.
-        keys: the slot's blocks, (depth, STEP) each; two of them are taken together.
-        block: where the first is, their depth, and how far ahead keys are fetched on the way: those
-            of a token that comes soon, whose slot no processor would guess.
-        seen: first position, and one past the last.
+        keys: of a run: blocks, (depth, STEP) each; two of them are taken together.
+        block: where position 0 would be, their depth, and how far ahead keys are fetched on the
+            way: those of a token that comes soon, whose place no processor would guess.
+        seen: first position, where a block begins, and one past the last.
         scaling: factor on scores, and their cap.
-        scores: written, those of the second query in its second half.
+        scores: written, those of the second query in its second half; also up to the end of the
+            last block, which is for the next run to write.
     """
     first, second = heads
     start, depth, ahead = block
@@ -173,7 +180,8 @@ def _weigh(
     scores: Row,
     seen: tuple[int, int],
     values: Row,
-    block: tuple[int, int, int, int],
+    block: tuple[int, int, int],
+    runs: tuple[_Indices, _Indices, int, int, int],
     out: Row,
 ) -> None:
     """Sums of columns of values over the positions `seen`, weighted by two queries' scores.
@@ -182,36 +190,58 @@ def _weigh(
         scores: as `_score` writes them.
         seen: first position, and one past the last; every other one is summed apart.
         values: a position's columns lie side by side.
-        block: where the first position's are; columns of a position; how far behind the first
-            `STEP` columns the other `STEP` are; how far ahead values are fetched, as keys are.
+        block: where place 0 is; columns of a place; how far behind the first `STEP` columns the
+            other `STEP` are.
+        runs: as in `Where`, by run; the first run of the token, of another whose values are fetched
+            on the way, and one past the token's last.
         out: written: the first query's 2 · STEP sums, then the second's.
     """
-    start, columns, second, ahead = block
+    of_head, columns, second = block
+    begins, shifts, run, ahead, last = runs
     length = len(scores) // 2
     # even_qc, odd_qc: of query q and its columns c.
     even_00 = even_01 = even_10 = even_11 = spread(ZERO)
     odd_00 = odd_01 = odd_10 = odd_11 = spread(ZERO)
-    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
-    for position in range(seen[0], whole, 2):
-        other = length + position
-        # The shares of two queries in a position, and in the one after it; their columns.
-        share_0, share_1 = spread(read(scores, position)), spread(read(scores, other))
-        next_0, next_1 = spread(read(scores, position + 1)), spread(read(scores, other + 1))
-        at, after = start + position * columns, start + position * columns + columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        after_0, after_1 = load(values, after), load(values, after + second)
-        prefetch(values, at + ahead)
-        prefetch(values, after + ahead)
-        even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
-        even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
-        odd_00, odd_01 = fma(next_0, after_0, odd_00), fma(next_0, after_1, odd_01)
-        odd_10, odd_11 = fma(next_1, after_0, odd_10), fma(next_1, after_1, odd_11)
-    if whole < seen[1]:
-        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
-        at = start + whole * columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
-        even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
+    while run < last:
+        position, end = max(begins[run], seen[0]), seen[1]
+        if run + 1 < last:
+            end = min(end, begins[run + 1])
+        start = of_head + shifts[run] * columns
+        fetched = (shifts[ahead] - shifts[run]) * columns if ahead >= 0 else 0
+        if (
+            position < end and (position - seen[0]) % 2 == 1
+        ):  # the run before ended with an even one
+            other = length + position
+            share_0, share_1 = spread(read(scores, position)), spread(read(scores, other))
+            at = start + position * columns
+            v_0, v_1 = load(values, at), load(values, at + second)
+            odd_00, odd_01 = fma(share_0, v_0, odd_00), fma(share_0, v_1, odd_01)
+            odd_10, odd_11 = fma(share_1, v_0, odd_10), fma(share_1, v_1, odd_11)
+            position += 1
+        whole = position + max(0, end - position) // 2 * 2
+        for even in range(position, whole, 2):
+            other = length + even
+            # The shares of two queries in a position, and in the one after it; their columns.
+            share_0, share_1 = spread(read(scores, even)), spread(read(scores, other))
+            next_0, next_1 = spread(read(scores, even + 1)), spread(read(scores, other + 1))
+            at = start + even * columns
+            after = at + columns
+            v_0, v_1 = load(values, at), load(values, at + second)
+            after_0, after_1 = load(values, after), load(values, after + second)
+            prefetch(values, at + fetched)
+            prefetch(values, after + fetched)
+            even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
+            even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
+            odd_00, odd_01 = fma(next_0, after_0, odd_00), fma(next_0, after_1, odd_01)
+            odd_10, odd_11 = fma(next_1, after_0, odd_10), fma(next_1, after_1, odd_11)
+        if whole < end:
+            share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
+            at = start + whole * columns
+            v_0, v_1 = load(values, at), load(values, at + second)
+            even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
+            even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
+        run += 1
+        ahead += 1 if ahead >= 0 else 0
     store(out, 0, add(even_00, odd_00))
     store(out, STEP, add(even_01, odd_01))
     store(out, 2 * STEP, add(even_10, odd_10))
@@ -234,28 +264,38 @@ _Flat: TypeAlias = tuple[Row, Row, Row, Row]
 
 
 @kernel()
-def _flat(cache: Cache) -> _Flat:
+def _flat(cache: Cache, positions_T: _Indices) -> _Flat:
     keys, values = cache
-    scores = np.empty(2 * STEP * keys.shape[2], np.float32)
+    # A run's last block may begin at its last position but one.
+    scores = np.empty(2 * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
     return keys.reshape(-1), values.reshape(-1), scores, np.empty(4 * STEP, np.float32)
 
 
 @kernel()
-def _keep(rows: Row, of_row: int, sizes: _Sizes, flat: _Flat, slot: int, position: int) -> None:
-    """Write a token's keys and values into its slot.
+def _keep(rows: Row, of_row: int, sizes: _Sizes, flat: _Flat, place: int) -> None:
+    """Write a token's keys and values into their place.
 
     Its row, from `of_row` on, is its queries, keys and values, one after the other.
     """
     keys, values, _, _ = flat
     depth, width = sizes.depth, sizes.width
     for h in range(sizes.kv_heads):
-        of_slot = (slot * sizes.kv_heads + h) * sizes.length
-        newest = (of_slot + position // STEP * STEP) * depth + position % STEP
+        of_head = h * sizes.length
+        newest = (of_head + place // STEP * STEP) * depth + place % STEP
         k = of_row + (sizes.heads + h) * depth
         for d in range(depth):
             write(keys, newest + d * STEP, read(rows, k + d))
         v = of_row + (sizes.heads + sizes.kv_heads) * depth + h * width
-        _scaled(rows, v, width, ONE, values, (of_slot + position) * sizes.columns)
+        _scaled(rows, v, width, ONE, values, (of_head + place) * sizes.columns)
+
+
+@kernel()
+def _last_run(begins_S_R: _Indices, sequence: int, position: int) -> int:
+    """The run of a sequence that a position is in."""
+    run = begins_S_R.shape[1] - 1
+    while begins_S_R[sequence, run] > position:
+        run -= 1
+    return run
 
 
 @kernel()
@@ -272,15 +312,17 @@ def _attend_tokens(
 
     Of each token's row in `rows` queries are read; `out` is written, (all tokens, heads, width).
     """
-    heads, kv_heads, depth, width, length, columns = sizes
+    heads, kv_heads, depth, width, places, columns = sizes
     keys, values, scores, part = flat
-    slots_T, positions_T = where
+    sequences_T, positions_T, begins_S_R, shifts_S_R = where
+    most, length = begins_S_R.shape[1], len(scores) // 2
+    begins, shifts = begins_S_R.reshape(-1), shifts_S_R.reshape(-1)
     scale, softcap, window = looks
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
     scaling = spread(scale / softcap if softcap > 0 else scale), softcap
     for t in range(tokens[0], tokens[1]):
-        slot, at = slots_T[t], t * heads * width
-        if slot < 0:
+        sequence, at = sequences_T[t], t * heads * width
+        if sequence < 0:
             for i in range(heads * width):
                 write(out, at + i, ZERO)
             continue
@@ -288,29 +330,39 @@ def _attend_tokens(
         n = positions_T[t] + 1
         seen = max(0, n - window) if window > 0 else 0
         first, last = seen // STEP * STEP, (n + STEP - 1) // STEP * STEP
-        after = slots_T[min(t + _TOGETHER, len(slots_T) - 1)]
-        ahead = (after - slot) * kv_heads * length if after >= 0 else 0
+        run = sequence * most
+        end_run = run + _last_run(begins_S_R, sequence, n - 1) + 1
+        while run + 1 < end_run and begins[run + 1] <= first:
+            run += 1
+        after = sequences_T[min(t + _TOGETHER, len(sequences_T) - 1)]
+        fetched = after * most + run - sequence * most if after >= 0 else -1
         for h in range(kv_heads):
-            of_slot = (slot * kv_heads + h) * length
+            of_head = h * places
             for r in range(0, repeats, 2):
                 head = h * repeats + r
                 other = min(head + 1, h * repeats + repeats - 1)
                 queries = of_row + head * depth, of_row + other * depth
-                block = of_slot * depth, depth, ahead * depth
-                _score(rows, queries, keys, block, (first, last), scaling, scores)
+                for each in range(run, end_run):
+                    shift, begin = shifts[each], max(begins[each], first)
+                    end = min(n, begins[each + 1]) if each + 1 < end_run else n
+                    ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
+                    block = (of_head + shift) * depth, depth, ahead * depth
+                    begin -= (begin + shift) % STEP
+                    _score(rows, queries, keys, block, (begin, end), scaling, scores)
                 share_0 = _normalised(scores, 0, first, seen, n, last)
                 share_1 = _normalised(scores, length, first, seen, n, last)
                 for d in range(0, columns, 2 * STEP):
                     second = STEP if d + STEP < columns else 0
-                    of_values = of_slot * columns + d, columns, second, ahead * columns
-                    _weigh(scores, (seen, n), values, of_values, part)
+                    of_values = of_head * columns + d, columns, second
+                    of_runs = begins, shifts, run, fetched, end_run
+                    _weigh(scores, (seen, n), values, of_values, of_runs, part)
                     size = min(2 * STEP, width - d)
                     _scaled(part, 0, size, share_0, out, at + head * width + d)
                     _scaled(part, 2 * STEP, size, share_1, out, at + other * width + d)
 
 
-_CACHE = "Tuple(({cache}[:,:,:,:,::1], {cache}[:,:,:,:,::1]))"
-_WHERE = "Tuple((int64[::1], int64[::1]))"
+_CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"
+_WHERE = "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1]))"
 _LOOKS = "Tuple((float32, float32, int64))"
 _STATES = "float32[:,:,:]"
 
@@ -329,32 +381,33 @@ def attend(
     looks: Looks,
     out_T: NDArray[np.float32],
 ) -> None:
-    """Write tokens' keys and values into their slots, some tokens at a time, and attend.
+    """Write tokens' keys and values into their places, some tokens at a time, and attend.
 
-    A token sees its slot up to itself. Sums are over its own positions alone, each in one order, so
-    its bits depend on nothing else.
+    A token sees its sequence up to itself. Sums are over its own positions alone, each in one
+    order, so its bits depend on nothing else.
 
     Args:
         states: queries (tokens, heads, d), keys (tokens, kv heads, d), values (tokens, kv heads,
             width).
         cache: written.
-        where: tokens of one slot come in the order of their positions; nobody's get zeros.
+        where: what a token sees is there, or of a token before it; nobody's get zeros.
         looks: how.
         out_T: (tokens, heads, width), written.
     """
     q_T, k_T, v_T = states
-    slots_T, positions_T = where
+    sequences_T, positions_T, begins_S_R, shifts_S_R = where
     heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
-    length, columns = cache[0].shape[2] * STEP, cache[1].shape[4]
+    length, columns = cache[0].shape[1] * STEP, cache[1].shape[3]
     sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
-    flat, out = _flat(cache), out_T.reshape(-1)
+    flat, out = _flat(cache, positions_T), out_T.reshape(-1)
     of_keys, of_values = heads * depth, (heads + kv_heads) * depth
     size = of_values + kv_heads * width
     rows = np.empty(_TOGETHER * size, np.float32)
     for begin in range(0, len(q_T), _TOGETHER):
         end = min(begin + _TOGETHER, len(q_T))
         for t in range(begin, end):
-            if slots_T[t] < 0:
+            sequence, position = sequences_T[t], positions_T[t]
+            if sequence < 0:
                 continue
             at = (t - begin) * size
             for h in range(heads):
@@ -365,7 +418,8 @@ def attend(
                     rows[at + of_keys + h * depth + d] = k_T[t, h, d]
                 for d in range(width):
                     rows[at + of_values + h * width + d] = v_T[t, h, d]
-            _keep(rows, at, sizes, flat, slots_T[t], positions_T[t])
+            run = _last_run(begins_S_R, sequence, position)
+            _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
         _attend_tokens((begin, end), rows, sizes, flat, where, looks, out)
 
 
@@ -406,10 +460,10 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
     """
     y_T_N, x_T_N, (a_G_R_N, b_G_R_N, columns_R, genome_of_block, height), rotary, norms = linear
     (cos_T_N, sin_T_N), (q_norm, k_norm, epsilon) = rotary, norms
-    slots_T, positions_T = where
-    kv_heads, depth = cache[0].shape[1], cache[0].shape[3]
+    sequences_T, positions_T, begins_S_R, shifts_S_R = where
+    kv_heads, depth = cache[0].shape[0], cache[0].shape[2]
     heads, outputs, turned = out_T_N.shape[1] // depth, y_T_N.shape[1], cos_T_N.shape[1]
-    length, columns = cache[0].shape[2] * STEP, cache[1].shape[4]
+    length, columns = cache[0].shape[1] * STEP, cache[1].shape[3]
     sizes = _Sizes(heads, kv_heads, depth, depth, length, columns)
     ranks = len(columns_R) if len(genome_of_block) else 0
     stride = a_G_R_N.shape[2]
@@ -417,12 +471,13 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
     factors = rank_factors(x_T_N, b_G_R_N, ranks, genome_of_block, height)
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     cos, sin = cos_T_N.reshape(-1), sin_T_N.reshape(-1)
-    flat = _flat(cache)
+    flat = _flat(cache, positions_T)
     rows, uncapped = np.empty(_TOGETHER * outputs, np.float32), (looks[0], ZERO, looks[2])
     for begin in range(0, len(y_T_N), _TOGETHER):
         end = min(begin + _TOGETHER, len(y_T_N))
         for t in range(begin, end):
-            if slots_T[t] < 0:
+            sequence, position = sequences_T[t], positions_T[t]
+            if sequence < 0:
                 continue
             of_y, at = t * outputs, (t - begin) * outputs
             if ranks:
@@ -437,5 +492,6 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
                     weight = q_norm if head < heads else k_norm
                     norm_row(rows, of_head, depth, weight, epsilon, rows, of_head)
                 _rotate(rows, of_head, cos, sin, t * turned, turned)
-            _keep(rows, at, sizes, flat, slots_T[t], positions_T[t])
+            run = _last_run(begins_S_R, sequence, position)
+            _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
         _attend_tokens((begin, end), rows, sizes, flat, where, uncapped, out)

@@ -1,7 +1,9 @@
 """Attention over a slot cache against the textbook's, one query at a time."""
 
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,11 +14,28 @@ from es_cookbook.engines.torch.forward.attention import (
     KernelCache,
     KernelRows,
     PrefillRows,
-    SlotCache,
+    Run,
+    SequenceTable,
+    TokenCache,
 )
+from es_cookbook.engines.torch.kernels.attention import STEP
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 CPU = torch.device("cpu")
+
+
+def _table(num_sequences: int, length: int) -> SequenceTable:
+    """Sequences one after the other, after a block of nobody's."""
+    table = SequenceTable(num_sequences)
+    for sequence in range(num_sequences):
+        table.put(sequence, [(0, STEP + sequence * length)])
+    return table
+
+
+def _cache(kind: type[TokenCache], num_sequences: int, length: int) -> TokenCache:
+    cache = kind(1 + num_sequences * length // STEP)
+    cache.num_reached = cache.num_blocks
+    return cache
 
 
 def _rows(num: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -27,25 +46,33 @@ def _rows(num: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def _prefilling(
-    cache: KernelCache,
-    slots: list[int],
+    cache: TokenCache,
+    table: SequenceTable,
+    sequences: list[int],
     starts: list[int],
     lengths: list[int],
     firsts: list[int] | None = None,
     num_rows: int | None = None,
-) -> KernelRows:
-    """By the kernel; rows after the last prompt are nobody's."""
+) -> AttentionRows:
+    """Rows after the last prompt are nobody's."""
+    firsts = firsts or [0] * len(starts)
+    if not isinstance(cache, KernelCache):
+        return PrefillRows((starts, lengths, firsts), CPU, cache, table, sequences)
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-    slots_T = torch.full((num_rows or ends[-1],), -1)
-    positions_T = torch.zeros_like(slots_T)
-    for i, slot in enumerate(slots):
-        slots_T[starts[i] : ends[i]] = slot
-        positions_T[starts[i] : ends[i]] = torch.arange(lengths[i]) + (firsts[i] if firsts else 0)
-    return KernelRows(slots_T, positions_T, cache)
+    sequences_T = torch.full((num_rows or ends[-1],), -1)
+    positions_T = torch.zeros_like(sequences_T)
+    for i, sequence in enumerate(sequences):
+        sequences_T[starts[i] : ends[i]] = sequence
+        positions_T[starts[i] : ends[i]] = torch.arange(lengths[i]) + firsts[i]
+    return KernelRows(sequences_T, positions_T, table, cache)
 
 
-def _decoding(cache: KernelCache, positions: torch.Tensor) -> KernelRows:
-    return KernelRows(torch.arange(len(positions)), positions, cache)
+def _decoding(cache: TokenCache, table: SequenceTable, positions: torch.Tensor) -> AttentionRows:
+    """A row for each of the table's sequences."""
+    sequences = torch.arange(len(positions))
+    if isinstance(cache, KernelCache):
+        return KernelRows(sequences, positions, table, cache)
+    return DecodeRows(sequences, positions, table, cache)
 
 
 def _naive(
@@ -77,16 +104,14 @@ def test_prefill_and_decode_agree_with_the_textbook(
     expected = [_naive(*sequence, window, softcap) for sequence in sequences]
     options = {"scale": 0.3, "window": window, "softcap": softcap}
     slots = [3, 0, 5, 1, 4, 2]
-    cache = (KernelCache if by_kernel else SlotCache)(16, 64)
+    cache, table = _cache(KernelCache if by_kernel else TokenCache, 16, 64), _table(16, 64)
 
     flat = [
         torch.cat([s[i][:n] for s, n in zip(sequences, prompts, strict=True)]) for i in range(3)
     ]
     padded = [torch.cat([part, torch.zeros(3, *part.shape[1:])]) for part in flat]
     starts = [sum(prompts[:i]) for i in range(len(prompts))]
-    prefill: AttentionRows = PrefillRows(starts, prompts, CPU, cache, slots)
-    if isinstance(cache, KernelCache):
-        prefill = _prefilling(cache, slots, starts, prompts, num_rows=len(padded[0]))
+    prefill = _prefilling(cache, table, slots, starts, prompts, num_rows=len(padded[0]))
     out = prefill.attend(AttentionLayer(0, **options), *padded)
     for start, n, wanted in zip(starts, prompts, expected, strict=True):
         torch.testing.assert_close(out[start : start + n], wanted[:n])
@@ -98,9 +123,7 @@ def test_prefill_and_decode_agree_with_the_textbook(
         for i, slot in enumerate(slots):
             positions[slot] = at[i]
             q[slot], k[slot], v[slot] = (part[at[i]] for part in sequences[i])
-        decode: AttentionRows = DecodeRows(cache, positions)
-        if isinstance(cache, KernelCache):
-            decode = _decoding(cache, positions)
+        decode = _decoding(cache, table, positions)
         out = decode.attend(AttentionLayer(0, **options), q, k, v)
         for i, slot in enumerate(slots):
             torch.testing.assert_close(out[slot], expected[i][at[i]])
@@ -124,16 +147,15 @@ def _randn(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _fill(cache: SlotCache, k_S_T: torch.Tensor, v_S_T: torch.Tensor) -> None:
-    """Write whole slots: (slots, tokens, kv heads, d) each."""
+def _fill(
+    cache: TokenCache, table: SequenceTable, k_S_T: torch.Tensor, v_S_T: torch.Tensor
+) -> None:
+    """Write whole sequences: (sequences, tokens, kv heads, d) each."""
     num, length = k_S_T.shape[:2]
-    slots, positions = torch.arange(num).repeat_interleave(length), torch.arange(length).repeat(num)
-    new = k_S_T.flatten(0, 1), v_S_T.flatten(0, 1)
-    if isinstance(cache, KernelCache):
-        q = torch.zeros(len(slots), *k_S_T.shape[2:])
-        KernelRows(slots, positions, cache).attend(AttentionLayer(0, 1.0), q, *new)
-    else:
-        cache.write(0, slots, positions, *new)
+    starts = [i * length for i in range(num)]
+    rows = _prefilling(cache, table, list(range(num)), starts, [length] * num)
+    q = torch.zeros(num * length, *k_S_T.shape[2:])
+    rows.attend(AttentionLayer(0, 1.0), q, k_S_T.flatten(0, 1), v_S_T.flatten(0, 1))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), SHAPES)
@@ -146,11 +168,11 @@ def test_a_longer_neighbour_does_not_change_a_rows_bits(
     layer = AttentionLayer(0, 1 / math.sqrt(width))
     outs: list[torch.Tensor] = []
     for neighbour in (length, 17, 127, 260, 383, 392, 400, 511):
-        cache = KernelCache(16, 512)
-        _fill(cache, *cached)
+        cache, table = _cache(KernelCache, 16, 512), _table(16, 512)
+        _fill(cache, table, *cached)
         positions = torch.full((16,), max(length, neighbour) - 1)
         positions[0] = length - 1
-        outs.append(_decoding(cache, positions).attend(layer, *new)[0])
+        outs.append(_decoding(cache, table, positions).attend(layer, *new)[0])
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
@@ -163,7 +185,9 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
     layer = AttentionLayer(0, 1 / math.sqrt(width), window)
     q, k, v = (_randn(i, num, total, n, width) for i, n in enumerate((heads, kv_heads, kv_heads)))
 
-    def prefill(cache: KernelCache, spans: list[tuple[int, int]]) -> list[torch.Tensor]:
+    table = _table(16, 320)
+
+    def prefill(cache: TokenCache, spans: list[tuple[int, int]]) -> list[torch.Tensor]:
         sizes = [last - first for first, last in spans]
         starts = [sum(sizes[:i]) for i in range(num)]
         flat = [
@@ -171,11 +195,11 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
             for each in (q, k, v)
         ]
         firsts = [first for first, _ in spans]
-        rows = _prefilling(cache, list(range(num)), starts, sizes, firsts)
+        rows = _prefilling(cache, table, list(range(num)), starts, sizes, firsts)
         return list(rows.attend(layer, *flat).split(sizes))
 
-    whole = torch.stack(prefill(KernelCache(16, 320), [(0, total)] * num))
-    cache = KernelCache(16, 320)
+    whole = torch.stack(prefill(_cache(KernelCache, 16, 320), [(0, total)] * num))
+    cache = _cache(KernelCache, 16, 320)
     before, at = [(0, 0)] * num, [1, 70, 250]
     while min(at) < total:  # in parts of many lengths, with tokens decoded in between
         spans = [(last, n) for (_, last), n in zip(before, at, strict=True)]
@@ -187,7 +211,7 @@ def test_a_token_attends_with_the_same_bits_prefilled_whole_in_parts_or_decoded(
             positions[i] = n
             for rows, each in zip(decoded, (q, k, v), strict=True):
                 rows[i] = each[i, n]
-        out = _decoding(cache, positions).attend(layer, *decoded)
+        out = _decoding(cache, table, positions).attend(layer, *decoded)
         assert all(torch.equal(out[i], whole[i, n]) for i, n in enumerate(at))
         before = [(first, n + 1) for (first, _), n in zip(spans, at, strict=True)]
         at = [min(n + 3 + 11 * i, total - 1) for i, n in enumerate(at, 1)]
@@ -203,26 +227,57 @@ def test_what_a_slot_held_before_makes_no_difference(broken: float, by_kernel: b
     prompt, newest = _rows(5, seed=1), _rows(16, seed=2)
     outs: list[list[torch.Tensor]] = []
     for left in (0.0, broken):
-        cache = (KernelCache if by_kernel else SlotCache)(16, 64)
-        _fill(cache, *(torch.full((16, 64, KV_HEADS, WIDTH), left) for _ in range(2)))
+        cache, table = _cache(KernelCache if by_kernel else TokenCache, 16, 64), _table(16, 64)
+        _fill(cache, table, *(torch.full((16, 64, KV_HEADS, WIDTH), left) for _ in range(2)))
         positions = torch.zeros(16, dtype=torch.int64)
         positions[3] = 5
-        prefill: AttentionRows = PrefillRows([0], [5], CPU, cache, [3])
-        decode: AttentionRows = DecodeRows(cache, positions)
-        if isinstance(cache, KernelCache):
-            prefill, decode = _prefilling(cache, [3], [0], [5]), _decoding(cache, positions)
+        prefill = _prefilling(cache, table, [3], [0], [5])
+        decode = _decoding(cache, table, positions)
         outs.append([prefill.attend(layer, *prompt), decode.attend(layer, *newest)[3]])
     assert all(map(torch.equal, *outs))
     assert all(out.isfinite().all() for out in outs[0])
 
 
-def test_kept_slots_move_to_the_front_in_order() -> None:
-    cache = SlotCache(4, 64)
-    _, k, v = _rows(3, seed=0)
-    PrefillRows([0, 1, 2], [1, 1, 1], CPU, cache, [3, 1, 2]).attend(
-        AttentionLayer(0, scale=1.0), torch.zeros(3, HEADS, WIDTH), k, v
-    )
-    cache.keep(torch.tensor([2, 3]))
-    keys, values = cache.of_slots(0, slice(2), 1)
-    assert torch.equal(keys[:, :, 0], k[[2, 0]])
-    assert torch.equal(values[:, :, 0], v[[2, 0]])
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("width", [8, 40])
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_a_sequence_attends_with_the_same_bits_wherever_it_lies(
+    by_kernel: bool, width: int, window: int | None
+) -> None:
+    total = 100
+    layer = AttentionLayer(0, 0.3, window)
+    states = [_randn(i, total, n, width) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS))]
+    rng = random.Random(width)
+    outs: list[torch.Tensor] = []
+    for attempt in range(12):
+        # Runs of any lengths in any order.
+        begins = sorted({0, *rng.choices(range(1, total), k=attempt)})
+        blocks = list(range(1, 1 + 9 * len(begins), 9))
+        rng.shuffle(blocks)
+        runs: list[Run] = [
+            (begin, block * STEP - begin) for begin, block in zip(begins, blocks, strict=True)
+        ]
+        table, cache = SequenceTable(2), (KernelCache if by_kernel else TokenCache)(200)
+        cache.num_reached = cache.num_blocks
+        table.put(1, runs)
+        at, parts = 0, list[torch.Tensor]()
+        while at < total:  # in parts of several lengths
+            end = min(total, at + rng.choice((1, 7, 30, 60)))
+            rows = _prefilling(cache, table, [1], [0], [end - at], [at])
+            parts.append(rows.attend(layer, *(each[at:end] for each in states)))
+            at = end
+        outs.append(torch.cat(parts))
+    if by_kernel:
+        assert all(torch.equal(out, outs[0]) for out in outs)
+    for out in outs:
+        torch.testing.assert_close(out, _naive(*states, window, None))
+
+
+def test_kept_sequences_move_to_the_front_in_order() -> None:
+    table = _table(4, 32)
+    table.put(2, [(0, 7), (5, 20)])
+    table.keep(np.array([3, 2]))
+    assert table.places(np.array([0, 1]), 6).tolist() == [
+        [STEP + 96 + i for i in range(6)],
+        [7, 8, 9, 10, 11, 25],
+    ]

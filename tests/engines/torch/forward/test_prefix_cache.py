@@ -1,69 +1,259 @@
-"""What is kept of requests that ended: found by genome and tokens, and bounded."""
+"""What sequences begin with in common is found, kept while it is of use, and never overwritten."""
 
-import torch
+import dataclasses
 
-from es_cookbook.engines.torch.forward.flat import PrefixCache, States
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.torch.forward.attention import TokenCache
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
+from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.rl.types import Observation, SamplingParams
 
-def _states(num_tokens: int) -> States:
-    """8 bytes a token."""
-    return {0: (torch.zeros(1, 1, num_tokens), torch.zeros(1, num_tokens, 1))}
-
-
-def _cache(max_bytes: int, *kept: tuple[str, tuple[int, ...]]) -> PrefixCache:
-    cache = PrefixCache(max_bytes)
-    for who, tokens_T in kept:
-        cache.put(who, tokens_T, _states(len(tokens_T)), version=0)
-    return cache
-
-
-def test_the_longest_common_beginning_is_found_among_many() -> None:
-    kept = [(1, 2, 3, 4), (1, 2, 9), (5,), (1, 2, 3, 7, 8), (0, 0)]
-    cache = _cache(1000, *(("a", tokens_T) for tokens_T in kept))
-    assert cache.find("a", (1, 2, 3, 7, 8, 9))[0] == 5
-    assert cache.find("a", (1, 2, 3, 7, 1))[0] == 4
-    assert cache.find("a", (1, 2, 9, 9))[0] == 3
-    assert cache.find("a", (1, 3))[0] == 1
-    assert cache.find("a", (6, 1))[0] == 0
+MODEL = PopulationModel.__new__(PopulationModel)
+ME, OTHER = object(), object()
+"""Lanes."""
 
 
-def test_a_prompts_last_token_is_never_taken() -> None:
-    cache = _cache(1000, ("a", (1, 2, 3)))
-    assert cache.find("a", (1, 2, 3))[0] == 2
-    assert cache.find("a", (1, 2))[0] == 1
-    assert cache.find("a", (1,))[0] == 0
+def _work(target: Target, tokens_T: tuple[int, ...], limit: int = 0, version: int = 0) -> Work:
+    request = SampleRequest(target, Observation(tokens_T), SamplingParams())
+    return Work(request, MODEL, 0, limit, version)
 
 
-def test_nothing_is_found_of_another_genome() -> None:
-    cache = _cache(1000, ("a", (1, 2, 3)))
-    assert cache.find("b", (1, 2, 3, 4)) == (0, {})
+def _prefixes(num_blocks: int = 100, max_idle: int = 100, **options: object) -> PrefixCache:
+    """Of so many blocks that requests can have."""
+    return PrefixCache(TokenCache(1 + num_blocks), max_idle, **options)
+
+
+def _take(prefixes: PrefixCache, work: Work) -> Lease:
+    """Blocks for a request, whose prompt is computed at once."""
+    lease = prefixes.take(work, ME)
+    assert lease is not None
+    prefixes.computed([lease], ME)
+    return lease
+
+
+def _first(prefixes: PrefixCache, target: Target, *tokens_T: int) -> int:
+    """How many tokens of a prompt need not be computed."""
+    lease = prefixes.take(_work(target, tokens_T, version=prefixes.version), ME)
+    assert lease is not None
+    prefixes.give_back(lease)
+    return lease.first
+
+
+def test_the_longest_common_beginning_is_shared_among_many() -> None:
+    prefixes = _prefixes()
+    prompts = [(1, 2, 3, 4, 0), (1, 2, 9, 0), (5, 0), (1, 2, 3, 7, 8, 0), (0, 0, 0)]
+    firsts = [_take(prefixes, _work("centre", tokens_T)).first for tokens_T in prompts]
+    assert firsts == [0, 2, 0, 3, 0]
+    assert _first(prefixes, "centre", 1, 2, 3, 7, 8, 9) == 5
+    assert _first(prefixes, "centre", 1, 2, 3, 7, 1) == 4
+    assert _first(prefixes, "centre", 1, 3) == 1
+    assert _first(prefixes, "centre", 6, 1) == 0
+    assert _first(prefixes, 0, 1, 2, 3) == 0, "another genome's"
+
+
+def test_attempts_share_all_but_the_last_token_of_their_prompt() -> None:
+    prefixes = _prefixes()
+    leases = [_take(prefixes, _work(0, tuple(range(40)), limit=20)) for _ in range(3)]
+    assert [lease.first for lease in leases] == [0, 39, 39]
+    assert all(lease.runs[0] == leases[0].runs[0] for lease in leases), "not copied"
+    scored = Work(LogprobsRequest(0, tuple(range(40)), (7, 8)), MODEL, 0, 0)
+    assert _take(prefixes, scored).first == 39
+    assert _first(prefixes, 0, 1) == 0
+
+
+def test_what_one_request_had_alone_goes_with_it_and_what_two_had_stays() -> None:
+    prefixes = _prefixes()
+    one = _take(prefixes, _work(0, (1, 2, 3, 4, 0)))
+    prefixes.give_back(one)
+    assert _first(prefixes, 0, 1, 2, 3, 4, 0) == 0
+    leases = [_take(prefixes, _work(0, (1, 2, 3, last, 0))) for last in (4, 5)]
+    for lease in leases:
+        prefixes.give_back(lease)
+    assert _first(prefixes, 0, 1, 2, 3, 4, 0) == 3
+
+
+def test_a_turn_that_ended_is_kept_for_the_next() -> None:
+    prefixes = _prefixes()
+    lease = _take(prefixes, _work(0, (1, 2, 3), limit=5))
+    prefixes.give_back(lease, keep=(1, 2, 3, 8, 9))
+    assert _first(prefixes, 0, 1, 2, 3, 8, 9, 4, 4) == 5
+    assert _first(prefixes, 0, 1, 2, 3, 8, 7) == 4
+
+
+def test_what_a_lane_computes_others_share_once_it_is_there() -> None:
+    prefixes = _prefixes()
+    mine = prefixes.take(_work(0, (1, 2, 3, 4)), ME)
+    again = prefixes.take(_work(0, (1, 2, 3, 5)), ME)
+    theirs = prefixes.take(_work(0, (1, 2, 3, 6)), OTHER)
+    theirs_again = prefixes.take(_work(0, (1, 2, 3, 7)), OTHER)
+    assert mine and again and theirs and theirs_again
+    firsts = [lease.first for lease in (mine, again, theirs, theirs_again)]
+    assert firsts == [0, 3, 0, 3]
+    prefixes.computed([mine, again], ME)
+    prefixes.computed([theirs, theirs_again], OTHER)  # too late to be of use
+    for lease in (mine, again, theirs_again, theirs):
+        prefixes.give_back(lease)
+    late = prefixes.take(_work(0, (1, 2, 3, 8)), OTHER)
+    assert late and late.first == 3 and late.runs[0] == mine.runs[0]
+
+
+def test_what_was_not_computed_is_not_kept() -> None:
+    prefixes = _prefixes()
+    failed = [prefixes.take(_work(0, (1, 2, 3, last)), ME) for last in (4, 5)]
+    for lease in failed:
+        assert lease is not None
+        prefixes.give_back(lease)
+    assert _first(prefixes, 0, 1, 2, 3, 4) == 0
 
 
 def test_what_was_not_used_for_longest_goes_first() -> None:
-    cache = _cache(8 * 9, ("a", (1, 2, 3)), ("a", (2, 2, 2)), ("b", (3, 3, 3)))
-    cache.find("a", (1, 2, 3, 4))
-    cache.put("b", (4, 4, 4), _states(3), version=0)
-    assert cache.find("a", (2, 2, 2, 2))[0] == 0
-    assert [cache.find(*each)[0] for each in (("a", (1, 2, 3, 4)), ("b", (3, 3, 3, 3)))] == [3, 3]
+    prefixes = _prefixes(max_idle=3)
+    for target, token in (("a", 1), ("a", 2), ("b", 3)):
+        prefixes.give_back(_take(prefixes, _work(target, (token,) * 3)), keep=(token,) * 3)
+    assert _first(prefixes, "a", 1, 1, 1, 1) == 3
+    prefixes.give_back(_take(prefixes, _work("b", (4, 4, 4))), keep=(4, 4, 4))
+    assert _first(prefixes, "a", 2, 2, 2, 2) == 0
+    assert [_first(prefixes, "a", 1, 1, 1, 1), _first(prefixes, "b", 3, 3, 3, 3)] == [3, 3]
 
 
-def test_a_turn_takes_the_place_of_the_turn_before() -> None:
-    cache = _cache(8 * 9, ("a", (1, 2)), ("a", (1, 2, 3, 4)), ("a", (7, 7, 7, 7, 7)))
-    assert cache.find("a", (1, 2, 3, 4, 5))[0] == 4
-    assert cache.find("a", (7,) * 6)[0] == 5
+def test_what_requests_wait_for_goes_last() -> None:
+    prefixes = _prefixes(max_idle=2, waiting=lambda: {"a"})
+    for target in ("a", "b", "c"):
+        prefixes.give_back(_take(prefixes, _work(target, (1, 1, 1))), keep=(1, 1, 1))
+    assert [_first(prefixes, target, 1, 1, 1, 1) for target in ("a", "b", "c")] == [3, 0, 3]
 
 
-def test_what_does_not_fit_is_not_kept_and_nothing_makes_room_for_it() -> None:
-    cache = _cache(8 * 4, ("a", (1, 2)), ("a", (5,) * 5))
-    assert cache.find("a", (5, 5, 5))[0] == 0
-    assert cache.find("a", (1, 2, 3))[0] == 2
+def test_a_request_finds_room_or_waits_and_takes_nothing_from_those_that_run() -> None:
+    prefixes = _prefixes(num_blocks=4)
+    kept = _take(prefixes, _work(0, (1,) * STEP, limit=1))
+    prefixes.give_back(kept, keep=(1,) * STEP)
+    running = _take(prefixes, _work(0, (1,) * STEP, limit=STEP))
+    assert running.first == STEP - 1
+    assert prefixes.take(_work(1, (2,) * 2 * STEP), ME) is None  # one block is left
+    prefixes.give_back(running)
+    assert prefixes.take(_work(1, (2,) * 4 * STEP), ME) is not None  # what was kept makes room
+    assert prefixes.take(_work(1, (3,)), ME) is None
 
 
 def test_nothing_survives_a_change_of_the_weights_or_arrives_late() -> None:
-    cache = _cache(1000, ("a", (1, 2, 3)))
-    cache.clear()
-    assert cache.find("a", (1, 2, 3, 4))[0] == 0
-    cache.put("a", (1, 2, 3), _states(3), version=0)  # computed before the change
-    assert cache.find("a", (1, 2, 3, 4))[0] == 0
-    cache.put("a", (1, 2, 3), _states(3), cache.version)
-    assert cache.find("a", (1, 2, 3, 4))[0] == 3
+    prefixes = _prefixes()
+    before = _take(prefixes, _work(0, (1, 2, 3)))
+    centre = _take(prefixes, _work("centre", (1, 2, 3)))
+    prefixes.clear(lambda who: who == 0)
+    prefixes.give_back(before, keep=(1, 2, 3))  # computed before the change
+    prefixes.give_back(centre, keep=(1, 2, 3))
+    assert _first(prefixes, 0, 1, 2, 3, 4) == 0
+    assert _first(prefixes, "centre", 1, 2, 3, 4) == 3
+    late = prefixes.take(_work("centre", (1, 2, 3, 4), version=0), ME)
+    assert late is not None and late.first == 0
+    prefixes.clear()
+    assert _first(prefixes, "centre", 1, 2, 3, 4) == 0
+
+
+def test_at_no_idle_block_nothing_is_shared() -> None:
+    prefixes = _prefixes(max_idle=0)
+    leases = [_take(prefixes, _work(0, (1, 2, 3, 4))) for _ in range(2)]
+    assert [lease.first for lease in leases] == [0, 0]
+
+
+@dataclasses.dataclass
+class _Running:
+    work: Work
+    lease: Lease
+    owner: object
+    computed: bool = False
+
+
+def _whose(one: _Running) -> object:
+    """Weights that answer: the centre's do not change here."""
+    return one.work.who, one.work.who == 0 and one.work.version
+
+
+def _places(lease: Lease, end: int) -> list[int]:
+    """Where the first positions of a request are."""
+    return [
+        position + max((run for run in lease.runs if run[0] <= position), default=(0, 0))[1]
+        for position in range(end)
+    ]
+
+
+@given(st.data())
+def test_whatever_comes_goes_and_ends_nobody_reads_what_is_not_its_own(data: st.DataObject) -> None:
+    num_blocks = data.draw(st.integers(6, 20))
+    prefixes = _prefixes(num_blocks, max_idle=data.draw(st.integers(0, 8)))
+    # What a block's memory holds: by place, of whom and of which first tokens.
+    memory: dict[int, object] = {}
+    running: list[_Running] = []
+
+    def check(one: _Running, tokens_T: tuple[int, ...]) -> None:
+        found = [memory.get(place) for place in _places(one.lease, len(tokens_T))]
+        assert found == [(_whose(one), tokens_T[: n + 1]) for n in range(len(tokens_T))]
+
+    def compute(owner: object) -> None:
+        mine = [one for one in running if one.owner is owner and not one.computed]
+        for one in mine:
+            tokens_T, places = one.work.sequence, _places(one.lease, len(one.work.sequence))
+            for n in range(one.lease.first, len(tokens_T)):
+                memory[places[n]] = _whose(one), tokens_T[: n + 1]
+            check(one, tokens_T)
+            one.computed = True
+        prefixes.computed([one.lease for one in mine], owner)
+
+    tokens = st.integers(0, 2)
+    for _ in range(data.draw(st.integers(5, 40))):
+        match data.draw(
+            st.sampled_from(["take"] * 6 + ["compute"] * 2 + ["end"] * 3 + ["cancel", "clear"])
+        ):
+            case "take":
+                body = data.draw(st.lists(tokens, min_size=1, max_size=3)) * STEP
+                prompt = (*body[: data.draw(st.integers(1, 2 * STEP + 3))], data.draw(tokens))
+                target = data.draw(st.sampled_from([0, "centre"]))
+                work = _work(target, prompt, data.draw(st.integers(1, 20)), prefixes.version)
+                owner = data.draw(st.sampled_from([ME, OTHER]))
+                if (lease := prefixes.take(work, owner)) is not None:
+                    assert lease.first < len(prompt)
+                    running.append(_Running(work, lease, owner))
+            case "compute":
+                compute(data.draw(st.sampled_from([ME, OTHER])))
+            case "end" if running:
+                one = running[data.draw(st.integers(0, len(running) - 1))]
+                compute(one.owner)
+                running.remove(one)
+                sampled = data.draw(st.lists(tokens, max_size=one.work.limit - 1))
+                whole = one.work.sequence + tuple(sampled)
+                for n, place in enumerate(_places(one.lease, len(whole))):
+                    if n >= len(one.work.sequence):
+                        memory[place] = _whose(one), whole[: n + 1]
+                check(one, whole)
+                prefixes.give_back(one.lease, whole if data.draw(st.booleans()) else ())
+            case "cancel" if running:
+                compute(running[0].owner)
+                prefixes.give_back(running.pop(0).lease)
+            case "clear" if not running:  # what the centre has is the same afterwards
+                prefixes.clear(lambda who: who == 0)
+            case _:
+                pass
+    for owner in (ME, OTHER):
+        compute(owner)
+    for one in running:
+        check(one, one.work.sequence)
+        prefixes.give_back(one.lease)
+    prefixes.clear()
+    whole = prefixes.take(_work("centre", (1,) * STEP * num_blocks), ME)
+    assert whole is not None, "all blocks are free again"
+
+
+@pytest.mark.parametrize("prompts", [3000])
+def test_thousands_of_prefixes_are_bounded(prompts: int) -> None:
+    prefixes = _prefixes(num_blocks=50, max_idle=20)
+    for i in range(prompts):
+        tokens_T = (i, i + 1, i + 2)
+        prefixes.give_back(_take(prefixes, _work(0, tokens_T)), keep=tokens_T)
+    kept = [_first(prefixes, 0, i, i + 1, i + 2, 0) for i in range(prompts - 30, prompts)]
+    assert kept == [0] * 10 + [3] * 20

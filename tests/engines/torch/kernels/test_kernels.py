@@ -122,14 +122,15 @@ def test_attention_of_linear_outputs(
     norms = [randn(12, size), randn(13, size)] if with_norms else []
     scale, window = 0.3, 7
     blocks = -(-rows // STEP), -(-size // STEP)
-    keys = torch.zeros(1, kv_heads, blocks[0], size, STEP, dtype=dtype)
-    values = torch.zeros(1, kv_heads, blocks[0], STEP, blocks[1] * STEP, dtype=dtype)
-    positions, slots = np.arange(rows), np.zeros(rows, dtype=np.int64)
+    keys = torch.zeros(kv_heads, blocks[0], size, STEP, dtype=dtype)
+    values = torch.zeros(kv_heads, blocks[0], STEP, blocks[1] * STEP, dtype=dtype)
+    one_run = np.zeros((1, 1), np.int64)
+    where = np.zeros(rows, np.int64), np.arange(rows), one_run, one_run
     out = torch.empty(rows, heads * size, dtype=dtype)
     weights = [w.numpy() for w in norms] or [NO_NORM] * 2
     norms_of_heads = weights[0], weights[1], 1e-6
     linear = rows_of(y), rows_of(x), factors, (cos.numpy(), sin.numpy()), norms_of_heads
-    cache, where, looks = (rows_of(keys), rows_of(values)), (slots, positions), (scale, 0.0, window)
+    cache, looks = (rows_of(keys), rows_of(values)), (scale, 0.0, window)
     attend_rotated(linear, cache, where, looks, rows_of(out))
 
     changed = y.float() + torch.einsum("tnk,tk->tn", change, x.float())
@@ -147,7 +148,7 @@ def test_attention_of_linear_outputs(
         return torch.cat([turning * cos[:, None] + other * sin[:, None], rest], dim=-1)
 
     expected = torch.empty(rows, heads, size)
-    plain_keys = torch.zeros(1, kv_heads, blocks[0], size, STEP, dtype=dtype)
+    plain_keys = torch.zeros_like(keys)
     plain_values = torch.zeros_like(values)
     states = (turned(q).contiguous().numpy(), turned(k).contiguous().numpy(), v.numpy())
     cache = rows_of(plain_keys), rows_of(plain_values)

@@ -1,0 +1,110 @@
+"""How fast a population of a real chat model samples, where its prompts begin alike.
+
+    python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf sums       # or examples
+
+SmolLM2-135M-Instruct in bfloat16. Its GGUF file is no part of this repository: where it is missing
+nothing is measured. 32 rank-1 genomes answer 16 problems, 8 genomes those with examples, which take
+`generate` long; greedily, 16 tokens each, whatever they say:
+
+- sums: "What is 17 + 25? Answer with just the number.", by the model's chat template: 46 tokens, of
+  which the first half is the same for all;
+- examples: an instruction with 4 worked examples before the problem: some 200 tokens, of which all
+  but 30 are the same.
+
+Measured as in `benchmarks.sampling`: against transformers' `generate`, against the same requests of
+the centre, and against the floor, of which what a genome's prompts begin with in common is part
+once.
+"""
+
+import asyncio
+import dataclasses
+import random
+import sys
+from functools import partial
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from benchmarks.harness import Row, report, row
+from benchmarks.sampling import Case, Contest, endless_model, rows_of
+from es_cookbook.checkpoints.model_files import model_directory
+
+TOKENS, PROBLEMS = 16, 16
+_INSTRUCTION = (
+    "You are given two whole numbers to add. Think of tens and units apart, write no working, and "
+    "answer with the sum alone. Four examples show what is wanted.\n"
+)
+_EXAMPLES = ((23, 58), (41, 17), (66, 29), (12, 75))
+
+
+def _sum_of(a: int, b: int) -> str:
+    return f"What is {a} + {b}? Answer with just the number."
+
+
+def _prompts(
+    before: str, tokenizer: PreTrainedTokenizerBase, problems: int
+) -> list[tuple[int, ...]]:
+    """Sums of two numbers of two digits, after the same text, as a chat's first message."""
+    rng = random.Random(0)
+    pairs = [(rng.randrange(10, 100), rng.randrange(10, 100)) for _ in range(problems)]
+    chats = [[{"role": "user", "content": before + _sum_of(*pair)}] for pair in pairs]
+    options = {"add_generation_prompt": True, "tokenize": False}
+    texts = [str(tokenizer.apply_chat_template(chat, **options)) for chat in chats]
+    return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+
+
+def _cases(file: str) -> dict[str, Case]:
+    directory = model_directory(file)
+    examples = "".join(f"{_sum_of(a, b)}\n{a + b}\n" for a, b in _EXAMPLES)
+    sums = Case(
+        "sums",
+        partial(endless_model, source=directory),
+        "bfloat16",
+        genomes=32,
+        problems=PROBLEMS,
+        tokens=TOKENS,
+        repeats=3,
+        generate=3,
+        unperturbed=0.95,
+        share=0.8,
+        prompts=partial(_prompts, ""),
+    )
+    with_examples = dataclasses.replace(
+        sums,
+        name="examples",
+        genomes=8,
+        generate=8,
+        prompts=partial(_prompts, _INSTRUCTION + examples),
+    )
+    return {case.name: case for case in (sums, with_examples)}
+
+
+def _rows_of(loop: asyncio.AbstractEventLoop, case: Case) -> list[Row]:
+    contest = Contest(loop, case)
+    rows = rows_of(contest)
+    stats = contest.engine.stats()
+    shared = stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
+    longest = max(map(len, contest.prompts))
+    contest.close()
+    return [
+        *rows,
+        row(f"{case.name}: longest prompt", [longest], "tokens"),
+        row(f"{case.name}: prompt tokens that were shared", [100 * shared], "%"),
+    ]
+
+
+def main() -> None:
+    """Measure and report."""
+    file, *names = sys.argv[1:] or ["SmolLM2-135M-Instruct.Q4_1.gguf"]
+    if not Path(file).is_file():
+        raise SystemExit(f"{file} is not there: name the GGUF file of SmolLM2-135M-Instruct")
+    cases = _cases(file)
+    loop = asyncio.new_event_loop()
+    rows = [found for name in names or cases for found in _rows_of(loop, cases[name])]
+    loop.close()
+    report("real_model", rows, " ".join(names))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,346 @@
+"""Who has which blocks of the cache of keys and values, and which tokens' are kept there.
+
+What requests of one genome begin with in common is computed once. Every request's prompt is a path
+in a tree of its genome's: a node is some tokens that prompts go on with, and where their keys and
+values lie. A request takes the path that its prompt has in common with the tree, and blocks of its
+own for the rest, which becomes a node itself; where it leaves a node in the middle, the node is
+split in two. Nothing is copied: what a request reads lies in runs, those of the path and its own,
+and a run may end or begin within a block. So it is for few-shot examples, for problems that begin
+alike, for attempts at one problem, and for a rollout's next turn, which begins with its last one.
+
+A node that several requests had in common, or that a next turn may begin with, stays when they have
+ended, until the weights change or there is no room: the one not used for longest goes first, one of
+a genome for which requests wait last. All others go with their request. A block is free once
+neither a request nor a node has it, so whatever leaves the tree, those who read it go on.
+
+What a lane computes others know once it is there; until then they compute it themselves, as nobody
+waits for anybody. A token's keys and values have the same bits however they were made (on the CPU:
+see `attention`), so answers are the same whatever is shared or has been let go of.
+"""
+
+import dataclasses
+import heapq
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+
+from es_cookbook.engines.torch.forward.attention import Run, TokenCache
+from es_cookbook.engines.torch.forward.work_queue import Work
+from es_cookbook.engines.torch.kernels.attention import STEP
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Node:
+    """Tokens that sequences go on with.
+
+    Attributes:
+        who: they are of; their first position, `first`; and where they lie.
+        parent: what comes before; None for the root, which has no tokens.
+        owner: who computes them, until they are there.
+        children: by first token, and by owner.
+        stays: when nobody reads it.
+        gone: it has left the tree.
+    """
+
+    who: Hashable
+    tokens_T: tuple[int, ...] = ()
+    first: int = 0
+    runs: tuple[Run, ...] = ()
+    parent: "_Node | None" = None
+    owner: object = None
+    children: dict[tuple[int, object], "_Node"] = dataclasses.field(default_factory=dict)
+    stays: bool = False
+    gone: bool = False
+
+    @property
+    def end(self) -> int:
+        """One past the last position."""
+        return self.first + len(self.tokens_T)
+
+    @property
+    def blocks(self) -> list[int]:
+        return _blocks(self.runs, self.first, self.end)
+
+    @property
+    def key(self) -> tuple[int, object]:
+        """By which its parent knows it."""
+        return self.tokens_T[0], self.owner
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Lease:
+    """What a request has of the cache.
+
+    Attributes:
+        first: how many of its tokens were known, or will be before the first of the others is run.
+        runs: where it lies, prompt and what is to be sampled.
+        blocks: all that it reads and writes.
+        node: the last one of its prompt; None if it shares nothing.
+    """
+
+    first: int
+    runs: tuple[Run, ...]
+    blocks: list[int]
+    node: _Node | None
+
+
+class PrefixCache:
+    """Blocks of a cache, and what is kept in them. Thread-safe: all lanes share it.
+
+    Args:
+        cache: of which the blocks are.
+        max_idle: most blocks of which no request reads; at 0 nothing is shared.
+        waiting: whose requests wait.
+
+    Attributes:
+        version: of the weights; a request that came before it changed shares nothing.
+    """
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        max_idle: int,
+        waiting: Callable[[], Collection[Hashable]] = frozenset,
+    ) -> None:
+        self.version = 0
+        self._cache, self._max_idle, self._waiting = cache, max_idle, waiting
+        self._lock = threading.Lock()
+        self._free: list[int] = []  # the lowest first, so that neighbours are taken together
+        self._num_taken = 0  # blocks of requests or of nodes
+        self._num_read = 0  # those of requests
+        self._readers, self._keepers = [0], [0]  # by block: how many requests, and nodes, have it
+        self._roots: dict[Hashable, _Node] = {}
+        self._stay: dict[_Node, None] = {}  # the one used last comes last, none before its children
+
+    def clear(self, whose: Callable[[Hashable], bool] = lambda _: True) -> None:
+        """Let go of all that is kept of some: their weights change."""
+        with self._lock:
+            self.version += 1
+            for who in [who for who in self._roots if whose(who)]:
+                self._remove(self._roots.pop(who))
+
+    def take(self, work: Work, owner: object) -> Lease | None:
+        """Blocks for a request, whose new tokens `owner` computes; None if there is no room now."""
+        tokens_T, end = work.sequence, work.num_prompt - 1  # the last one says what comes next
+        with self._lock:
+            node: _Node | None = None
+            path: list[_Node] = []
+            if self._max_idle and work.version == self.version:
+                root = self._roots.setdefault(work.who, _Node(work.who))
+                path = self._find(root, tokens_T, end, owner)
+                node = path[-1] if path else root
+            first = path[-1].end if path else 0
+            runs = [run for each in path for run in each.runs]
+            blocks = _blocks(_merged(runs), 0, first)
+            self._read(blocks)  # before others are let go of
+            own = self._allocate(-(-(work.length - first) // STEP))
+            if own is None:
+                self._release(blocks)
+                return None
+            new = _merged([(first + i * STEP, (b - i) * STEP - first) for i, b in enumerate(own)])
+            if node is not None and first < end:
+                node = self._add(node, tokens_T[first:end], new, owner)
+            return Lease(first, _merged([*runs, *new]), blocks + own, node)
+
+    def computed(self, leases: Iterable[Lease], owner: object) -> None:
+        """What these requests' prompts have is there now: let others know, too."""
+        with self._lock:
+            for lease in leases:
+                node, path = lease.node, list[_Node]()
+                while node is not None and node.owner is owner and not node.gone:
+                    path.append(node)
+                    node = node.parent
+                for node in reversed(path):
+                    self._publish(node)
+
+    def give_back(self, lease: Lease, keep: tuple[int, ...] = ()) -> None:
+        """A request has ended; these first tokens of its sequence, all computed, are kept."""
+        with self._lock:
+            node = lease.node
+            if keep and node is not None and not node.gone:
+                root = self._roots[node.who]
+                path = self._find(root, keep, len(keep), None)
+                last = path[-1] if path else root
+                if last.end < len(keep):
+                    last = self._add(last, keep[last.end :], lease.runs, None)
+                self._use(last)
+            self._release(lease.blocks)
+            while node is not None and node.parent is not None and not node.gone:
+                if node.children or (node.stays and node.owner is None):
+                    break  # those that nobody has computed go as well
+                self._remove(node)
+                node = node.parent
+            while self._num_taken - self._num_read > self._max_idle and self._let_go():
+                pass
+
+    def _find(self, root: _Node, tokens_T: tuple[int, ...], end: int, owner: object) -> list[_Node]:
+        """The path of nodes that a sequence's first tokens have in common with the tree."""
+        path: list[_Node] = []
+        at, node = 0, root
+        while at < end:
+            known = node.children.get((tokens_T[at], None))
+            child = known or node.children.get((tokens_T[at], owner))
+            if child is None:
+                break
+            common = num_common(child.tokens_T, tokens_T[at:end])
+            whole = common == len(child.tokens_T)
+            node = child if whole else self._split(child, common)
+            path.append(node)
+            at += common
+            if not whole:
+                break
+        if path:
+            self._use(path[-1])
+        return path
+
+    def _use(self, node: _Node | None) -> None:
+        """It was used just now, and with it all before it: they stay."""
+        while node is not None and node.parent is not None:
+            node.stays = True
+            self._stay.pop(node, None)
+            self._stay[node] = None
+            node = node.parent
+
+    def _add(
+        self, parent: _Node, tokens_T: tuple[int, ...], runs: Sequence[Run], owner: object
+    ) -> _Node:
+        """A node after `parent` of tokens that lie in these runs."""
+        first, end = parent.end, parent.end + len(tokens_T)
+        node = _Node(parent.who, tokens_T, first, _within(runs, first, end), parent, owner)
+        parent.children[node.key] = node
+        for block in node.blocks:
+            self._keepers[block] += 1
+        return node
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """Make the first tokens of a node one of their own, which is before it and returned."""
+        parent, before = node.parent, node.blocks
+        assert parent is not None
+        middle = self._add(parent, node.tokens_T[:length], node.runs, node.owner)
+        node.runs = _within(node.runs, middle.end, node.end)
+        node.tokens_T, node.first, node.parent = node.tokens_T[length:], middle.end, middle
+        middle.children[node.key] = node
+        for block in node.blocks:
+            self._keepers[block] += 1
+        self._forget(before)
+        return middle
+
+    def _publish(self, node: _Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        if (node.tokens_T[0], None) in parent.children:
+            self._remove(node)  # another lane was faster; its readers go on
+            return
+        del parent.children[node.key]
+        node.owner = None
+        parent.children[node.key] = node
+
+    def _remove(self, node: _Node) -> None:
+        """Let a node and all after it leave the tree."""
+        nodes = [node]
+        if node.parent is not None:
+            del node.parent.children[node.key]
+        while nodes:
+            node = nodes.pop()
+            node.gone = True
+            self._stay.pop(node, None)
+            self._forget(node.blocks)
+            nodes += node.children.values()
+
+    def _let_go(self) -> bool:
+        """Let a node leave of which a block is read by nobody, if there is one."""
+        idle = (
+            node
+            for node in self._stay
+            if not node.children and not all(self._readers[block] for block in node.blocks)
+        )
+        node = next(idle, None)
+        if node is None:
+            return False
+        waiting = self._waiting()
+        if node.who in waiting:
+            node = next((other for other in idle if other.who not in waiting), node)
+        self._remove(node)
+        return True
+
+    def _allocate(self, number: int) -> list[int] | None:
+        """So many free blocks, in order, now read; None if there are not as many."""
+        while self._num_taken + number >= self._cache.num_blocks:
+            if not self._let_go():
+                return None
+        blocks: list[int] = []
+        for _ in range(number):
+            if self._free:
+                blocks.append(heapq.heappop(self._free))
+            else:
+                blocks.append(len(self._readers))
+                self._readers.append(0)
+                self._keepers.append(0)
+        self._cache.num_reached = len(self._readers)
+        self._num_taken += number
+        self._read(blocks)
+        return blocks
+
+    def _read(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._num_read += not self._readers[block]
+            self._readers[block] += 1
+
+    def _release(self, blocks: Iterable[int]) -> None:
+        """The opposite of `_read`."""
+        for block in blocks:
+            self._readers[block] -= 1
+            self._num_read -= not self._readers[block]
+            self._free_if_nobodys(block)
+
+    def _forget(self, blocks: Iterable[int]) -> None:
+        """A node no longer has these."""
+        for block in blocks:
+            self._keepers[block] -= 1
+            self._free_if_nobodys(block)
+
+    def _free_if_nobodys(self, block: int) -> None:
+        if not self._readers[block] and not self._keepers[block]:
+            self._num_taken -= 1
+            heapq.heappush(self._free, block)
+
+
+def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Runs that go on where the one before ends become one with it."""
+    merged: list[Run] = []
+    for run in runs:
+        if not merged or merged[-1][1] != run[1]:
+            merged.append(run)
+    return tuple(merged)
+
+
+def _within(runs: Sequence[Run], first: int, end: int) -> tuple[Run, ...]:
+    """The runs of the positions from `first` to one before `end`."""
+    ends = [*(begin for begin, _ in runs[1:]), end][: len(runs)]
+    return tuple(
+        (max(begin, first), shift)
+        for (begin, shift), until in zip(runs, ends, strict=True)
+        if begin < end and until > first
+    )
+
+
+def _blocks(runs: Sequence[Run], first: int, end: int) -> list[int]:
+    """The blocks in which these positions lie, each once for a run."""
+    inside = _within(runs, first, end)
+    ends = [*(begin for begin, _ in inside[1:]), end][: len(inside)]
+    return [
+        block
+        for (begin, shift), until in zip(inside, ends, strict=True)
+        for block in range((begin + shift) // STEP, (until - 1 + shift) // STEP + 1)
+    ]
+
+
+def num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """How many tokens two sequences begin with alike."""
+    least, most = 0, min(len(first), len(second))
+    while least < most:  # comparing slices is faster than a loop over tokens
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
