@@ -427,6 +427,8 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
         optimizer=Genetic(
             population_size=8, sigma=0.3, num_elites=3, truncation=1.0, num_islands=2
         ),
+        attempts=2,
+        sampling=SamplingParams(max_tokens=8, temperature=1.0),
     )
     await train.main(made)
     records = list(read_history(tmp_path / "run/history.jsonl"))
@@ -446,9 +448,10 @@ async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is
         champion |= {term.seed: term.coefficient for term in step.terms}
         assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
         assert {"genetic/outgrown", "genetic/species"} <= row.keys()
-    # Prompts of a genome begin alike.
-    shared = [row["throughput/prompt_tokens_shared"] for row in rows[:-1]]
-    assert len(shared) == 12 and all(0.2 < share < 1 for share in shared)
+        if (
+            row["progress/generation"] < 12
+        ):  # of two attempts one shares its prompt; in evaluations none
+            assert 0.2 < row["throughput/prompt_tokens_shared"] < 0.5
 
 
 @pytest.mark.slow
