@@ -120,9 +120,7 @@ class VLLMEngine(Engine):
         self._request_ids = map(str, itertools.count())
         self._in_flight: set[str] = set()
         self._slot_requests: list[LoRARequest] = []
-        self._counters = dict.fromkeys(
-            ("tokens", "requests", "prefilled_tokens", "cached_tokens"), 0
-        )
+        self._counters = {"tokens": 0, "requests": 0, "prefilled_tokens": 0, "cached_tokens": 0}
 
     async def open(self) -> int:
         """Find the model's parameters in the workers. Returns the base's fingerprint.

@@ -220,6 +220,13 @@ class KernelRows:
         self._where = sequences_T.numpy(), positions_T.numpy(), *runs
         self._cache = cache
 
+    @classmethod
+    def of_a_block(cls, num_rows: int, dtype: torch.dtype) -> "KernelRows":
+        """The first tokens of one sequence, in a cache of one block."""
+        table, positions_T = SequenceTable(1), torch.arange(num_rows)
+        table.put(0, [(0, 0)])
+        return cls(torch.zeros_like(positions_T), positions_T, table, KernelCache(1, dtype))
+
     def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> Cache:
         """A layer's keys and values, for these of some tokens."""
         keys, values = self._cache.layer(index, k_T, v_T)

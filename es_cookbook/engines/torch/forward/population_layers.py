@@ -45,9 +45,7 @@ from es_cookbook.checkpoints.linear_weights import is_linear, is_transposed, mem
 from es_cookbook.engines.torch.forward.attention import (
     AttentionLayer,
     AttentionRows,
-    KernelCache,
     KernelRows,
-    SequenceTable,
     set_attention,
     unknown_option,
 )
@@ -550,11 +548,7 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     is_norm = [isinstance(norm, Norm) and len(norm.weight) == size for norm in norms]
     if children or (any(norms) and not all(is_norm)):
         return None
-    here_T = torch.arange(5)
-    table = SequenceTable(1)
-    table.put(0, [(0, 0)])
-    cache = KernelCache(1, q.group.weight.dtype)
-    rows = KernelRows(torch.zeros_like(here_T), here_T, table, cache)
+    rows = KernelRows.of_a_block(5, q.group.weight.dtype)
     own: list[AttentionLayer] = []  # known once the module has run, and kept without its batch
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
