@@ -21,6 +21,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import DataError, EnvError, own_frames
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.message_env import MessageEnv, Script
+from es_cookbook.rl.messages.renderer import render_chat
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -245,13 +246,15 @@ def render_prompt(
     With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
     else plain text, in which a blank line separates the system message from the question. What the
     tokenizer does not know is told once a character: the model cannot see it.
+
+    Raises:
+        ModelError: The template cannot render the chat; says why.
     """
     _tell_unknown(tokenizer, f"{system}{question}")
     if chat and tokenizer.chat_template is not None:
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert isinstance(text, str)
+        text = render_chat(tokenizer, messages)
         return tuple(tokenizer.encode(text, add_special_tokens=False))
     return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))
 

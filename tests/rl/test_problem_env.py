@@ -7,7 +7,9 @@ import pickle
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
+from es_cookbook.common.errors import ModelError
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
+from es_cookbook.rl.messages import renderer
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -72,6 +74,27 @@ def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
     )
     tokens_T = render_prompt(tokenizer, "3,4=7", chat=True, system="9")
     assert tokenizer.decode(list(tokens_T)) == "0:9\n1:3,4=7\n<think>"
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{% for m in messages %}", r"roles system, user \(TemplateSyntaxError: Unexpected end of"),
+        ("{{ raise_exception('no\nsystem') }}", r"roles system, user \(TemplateError: no..system\)"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            r"\(TimeoutError: it does not end within 0.2 s\)",
+        ),
+    ],
+)
+def test_a_template_that_fails_or_does_not_end_is_said(
+    template: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderer, "PATIENCE", 0.2)
+    tokenizer = build_tokenizer(CHARACTERS)
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match=sentence):
+        render_prompt(tokenizer, "3,4=7", chat=True, system="9")
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -20,17 +20,25 @@ A template that knows no system role gets the system message before the first us
 blank line between them.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
+from types import FrameType
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, parse_tool_calls
 from es_cookbook.rl.types import Action, Tokenizer
 
 if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
     from es_cookbook.rl.messages.tools import Tool, ToolSchema
 
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
@@ -43,6 +51,10 @@ _MOST_CACHED = 4096
 """Of prompts, and of additions."""
 _SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
 """What a template is tried on: a plain turn, and one with a thought."""
+PATIENCE = 5.0
+"""Seconds for the first chat that a template renders; long ones take milliseconds."""
+_tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
+"""Tokenizers -> the template that has rendered a chat in time."""
 
 
 class Renderer:
@@ -167,20 +179,8 @@ class Renderer:
         return self._rendered(chat).partition(SENTINEL)[2]
 
     def _rendered(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        # Not `TemplateError` alone: templates also add and index what is not there.
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [cast("dict[str, str]", message.as_dict()) for message in messages],
-                tools=self._schemas or None,
-                tokenize=False,
-                add_generation_prompt=open_turn,
-            )
-        except Exception as error:
-            roles = ", ".join(message.role for message in messages)
-            said = f"{type(error).__name__}: {str(error)[:200]}"
-            raise self._unusable(f"cannot render messages of the roles {roles} ({said})") from error
-        assert isinstance(text, str)
-        return text
+        chat = [message.as_dict() for message in messages]
+        return render_chat(self.tokenizer, chat, tools=self._schemas or None, open_turn=open_turn)
 
     def _encoded(self, text: str) -> tuple[int, ...]:
         # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
@@ -242,6 +242,58 @@ class Renderer:
         chat = [_QUESTION, Message("assistant", SENTINEL)]
         closing = self._encoded(self._rendered(chat, open_turn=False).partition(SENTINEL)[2])
         return closing[0] if closing and closing[0] in self._special else None
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, object]],
+    *,
+    tools: list[dict[str, object] | Callable[..., object]] | None = None,
+    open_turn: bool = True,
+) -> str:
+    """A chat as text, by the tokenizer's own template.
+
+    Raises:
+        ModelError: The template fails, or does not come to an end with its first chat.
+    """
+    is_new = _tried.get(tokenizer) != tokenizer.chat_template
+    # Not `TemplateError` alone: templates also add and index what is not there.
+    try:
+        with _deadline(PATIENCE) if is_new else contextlib.nullcontext():
+            text = tokenizer.apply_chat_template(
+                [cast("dict[str, str]", message) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=open_turn,
+            )
+    except Exception as error:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        said = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ModelError(
+            f"the chat template of {_name(tokenizer)} cannot render messages of the roles {roles} "
+            f"({one_line(said)})"
+        ) from error
+    _tried[tokenizer] = tokenizer.chat_template
+    assert isinstance(text, str)
+    return text
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Generator[None]:
+    """End Python code within that does not end by itself: a template is code of strangers."""
+    end = time.monotonic() + seconds
+
+    def look(frame: FrameType, event: str, argument: object) -> "TraceFunction":
+        if time.monotonic() > end:
+            raise TimeoutError(f"it does not end within {seconds:g} s")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _name(tokenizer: Tokenizer) -> str:
