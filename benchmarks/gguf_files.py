@@ -3,11 +3,13 @@
     python -m benchmarks.gguf_files
     python -m benchmarks.gguf_files 200
 
-A small file is written; then bytes of its header are changed at random, numbers in it become huge,
-it is cut, or parts of it are repeated. Every such file is converted in this process, as a run
-would, with an address space that ends 200 MB and twice the file above what this process has.
+Small files are written; then bytes of a header are changed at random, numbers in it become huge, a
+key has a value of another kind, it is cut, or parts of it are repeated. Every such file is
+converted in this process, as a run would, with an address space that ends 200 MB and twice the file
+above what this process has.
 """
 
+import math
 import os
 import random
 import resource
@@ -16,7 +18,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from gguf import GGUFReader, ReaderField
 
 from benchmarks.harness import report, row
 from es_cookbook.checkpoints import gguf
@@ -26,13 +32,62 @@ from tests.gguf_models import make_gguf_model
 
 FILES = 5000
 SECONDS = 5.0
+MODELS = ("llama", "llama with biases", "gemma3")
 _HUGE = (0, 1, 2, 7, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60, 2**63, 2**64 - 1)
 
 
-def broken(data: bytes, header: int, random: random.Random) -> bytes:
+class Good(NamedTuple):
+    """A file, where its header ends and its weights begin, and where the values of its keys are."""
+
+    data: bytes
+    end: int
+    header: int
+    values: Sequence[tuple[int, int]]
+
+
+def _values() -> list[bytes]:
+    """Values with their types: none of them goes with every key."""
+    array = b"\x09\0\0\0"
+    strings = [array + struct.pack("<IQ", 8, n) + bytes(8) * min(n, 1) for n in (1, 2**31, 2**62)]
+    numbers = [array + struct.pack("<IQii", kind, 2, -1, 2) for kind in (4, 5, 6, 9, 13)]
+    return [
+        *(struct.pack("<If", 6, x) for x in (math.nan, math.inf, -1.0, 0.0, 1e-30, 1e30)),
+        *(struct.pack("<II", 4, x) for x in (0, 1, 3, 2**16, 2**32 - 1)),
+        *(struct.pack("<IQ", 10, x) for x in (2**40, 2**64 - 1)),
+        *(struct.pack("<I?", 7, x) for x in (False, True)),
+        *(struct.pack("<IQ", 8, len(text)) + text for text in (b"", b"\n\0", b"x" * 5000)),
+        *strings,
+        *numbers,
+        array + struct.pack("<IQ", 5, 0),
+        struct.pack("<Ii", 5, -1),
+    ]
+
+
+VALUES = _values()
+
+
+def good_file(name: str, home: Path) -> Good:
+    """A small file of one of the models that tests make."""
+    model, file = make_gguf_model(name, home / name), home / f"{name}.gguf"
+    write_gguf(model, file, "float16", str(model))
+    gguf.converted(file)
+    reader = GGUFReader(file)
+    fields = [f for f in reader.fields.values() if not f.name.startswith("GGUF.")]
+    starts = [field.offset + 8 + len(field.name.encode()) for field in fields]
+    values = list(zip(starts, map(_end, fields), strict=True))
+    end = max(_end(tensor.field) for tensor in reader.tensors)
+    return Good(file.read_bytes(), end, reader.data_offset, values)
+
+
+def _end(field: ReaderField) -> int:
+    return field.offset + sum(part.nbytes for part in field.parts)
+
+
+def broken(good: Good, random: random.Random) -> bytes:
     """A copy of a file with one kind of damage, mostly in its header."""
+    data, header = good.data, good.header
     changed = bytearray(data)
-    match random.randrange(6):
+    match random.randrange(8):
         case 0:
             for _ in range(random.choice((1, 3, 20))):
                 changed[random.randrange(header)] = random.randrange(256)
@@ -49,6 +104,12 @@ def broken(data: bytes, header: int, random: random.Random) -> bytes:
         case 4:
             at, size = random.randrange(header), random.randrange(1, 200)
             changed[at:at] = changed[at : at + size] * random.choice((1, 50))
+        case 5 | 6:
+            chosen = random.sample(good.values, random.choice((1, 1, 3)))
+            del changed[good.end :]
+            for start, end in sorted(chosen, reverse=True):
+                changed[start:end] = random.choice(VALUES)
+            changed += bytes(-len(changed) % 32) + data[header:]
         case _:  # A number right behind a key: sizes, counts and ids.
             keys = [b"block_count", b"_length", b"head_count", b"_token_id", b"freq_base", b"size"]
             key = random.choice(keys)
@@ -63,18 +124,13 @@ def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         os.environ[gguf.CACHE] = str(home / "cache")
-        model = make_gguf_model("llama", home / "model")
-        good, bad = home / "good.gguf", home / "bad.gguf"
-        write_gguf(model, good, "float16", str(model))
-        gguf.converted(good)
-        data = good.read_bytes()
-        first = min(tensor.start for tensor in gguf.read_header(good).tensors.values())
-        most = _memory() + 200 * 2**20 + 2 * len(data)
+        goods, bad = [good_file(name, home) for name in MODELS], home / "bad.gguf"
+        most = _memory() + 200 * 2**20 + 2 * max(len(good.data) for good in goods)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
         slowest = 0.0
         for seed in range(count):
-            bad.write_bytes(broken(data, first, random.Random(seed)))
+            bad.write_bytes(broken(goods[seed % len(goods)], random.Random(seed)))
             began = time.process_time()
             try:
                 gguf.converted(bad)

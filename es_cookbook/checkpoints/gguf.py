@@ -4,34 +4,31 @@ A file is dequantised once, into a model directory in a cache, and from there on
 any other: for engines, plans, exports and identities. transformers and `gguf` convert it. Plain
 floats keep their type; what is quantised becomes bfloat16.
 
-Before a library sees the file, its header is read here: every length, count, offset and type has to
-fit into the file, so nothing is allocated because a header says so.
-
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Before a library sees the file, its header is checked (`gguf_header.py`).
 """
 
 import contextlib
 import functools
 import hashlib
 import io
+import json
+import logging
 import math
-import mmap
 import os
 import shutil
-import struct
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from es_cookbook.checkpoints.gguf_header import Header, Value, import_gguf, read_header, refused
 from es_cookbook.common.errors import ModelError
-from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, opened, whole_directory
+from es_cookbook.common.files import ANY_SIZE, opened, whole_directory
 from es_cookbook.common.terminal import one_line, say, stderr_into
 
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 CACHE = "ES_COOKBOOK_CACHE"
 """Environment variable: the directory of converted models; by default in that of the Hub."""
@@ -41,31 +38,8 @@ SUFFIX = ".gguf"
 FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
 """Of the matrices in a file that is written."""
 
-_Value: TypeAlias = "int | float | bool | str | list[_Value]"
-_STRING, _ARRAY = 8, 9
-_FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-"""The format's number of a type of fixed size -> how `struct` calls it."""
-_FLOATS = {0: "float32", 1: "float16", 30: "bfloat16"}
-"""ggml's number of a type that is not quantised -> torch's name."""
-_LONGEST_NAME = 1024
-"""Bytes of a key, a tensor's name or a token."""
-_LONGEST_LIST = 2**16
-"""Entries of an array that does not belong to the vocabulary."""
-_PER_TOKEN = {"tokens": 1, "scores": 1, "token_type": 1, "merges": 4}
-"""Arrays of the tokenizer -> entries for each row of the embedding, at most."""
-_EMBEDDING = "token_embd.weight"
+_ROPE_THETA = 10_000.0
+"""llama.cpp's, where a file does not say."""
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -86,53 +60,6 @@ _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' name of a special token -> the format's."""
-_NO_MODELS = {
-    "adapter": "a LoRA adapter, which changes a model",
-    "mmproj": "the vision tower of a model",
-    "clip": "the vision tower of a model",
-    "imatrix": "statistics for quantising a model",
-}
-"""`general.type` or `general.architecture` of a file without a language model -> what it is."""
-
-
-class Tensor(NamedTuple):
-    """A tensor of a file: ggml's shape (fastest dimension first) and type; its place in bytes."""
-
-    shape: tuple[int, ...]
-    type: int
-    start: int
-    size: int
-
-
-class Header(NamedTuple):
-    """What a file says before its weights."""
-
-    metadata: Mapping[str, _Value]
-    tensors: Mapping[str, Tensor]
-
-    @property
-    def dtype(self) -> str:
-        """In which its model is converted: that of its floats, norms apart, or bfloat16."""
-        types = {tensor.type for tensor in self.tensors.values()}
-        if types <= _FLOATS.keys():
-            return _FLOATS[max(types)]  # Where others are narrower, the norms are float32.
-        return "bfloat16"
-
-
-@functools.cache
-def import_gguf() -> ModuleType:
-    """The package.
-
-    Raises:
-        ModelError: It is not installed.
-    """
-    try:
-        import gguf
-    except ImportError as error:
-        raise ModelError("GGUF files need a package: pip install 'es-cookbook[gguf]'") from error
-    # transformers asks for the same map again for each of a model's hundreds of modules.
-    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
-    return gguf
 
 
 def converted(path: Path) -> Path:
@@ -158,7 +85,7 @@ def converted(path: Path) -> Path:
                     _evict(keep=directory)
         except OSError as error:
             reason = error.strerror or error
-            raise _refused(
+            raise refused(
                 path,
                 f"cannot be converted into {directory.parent}: {reason}; {CACHE} "
                 "may name another directory",
@@ -198,12 +125,25 @@ def _convert(path: Path, directory: Path) -> None:
     say(f"converting {path.name} once, into {directory}")
     with whole_directory(directory) as beside:
         try:
-            with stderr_into(io.StringIO()):  # transformers draws bars over the tensors.
+            with _quiet():
                 _write_model(path, header, beside)
         except ModelError:
             raise
         except Exception as error:  # The libraries raise many kinds; to the user it is one mistake.
-            raise _refused(path, f"cannot be converted: {first_line(error)}") from error
+            raise refused(path, f"cannot be converted: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without transformers' bars over the tensors, and its warnings of what is refused here."""
+    log = logging.getLogger("transformers")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with stderr_into(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def _write_model(path: Path, header: Header, directory: Path) -> None:
@@ -220,12 +160,12 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
             "PreTrainedModel", AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         )
     needed = sum(parameter.numel() for parameter in model.parameters())
-    # Layers beyond the last are for guessing several tokens at once.
-    layers = [f"blk.{n}." for n in range(config.num_hidden_layers, len(header.tensors))]
-    aside = (ROPE_FACTORS, *layers)
+    # The last layers may be there to guess several tokens at once.
+    layers = range(config.num_hidden_layers, _block_count(header.metadata))
+    aside = (ROPE_FACTORS, *(f"blk.{n}." for n in layers))
     there = sum(math.prod(t.shape) for n, t in header.tensors.items() if not n.startswith(aside))
     if needed != there:
-        raise _refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
+        raise refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
     dtype: torch.dtype = getattr(torch, header.dtype)
     dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
     quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
@@ -240,7 +180,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     )
     loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
-        raise _refused(path, f"lacks weights: {missing[0]} and {len(missing) - 1} more")
+        raise refused(path, f"lacks weights: {missing[0]} and {len(missing) - 1} more")
     # What was loaded is marked as quantised, which it is no longer, and cannot be saved.
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()
@@ -251,11 +191,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     # AutoTokenizer would read the whole file once more, to choose this class.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
     _set_split(path, tokenizer.backend_tokenizer, header.metadata)
-    tokens = cast("list[str]", header.metadata["tokenizer.ggml.tokens"])
-    for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
-        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        is_there = type(token) is int and 0 <= token < len(tokens)
-        setattr(tokenizer, f"{name}_token", tokens[cast(int, token)] if is_there else None)
+    tokenizer = _with_its_tokens(tokenizer, header.metadata)
     link.unlink()
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -270,6 +206,12 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
         path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
     )
     of_model = f"{header.metadata['general.architecture']}."
+    for name in ("block_count", "context_length", "epsilon"):  # Or transformers makes them up.
+        if not any(key.startswith(of_model) and key.endswith(name) for key in header.metadata):
+            raise refused(path, f"does not say {of_model}{name}")
+    for name in ("bos", "eos"):
+        setattr(config, f"{name}_token_id", _special_token(header.metadata, name))
+    config.pad_token_id = _special_token(header.metadata, _SPECIAL["pad"])
     if (length := header.metadata.get(f"{of_model}attention.key_length")) is not None:
         if hasattr(config, "head_dim"):
             config.head_dim = length
@@ -279,18 +221,37 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
     for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
         if hasattr(config, field):
             setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
-    window = header.metadata.get(f"{of_model}attention.sliding_window")
-    has_window = type(window) is int and 0 < window < config.max_position_embeddings
-    if has_window and not hasattr(config, "sliding_window"):
-        raise _refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
+    window = cast("int | None", header.metadata.get(f"{of_model}attention.sliding_window"))
+    is_sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
+    if is_sliding and not window:
+        raise refused(path, f"does not say {of_model}attention.sliding_window")
+    if window and window < config.max_position_embeddings:
+        if not hasattr(config, "sliding_window"):
+            raise refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
+        config.sliding_window = window
     rope = rope_of(config)
+    if rope:  # Some architectures' own values are no defaults of transformers.
+        rope["rope_theta"] = header.metadata.get(f"{of_model}rope.freq_base", _ROPE_THETA)
+    if (base := header.metadata.get(f"{of_model}rope.freq_base_swa")) is not None:
+        cast("dict[str, Any]", config.rope_parameters)["sliding_attention"]["rope_theta"] = base
+    turned = header.metadata.get(f"{of_model}rope.dimension_count")
+    if rope and turned is not None and not hasattr(config, "global_head_dim"):
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if "partial_rotary_factor" in rope:
+            rope["partial_rotary_factor"] = cast(int, turned) / head
+        elif turned != head:
+            raise refused(
+                path,
+                f"turns {turned} of a head's {head} dimensions, which {type(config).__name__} "
+                "cannot",
+            )
     scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
     if scaling == "linear":
         rope.update(
             rope_type="linear", factor=header.metadata.get(f"{of_model}rope.scaling.factor")
         )
     elif scaling != "none":
-        raise _refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
+        raise refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
     if (tensor := header.tensors.get(ROPE_FACTORS)) is not None:
         with path.open("rb") as file:
             file.seek(tensor.start)
@@ -299,7 +260,7 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
             rope.update(_LLAMA3, factor=factor)
             if torch.allclose(llama3_factors(config), stored, rtol=1e-3):
                 return config
-        raise _refused(path, f"stretches positions by {ROPE_FACTORS} in another way than Llama 3")
+        raise refused(path, f"stretches positions by {ROPE_FACTORS} in another way than Llama 3")
     return config
 
 
@@ -319,7 +280,7 @@ def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
     return rope_of(config)["rope_theta"] ** -exponents / stretched
 
 
-def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, _Value]) -> None:
+def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]) -> None:
     """Have a tokenizer split text as its file says: transformers knows few ways."""
     from tokenizers import Regex, pre_tokenizers
 
@@ -343,182 +304,60 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, _Value
     elif pre in _SPLITS_AS_GPT2:
         return
     else:
-        raise _refused(path, f"splits text in the way {one_line(pre)!r:.40}, unknown here")
+        raise refused(path, f"splits text in the way {one_line(pre)!r:.40}, unknown here")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
-def _end_tokens(metadata: Mapping[str, _Value]) -> list[int]:
-    """llama.cpp ends an answer at each of these; a chat's turns often end with the second."""
-    names = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-    found = (metadata.get(name) for name in names)
-    return list(dict.fromkeys(token for token in found if type(token) is int))
+def _with_its_tokens(
+    tokenizer: "PreTrainedTokenizerFast", metadata: Mapping[str, Value]
+) -> "PreTrainedTokenizerFast":
+    """A tokenizer with the file's special tokens, and with them where texts begin and end.
 
-
-def read_header(path: Path) -> Header:
-    """Read a file's metadata and the places of its tensors.
-
-    Raises:
-        ModelError: It is no GGUF file of a whole language model, or contradicts itself; says how.
+    transformers adds those of its own classes, behind the last row of the embedding.
     """
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(opened(path, ANY_SIZE, None))
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # An empty file cannot be mapped.
-            raise _refused(path, f"cannot be read: {error}") from error
-        return _Reader(path, stack.enter_context(contextlib.closing(data))).header()
+    from tokenizers import Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
 
-
-class _Reader:
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data, self._at = path, data, 0
-
-    def header(self) -> Header:
-        if self._data[:4] != b"GGUF":
-            raise self._broken("does not begin with the letters GGUF")
-        self._at = 4
-        version = self._number("I")
-        if version not in (2, 3):
-            order = " (another byte order)" if version & 0xFFFF == 0 else ""
-            raise self._broken(f"is of version {version}{order}; accepted: 2 and 3")
-        num_tensors, num_values = self._number("Q"), self._number("Q")
-        metadata: dict[str, _Value] = {}
-        for _ in range(self._count(num_values, 13, "metadata")):
-            key = self._string(_LONGEST_NAME)
-            if key in metadata:
-                raise self._broken(f"has {one_line(key)!r:.80} twice")
-            metadata[key] = self._value(key, self._number("I"))
-        _check_kind(self._path, metadata)
-        placed = [self._tensor() for _ in range(self._count(num_tensors, 32, "tensors"))]
-        header = Header(metadata, self._placed(placed, metadata.get("general.alignment", 32)))
-        _check_sizes(self._path, header)
-        return header
-
-    def _broken(self, what: str) -> ModelError:
-        return _refused(self._path, what)
-
-    def _take(self, size: int) -> int:
-        """Where `size` more bytes begin."""
-        start, self._at = self._at, self._at + size
-        if self._at > len(self._data):
-            raise self._broken(f"ends at byte {len(self._data):,}, in the middle of its header")
-        return start
-
-    def _unpacked(self, form: str) -> tuple[Any, ...]:
-        form = "<" + form
-        return struct.unpack_from(form, self._data, self._take(struct.calcsize(form)))
-
-    def _number(self, form: str) -> int:
-        return self._unpacked(form)[0]
-
-    def _count(self, count: int, size: int, what: str) -> int:
-        """A count of things of at least `size` bytes each, all of which must be in the file."""
-        if count * size > len(self._data) - self._at:
-            raise self._broken(f"announces {count:,} {what}, more than it has room for")
-        return count
-
-    def _string(self, longest: int) -> str:
-        size = self._number("Q")
-        if size > longest:
-            raise self._broken(
-                f"has a string of {size:,} bytes in its header; accepted: {longest:,}"
-            )
-        start = self._take(size)
-        try:
-            return self._data[start : start + size].decode()
-        except UnicodeDecodeError as error:
-            raise self._broken(f"has a string in its header that is no UTF-8: {error}") from error
-
-    def _value(self, key: str, kind: int) -> _Value:
-        if kind in _FORMATS:
-            return self._unpacked(_FORMATS[kind])[0]
-        if kind == _STRING:
-            return self._string(LARGEST_TEXT)
-        if kind != _ARRAY:
-            raise self._broken(f"has {one_line(key)!r:.80} of the unknown type {kind}")
-        entries, length = self._number("I"), self._number("Q")
-        group, _, name = key.rpartition(".")
-        is_vocabulary = group == "tokenizer.ggml" and name in _PER_TOKEN
-        if length > _LONGEST_LIST and not is_vocabulary:
-            raise self._broken(f"has {length:,} entries in {one_line(key)!r:.80}")
-        if entries == _STRING:
-            self._count(length, 8, "strings")
-            return [self._string(_LONGEST_NAME) for _ in range(length)]
-        if entries not in _FORMATS:
-            raise self._broken(f"has an array of the type {entries} in {one_line(key)!r:.80}")
-        return list(self._unpacked(f"{self._count(length, 1, 'numbers')}{_FORMATS[entries]}"))
-
-    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        name, dimensions = self._string(_LONGEST_NAME), self._number("I")
-        if not 1 <= dimensions <= 4:
-            raise self._broken(f"has the tensor {one_line(name)!r:.80} of {dimensions} dimensions")
-        shape = tuple(self._number("Q") for _ in range(dimensions))
-        return name, shape, self._number("I"), self._number("Q")
-
-    def _placed(
-        self, tensors: list[tuple[str, tuple[int, ...], int, int]], alignment: _Value
-    ) -> dict[str, Tensor]:
-        """The tensors in the order of their places, none of which overlap."""
-        if type(alignment) is not int or alignment not in {2**n for n in range(3, 21)}:
-            raise self._broken(f"has an alignment of {alignment!r:.40}; accepted: a power of two")
-        end = first = -(-self._at // alignment) * alignment
-        placed: dict[str, Tensor] = {}
-        for name, shape, kind, offset in sorted(tensors, key=lambda tensor: tensor[3]):
-            shown = f"the tensor {one_line(name)!r:.80}"
-            start, size = first + offset, self._size(shown, shape, kind)
-            if name in placed or start < end or start % alignment:
-                raise self._broken(f"has {shown} twice, or in a wrong place")
-            end = start + size
-            if end > len(self._data):
-                raise self._broken(f"ends at byte {len(self._data):,}, before {shown} does")
-            placed[name] = Tensor(shape, kind, start, size)
-        return placed
-
-    def _size(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
-        sizes = {int(each): size for each, size in import_gguf().GGML_QUANT_SIZES.items()}
-        if kind not in sizes:
-            raise self._broken(f"has {shown} of the unknown type {kind}")
-        block, size = sizes[kind]
-        if 0 in shape or shape[0] % block:
-            raise self._broken(f"has {shown} of a shape {shape} that its type cannot have")
-        return math.prod(shape) // block * size
-
-
-def _check_kind(path: Path, metadata: Mapping[str, _Value]) -> None:
-    """Refuse files that hold something else than a whole language model."""
-    for key in ("general.type", "general.architecture"):
-        if (what := _NO_MODELS.get(str(metadata.get(key)))) is not None:
-            raise _refused(path, f"is {what}, not a model")
-    if not isinstance(metadata.get("general.architecture"), str):
-        raise _refused(path, "does not name an architecture (general.architecture)")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise _refused(
-            path, "is one of several parts of a model: merge them with llama-gguf-split --merge"
+    tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
+    if len(tokenizer) > len(tokens):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < len(tokens)]
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+            chat_template=tokenizer.chat_template,
         )
-    template = metadata.get("tokenizer.chat_template", "")
-    if not isinstance(template, str):
-        raise _refused(path, "has a tokenizer.chat_template that is no text")
+    for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
+        token = _special_token(metadata, key)
+        setattr(tokenizer, f"{name}_token", None if token is None else tokens[token])
+    # A text is A; llama.cpp begins one so where the vocabulary is SentencePiece's.
+    ends = {"bos": metadata.get("tokenizer.ggml.model") == "llama", "eos": False}
+    added = {
+        name: (tokens[token], token)
+        for name, default in ends.items()
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+        if (token := _special_token(metadata, name)) is not None
+    }
+    if added:
+        text = [added[name][0] if name in added else name for name in ("bos", "$A", "eos")]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=[each for each in text if each not in ends],
+            special_tokens=[*added.values()],
+        )
+    return tokenizer
 
 
-def _check_sizes(path: Path, header: Header) -> None:
-    """Refuse counts in the metadata that the tensors do not bear out."""
-    embedding = header.tensors.get(_EMBEDDING)
-    if embedding is None or len(embedding.shape) != 2:
-        raise _refused(path, f"has no embedding of tokens ({_EMBEDDING}): it is no language model")
-    for name, most in _PER_TOKEN.items():
-        found = header.metadata.get(f"tokenizer.ggml.{name}", [])
-        if not isinstance(found, list) or len(found) > most * embedding.shape[1]:
-            raise _refused(path, f"has another tokenizer.ggml.{name} than its embedding has rows")
-    if not header.metadata.get("tokenizer.ggml.tokens"):
-        raise _refused(path, "has no tokenizer (tokenizer.ggml.tokens)")
-    for key, value in header.metadata.items():
-        if key.endswith((".block_count", ".expert_count")) and not (
-            type(value) is int and 0 <= value <= len(header.tensors) * 1024
-        ):
-            raise _refused(
-                path, f"has {one_line(key)} {value!r:.40} and {len(header.tensors)} tensors"
-            )
+def _special_token(metadata: Mapping[str, Value], name: str) -> int | None:
+    """A token by its name in the format; llama.cpp takes no heed of one that is not there."""
+    token = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
+    return token if type(token) is int and 0 <= token < len(tokens) else None
 
 
-def _refused(path: Path, what: str) -> ModelError:
-    return ModelError(f"model_name: the GGUF file {str(path)!r:.300} {what}")
+def _end_tokens(metadata: Mapping[str, Value]) -> list[int]:
+    """llama.cpp ends an answer at each of these; a chat's turns often end with the second."""
+    found = (_special_token(metadata, name) for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def _block_count(metadata: Mapping[str, Value]) -> int:
+    return cast(int, metadata[f"{metadata['general.architecture']}.block_count"])

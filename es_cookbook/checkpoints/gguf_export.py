@@ -22,12 +22,11 @@ from es_cookbook.checkpoints.gguf import (
     ROPE_FACTORS,
     SPLITS,
     FloatType,
-    import_gguf,
     llama3_factors,
     read_config,
-    read_header,
     rope_of,
 )
+from es_cookbook.checkpoints.gguf_header import import_gguf, read_header
 from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import weight_files

@@ -1,10 +1,9 @@
 """A GGUF file is a model like any other: converted once, written again, and refused if broken."""
 
+import math
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,9 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints import gguf as reading
-from es_cookbook.checkpoints.gguf import FloatType, converted, read_header
+from es_cookbook.checkpoints.gguf import FloatType, converted
 from es_cookbook.checkpoints.gguf_export import write_gguf
+from es_cookbook.checkpoints.gguf_header import read_header
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
@@ -25,6 +25,7 @@ from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import as_program
 from tests.gguf_models import CHAT_TEMPLATE, MODELS, TEXT, make_gguf_model
 from tests.hub_server import HubServer, Repository
+from tests.programs import ROOT, Programs
 from tests.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -85,6 +86,9 @@ def test_a_model_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
         f"<bos>{TEXT}  ÄÖ 日本\n\n 007<eos>" if MODELS[name] != "sentencepiece" else f"<bos>{TEXT}"
     )
     assert tokenizer.encode(hard) == load_tokenizer(str(half)).encode(hard)
+    # transformers' classes of tokenizers add their own special tokens behind the last row.
+    rows = len(found["model.embed_tokens.weight"])
+    assert len(tokenizer) == rows > max(tokenizer.encode("<s>a</s><|endoftext|><mask>"))
 
 
 def test_a_quantised_file_becomes_bfloat16_of_what_it_stands_for(tmp_path: Path) -> None:
@@ -119,21 +123,22 @@ def test_a_file_is_converted_once_and_found_by_what_is_in_it(
     assert base_identity(str(copy)) == identity, "the same bits, whenever it is converted"
 
 
-def test_two_processes_convert_a_file_once(file: Path, cache: Path) -> None:
-    program = (
+def test_two_processes_convert_a_file_once(
+    file: Path, cache: Path, tmp_path: Path, programs: Programs
+) -> None:
+    program = tmp_path / "twice.py"
+    program.write_text(
+        "import os\n"
         "from es_cookbook.checkpoints.gguf import *\n"
         "from es_cookbook.common.terminal import as_program\n"
-        f"with as_program(): print(converted(Path({str(file)!r})))"
+        "first = os.fork()\n"
+        f"with as_program(): print(converted(Path({str(file)!r})))\n"
+        "if first: assert os.wait()[1] == 0\n"
     )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
-    ended = [process.communicate(timeout=120) for process in started]
-    assert len({out for out, _ in ended}) == 1
-    assert sum(b"converting" in err for _, err in ended) == 1
+    ended = programs.run(program, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.splitlines()) == 2 and len({*ended.stdout.splitlines()}) == 1
+    assert ended.stderr.count("converting") == 1
     assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".lock"]
 
 
@@ -230,7 +235,7 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path) -> None:
 def remade(
     file: Path, path: Path, change: Callable[[gguf.GGUFWriter, dict[str, Any]], None]
 ) -> Path:
-    """A copy of a file with other metadata."""
+    """A copy of a file with other metadata, without what is None."""
     reader = gguf.GGUFReader(file)
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     values: dict[str, Any] = {name: field.contents() for name, field in fields.items()}
@@ -238,7 +243,7 @@ def remade(
     writer.kv_data[0].clear()
     change(writer, values)
     for name, value in values.items():
-        if name not in writer.kv_data[0]:
+        if name not in writer.kv_data[0] and value is not None:
             types = fields[name].types if name in fields else [gguf.GGUFValueType.get_type(value)]
             writer.add_key_value(name, value, types[0], *types[1:])
     for tensor in reader.tensors:
@@ -257,18 +262,34 @@ def remade(
         ({"general.type": "mmproj"}, "is the vision tower of a model, not a model"),
         ({"general.architecture": "clip"}, "is the vision tower of a model, not a model"),
         ({"general.architecture": "rwkv6"}, "cannot be converted: .*rwkv6 is not supported"),
-        ({"split.count": 2}, "is one of several parts of a model"),
-        ({"llama.block_count": 2**31}, "has llama.block_count 2147483648 and"),
+        ({"split.count": 2, "general.architecture": None}, "is one of several parts of a model"),
+        ({"llama.attention.causal": False}, "is a model of embeddings, which writes no text"),
+        ({"llama.block_count": 2**31}, "has llama.block_count 2147483648; accepted: 1 to 20"),
+        ({"llama.block_count": 1}, "parameters; transformers knows"),
         ({"llama.block_count": 3}, "parameters; transformers knows"),
         ({"llama.embedding_length": 2**30}, "parameters; transformers knows"),
-        ({"llama.attention.key_length": 2**20}, "parameters; transformers knows"),
+        ({"llama.attention.key_length": 2**20}, "turns 8 of a head's 1048576 dimensions, which"),
+        ({"llama.rope.dimension_count": 4}, "turns 4 of a head's 8 dimensions, which LlamaConfig"),
+        ({"llama.rope.freq_base": math.nan}, "has llama.rope.freq_base nan; accepted: 1 to 1e"),
+        ({"llama.rope.freq_base": -1.0}, "has llama.rope.freq_base -1.0; accepted: 1 to 1e"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "_rms_epsilon -1.0; accepted: 0 to 1"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "does not say llama.epsilon"),
+        ({"llama.context_length": 0}, "has llama.context_length 0; accepted: 1 to 2.14748e"),
+        ({"llama.context_length": None}, "does not say llama.context_length"),
         ({"llama.vocab_size": 2**31}, "parameters; transformers knows"),
         ({"llama.rope.scaling.type": "yarn"}, "stretches positions by 'yarn', unknown here"),
         ({"llama.attention.sliding_window": 64}, "attends to 64 tokens, which LlamaConfig cannot"),
         ({"tokenizer.ggml.pre": "tekken-9"}, "splits text in the way 'tekken-9', unknown here"),
-        ({"tokenizer.ggml.tokens": ["a"] * 1000}, "another tokenizer.ggml.tokens than its embed"),
+        ({"tokenizer.ggml.tokens": ["a"] * 300}, "tokens that does not go with 300 tokens and 289"),
+        ({"tokenizer.ggml.token_type": [1, 3]}, "token_type that does not go with 289 tokens and"),
+        ({"tokenizer.ggml.scores": [1.0]}, "a tokenizer.ggml.scores that does not go with 289 to"),
+        (
+            {"tokenizer.ggml.add_eos_token": 1},
+            "has tokenizer.ggml.add_eos_token 1; accepted: a bool",
+        ),
+        ({"tokenizer.chat_template": "x" * 2**21}, "a tokenizer.chat_template that is no text of"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
-        ({"many": [0] * 70_000}, "has 70,000 entries in 'many'"),
+        ({"nested": [[1], [2]]}, "has an array of the type 9 in 'nested'"),
         ({"long": ["x" * 2000]}, "has a string of 2,000 bytes in its header"),
     ],
     ids=lambda value: f"{value!s:.40}",
@@ -278,12 +299,20 @@ def test_metadata_that_the_weights_do_not_bear_out_is_refused(
 ) -> None:
     def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
         values.update(changed)
-        for name in [name for name, value in values.items() if value is None]:
-            del values[name]
 
     with pytest.raises(ModelError, match=sentence):
         converted(remade(file, tmp_path / "bad.gguf", change))
     assert not [path for path in cache.glob("*") if path.is_dir()]
+
+
+@pytest.mark.parametrize("size", [0, None])
+def test_layers_that_see_a_window_need_its_size(size: int | None, tmp_path: Path) -> None:
+    def change(_: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+        values["gemma3.attention.sliding_window"] = size
+
+    file = write(make_gguf_model("gemma3", tmp_path / "model"), tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"does not say gemma3.attention.sliding_window"):
+        converted(remade(file, tmp_path / "bad.gguf", change))
 
 
 def test_weights_that_transformers_would_drop_are_refused(file: Path, tmp_path: Path) -> None:
@@ -296,6 +325,18 @@ def test_weights_that_transformers_would_drop_are_refused(file: Path, tmp_path: 
 
 def patched(data: bytes, at: int, form: str, *values: int) -> bytes:
     return data[:at] + struct.pack(f"<{form}", *values) + data[at + struct.calcsize(f"<{form}") :]
+
+
+def with_bytes(data: bytes, count: int) -> bytes:
+    """A file with an array of bytes, `b`, before its metadata."""
+    (num_values,) = struct.unpack("<Q", data[16:24])
+    array = struct.pack("<Q1sIIQ", 1, b"b", 9, 0, count) + bytes(count)
+    return patched(data, 16, "Q", num_values + 1)[:24] + array + data[24:]
+
+
+def dimensions(data: bytes, *shape: int) -> bytes:
+    name = b"blk.0.ffn_up.weight"
+    return patched(data, data.index(name) + len(name) + 4, "QQ", *shape)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +354,12 @@ def patched(data: bytes, at: int, form: str, *values: int) -> bytes:
         (lambda data: patched(data, 24, "Q", 2**60), "has a string of"),
         (lambda data: data[: data.rindex(b"blk.1.")], "in the middle of its header"),
         (lambda data: data[:-40], "before the tensor"),
+        (lambda data: with_bytes(data, 2**21 + 1), "has 2,097,153 entries in 'b'; accepted: 2,09"),
+        (lambda data: with_bytes(data, 2**26), "has 67,108,864 entries in 'b'; accepted"),
+        (lambda data: with_bytes(with_bytes(data, 1), 1), "has 'b' twice"),
+        (lambda data: data.replace(b"blk.1.ffn_up.", b"blk.0.ffn_up."), "twice, or in a wrong pl"),
+        (lambda data: dimensions(data, 2**63, 2**63), "before the tensor 'blk.0.ffn_up.weight' do"),
+        (lambda data: dimensions(data, 0, 2**63), "of a shape (0, 9223372036854775808) that its t"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(
@@ -324,6 +371,37 @@ def test_a_file_that_contradicts_itself_is_refused(
         read_header(path)
     assert sentence in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("alignment", [0, 3, 2**31])
+def test_tensors_lie_at_multiples_of_a_power_of_two(
+    alignment: int, file: Path, tmp_path: Path
+) -> None:
+    def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+        writer.add_uint32("general.alignment", alignment)
+
+    with pytest.raises(ModelError, match=f"an alignment of {alignment}; accepted: a power of two"):
+        read_header(remade(file, tmp_path / "bad.gguf", change))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama with biases"])
+def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> None:
+    base = write(make_gguf_model(name, tmp_path / "model"), tmp_path / "base.gguf")
+    plain = load_tokenizer(str(base))
+    for flags, first, last in (
+        ({"add_bos_token": True}, ["<bos>"], []),
+        ({"add_bos_token": True, "add_eos_token": True}, ["<bos>"], ["<eos>"]),
+        ({"add_bos_token": None}, ["<bos>"] if name == "llama with biases" else [], []),
+    ):
+        new = {f"tokenizer.ggml.{flag}": value for flag, value in flags.items()}
+
+        def change(_: gguf.GGUFWriter, values: dict[str, Any], new: dict[str, Any] = new) -> None:
+            values.update(new)
+
+        tokenizer = load_tokenizer(str(remade(base, tmp_path / "other.gguf", change)))
+        tokens = plain.convert_ids_to_tokens(plain.encode(TEXT))
+        assert tokenizer.convert_ids_to_tokens(tokenizer.encode(TEXT)) == [*first, *tokens, *last]
+        assert tokenizer.encode(TEXT, add_special_tokens=False) == plain.encode(TEXT)
 
 
 def test_tensors_may_not_share_bytes(file: Path, tmp_path: Path) -> None:

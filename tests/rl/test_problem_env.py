@@ -80,7 +80,10 @@ def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
     ("template", "sentence"),
     [
         ("{% for m in messages %}", r"roles system, user \(TemplateSyntaxError: Unexpected end of"),
-        ("{{ raise_exception('no\nsystem') }}", r"roles system, user \(TemplateError: no..system\)"),
+        (
+            "{{ raise_exception('no\nsystem') }}",
+            r"roles system, user \(TemplateError: no..system\)",
+        ),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
             r"\(TimeoutError: it does not end within 0.2 s\)",

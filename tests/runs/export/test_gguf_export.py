@@ -1,5 +1,8 @@
 """A run from a GGUF file, and runs that become one: what llama.cpp would load, read back."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.gguf_models import make_gguf_model
+from tests.programs import Programs
 from tests.runs.recorded_run import record_run
 
 CPU = torch.device("cpu")
@@ -92,3 +96,39 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     run = record_run(tmp_path / "run", base, FullRank(), ())
     with pytest.raises(ConfigError, match="matrices=q8_0 is for form=gguf"):
         write(run.path, tmp_path / "out", matrices="q8_0")
+
+
+@pytest.mark.slow
+def test_a_run_from_a_file_is_killed_resumed_and_written_as_a_file(
+    tmp_path: Path, programs: Programs
+) -> None:
+    """The centre that the history stands for is in the file, and the base may be elsewhere."""
+    model = make_gguf_model("llama", tmp_path / "llama")
+    base, run = tmp_path / "base.gguf", tmp_path / "run"
+    write_gguf(model, base, "float16", str(model))
+    rows, reward = tmp_path / "rows.jsonl", tmp_path / "reward.py"
+    rows.write_text("".join(f'{{"question": "{n} hello"}}\n' for n in range(8)))
+    reward.write_text("def score(text, row):\n    return float(sum(map(ord, text)) % 97)\n")
+    program = ("-m", "es_cookbook")
+    options = (
+        *(f"data={rows}", f"reward={reward}:score", f"model_name={base}", f"log_path={run}"),
+        *("num_generations=400", "batch=2", "dataset.num_test=0", "sampling.max_tokens=4"),
+        *("optimizer.population_size=4", "optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),
+    )
+    pid = programs.start([*program, "train", *options], [os.devnull] * 3)
+    history = run / "history.jsonl"
+    while not history.exists() or history.read_bytes().count(b"\n") < 3:
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    assert programs.exit_code() == -signal.SIGKILL
+    done = history.read_bytes().count(b"\n") - 1
+    moved = base.rename(tmp_path / "moved.gguf")
+    more = (f"model_name={moved}", f"num_generations={done + 2}")
+    resumed = programs.run(*program, "resume", run, *more, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert history.read_bytes().count(b"\n") == done + 3
+    for name, form in (("mine", "gguf"), ("directory", "transformers")):
+        write(run, tmp_path / name, form=form, model_name=str(moved))
+    found, expected, before = map(weights, (tmp_path / "mine", tmp_path / "directory", moved))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert any(not torch.equal(before[name], value) for name, value in expected.items())
