@@ -7,9 +7,10 @@ less likely by 0.2 nats gives it up in about a fifth of all cases. So
     loss(σ) = mean over answers and genomes of  log π_centre(answer) - log π_genome(answer)
 
 where an answer is all that the model says in a rollout. Of answers drawn at temperature 1 it is the
-Kullback-Leibler divergence of genome and centre. It grows like σ² and is smooth, so four genomes in
-the same directions at every σ are enough, while rewards of so few are mostly luck. It needs no
-rewards: a task of which nothing is solved yet, or everything, has a σ too.
+Kullback-Leibler divergence of genome and centre. In mirrored pairs what is linear in σ cancels, and
+it grows like σ²: two pairs with the same seeds at every σ are enough, while rewards of so few
+genomes are mostly luck. It needs no rewards: a task of which nothing is solved yet, or everything,
+has a σ too.
 
 The σ that is taken loses `LOSS`. That was measured where a grid of runs had told which σ learns
 most (docs/lab_notes.md): there the loss was about the same, for σ from 0.004 to 0.01.
@@ -45,8 +46,8 @@ DRIFT = 1.5
 LONGEST_STEP = 0.5
 """RMS of one step, over σ, where there are few."""
 _PROBLEMS = 16
-_GENOMES = 4
-"""That read the centre's answers, at each σ."""
+_PAIRS = 2
+"""Of genomes that read the centre's answers, at each σ."""
 _ANSWERING = 7  # With the centre an even number, which games want.
 """Genomes that answer themselves, at the σ that is taken."""
 _FIRST, _FACTOR = 2.0**-12, 4.0
@@ -130,7 +131,8 @@ async def find_sigma(sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuild
                 "number"
             )
         if sigma not in losses:
-            genomes_G = [Genome(), *_genomes(seeds_G[:_GENOMES], sigma)]
+            pairs_G = [*_genomes(seeds_G[:_PAIRS], sigma), *_genomes(seeds_G[:_PAIRS], -sigma)]
+            genomes_G = [Genome(), *pairs_G]
             scores_P_G = mean_rewards(await sampler.rollout(0, answers_P, genomes_G))
             lost = float(np.nanmean(scores_P_G[:, :1] - scores_P_G[:, 1:]))
             losses[sigma] = min(lost, _LARGEST) if math.isfinite(lost) else _LARGEST

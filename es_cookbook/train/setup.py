@@ -230,7 +230,8 @@ async def _found(
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
         tried = await _find_sigma(config, engine, dataset)
-        say(tried.table())
+        for line in tried.table().splitlines():
+            say(line)
         given = tried.sigma
     found = options_of(config.optimizer, number(given), config.num_generations)
     say(", ".join(f"optimizer.{name}={value:g}" for name, value in found.items()))

@@ -52,7 +52,9 @@ async def test_the_centres_answers_lose_what_is_meant(model: Path, tmp_path: Pat
     async with closing(engine):
         datasets = await run.dataset(engine.tokenizer)
         genomes_G = [
-            Genome((Term(derive_seed(run.seed, "sigma", i), found.sigma),)) for i in range(4)
+            Genome((Term(derive_seed(run.seed, "sigma", i), sign * found.sigma),))
+            for i in range(2)
+            for sign in (1, -1)
         ]
         await engine.load(genomes_G)
         losses: list[float] = []
