@@ -2,7 +2,7 @@
 
 Genomes have to differ in their answers, and yet lose little of what the centre can do. How much
 they lose shows in the log-probability of the centre's own answers: a genome that makes an answer
-less likely by 0.2 nats gives it up in about a fifth of all cases. So
+less likely by 0.3 nats gives it up in about a quarter of all cases. So
 
     loss(σ) = mean over answers and genomes of  log π_centre(answer) - log π_genome(answer)
 
@@ -39,7 +39,7 @@ from es_cookbook.rl.rollouts import mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import EnvGroupBuilder, Trajectory
 
-LOSS = 0.2
+LOSS = 0.3
 """Nats that the centre's answers lose at the σ that is taken."""
 DRIFT = 1.5
 """RMS of the noise of all steps, over σ."""

@@ -117,7 +117,7 @@ def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
         "  sigma     nats that the centre's answers lose",
         "  0.0025    0.010",
         "  0.01      0.300",
-        "sigma=0.008 is where they lose 0.2; reward of the centre 1, of 2 genomes 0 to 1, on 1 "
+        "sigma=0.008 is where they lose 0.3; reward of the centre 1, of 2 genomes 0 to 1, on 1 "
         "problem; 1.5 s",
     ]
     same = FoundSigma(0.008, losses, np.zeros((3, 5)), 1.5).table().splitlines()
