@@ -43,6 +43,8 @@ _FLOATS = {0: "float32", 1: "float16", 30: "bfloat16"}
 """ggml's number of a type that is not quantised -> torch's name."""
 _LONGEST_NAME = 1024
 """Bytes of a key, a tensor's name or a token."""
+_LONGEST_TEXT = 2**24
+"""Bytes of any other string."""
 _LONGEST_TEMPLATE = 2**20
 """Characters of a chat template."""
 _LARGEST_HEADER = 2**26
@@ -213,7 +215,7 @@ class _Reader:
         if kind in _FORMATS:
             return self._unpacked(_FORMATS[kind])[0]
         if kind == _STRING:
-            return self._string(_LARGEST_HEADER)
+            return self._string(_LONGEST_TEXT)
         if kind != _ARRAY:
             raise self._broken(f"has {one_line(key)!r:.80} of the unknown type {kind}")
         entries, length = self._number("I"), self._number("Q")

@@ -103,9 +103,11 @@ class Findings:
     def _change(self, row: _Row) -> str:
         """What makes genomes differ by more than luck."""
         now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
-        centre = self._held_out[-1].get(REWARD, 0.0) if self._held_out else 0.0
+        held_out = self._held_out[-1] if self._held_out else {}
+        centre = held_out.get(REWARD, 0.0)
+        at_least = held_out.get("test/low/reward/mean", centre)
         genomes = row.get("reward/mean", centre)
-        if 0 <= genomes < _BROKEN * centre:
+        if 0 <= genomes < _BROKEN * at_least:
             return (
                 f"lower optimizer.sigma{now}, since genomes earn {genomes:.3g} and the "
                 f"centre {centre:.3g} on held-out problems; {_SEE}"
