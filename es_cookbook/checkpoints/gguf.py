@@ -181,6 +181,9 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
     loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
     if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
         raise refused(path, f"lacks weights: {missing[0]} and {len(missing) - 1} more")
+    for name, tensor in loaded.state_dict().items():
+        if not tensor.isfinite().all():
+            raise refused(path, f"has numbers that are not finite, in {name}")
     # What was loaded is marked as quantised, which it is no longer, and cannot be saved.
     model.load_state_dict(loaded.state_dict(), assign=True)
     model.tie_weights()

@@ -404,6 +404,14 @@ def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> N
         assert tokenizer.encode(TEXT, add_special_tokens=False) == plain.encode(TEXT)
 
 
+def test_weights_that_are_not_finite_are_refused(file: Path, tmp_path: Path) -> None:
+    start = read_header(file).tensors["blk.1.ffn_up.weight"].start
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(patched(file.read_bytes(), start, "H", 0x7E00))
+    with pytest.raises(ModelError, match=r"are not finite, in model.layers.1.mlp.up_proj.weight"):
+        converted(path)
+
+
 def test_tensors_may_not_share_bytes(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
     header = read_header(file)
