@@ -2,15 +2,15 @@
 
 import json
 import logging
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors import safe_open
@@ -24,9 +24,8 @@ from es_cookbook.runs.history import store
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.replay import open_replay
 from es_cookbook.runs.snapshots import SnapshotWriter
+from tests.programs import Programs
 from tests.runs.recorded_run import Recorded, record_run, same_bits, take_snapshots
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -143,15 +142,18 @@ writer.finish()
 
 
 @pytest.mark.slow
-def test_sigkill_while_one_is_written_leaves_nothing_under_its_name(recorded: Recorded) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _SLOW_WRITER, str(recorded.path)], cwd=ROOT)
+def test_sigkill_while_one_is_written_leaves_nothing_under_its_name(
+    recorded: Recorded, tmp_path: Path, programs: Programs
+) -> None:
+    (tmp_path / "writer.py").write_text(_SLOW_WRITER)
+    pid = programs.start([tmp_path / "writer.py", recorded.path], [os.devnull] * 3)
     path = recorded.path / "snapshots" / "000005.safetensors"
     partial = path.with_name(path.name + ".partial")
     while not (partial.exists() and partial.stat().st_size > 4096):
-        assert process.poll() is None
+        assert psutil.pid_exists(pid)
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(pid, signal.SIGKILL)
+    assert programs.exit_code() == -signal.SIGKILL
     assert partial.exists() and not path.exists()
     assert open_replay(recorded.path).snapshot is None
     SnapshotWriter(recorded.path, 5)
