@@ -60,7 +60,7 @@ class Findings:
         self._is_es |= "optimizer/sigma" in row
         if held_out := {key: value for key, value in row.items() if key.startswith("test/")}:
             self._held_out.append(held_out)
-        found = (self._no_signal(row), _cut(row), self._unchanged(row))
+        found = (self._no_signal(row), _cut(row), self._unchanged())
         self.latest = [each for each in found if each is not None]
         told = [each for each in self.latest if self._is_due(each[0])]
         self._told |= {kind: self._taken for kind, _ in told}
@@ -114,12 +114,14 @@ class Findings:
             )
         return f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
 
-    def _unchanged(self, row: _Row) -> _Finding | None:
-        if not self._held_out or REWARD not in row:
+    def _unchanged(self) -> _Finding | None:
+        """Until the next evaluation, or a view would show it for one generation."""
+        if len(self._held_out) < 2 or REWARD not in self._held_out[-1]:
             return None
         first, *later = self._held_out
+        row = later[-1]
         same = "is the same as before the first generation in every digit"
-        if not later or first.items() - row.items():
+        if first.items() - row.items():
             key = CORRECT if CORRECT in row else REWARD
             is_moving = row[REWARD] > first.get(REWARD, row[REWARD])
             if len(later) < _EVALUATIONS - 1 or is_moving:

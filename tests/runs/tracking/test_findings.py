@@ -88,7 +88,11 @@ def test_where_genomes_earn_far_less_than_the_centre_sigma_is_too_large(
 
 def test_a_held_out_result_that_did_not_change_at_all_is_told_once() -> None:
     measured = {"test/env/all/correct": 0.25, "test/reward/mean": 0.3}
-    assert told({**FINE, **measured}, FINE, {**FINE, **measured}, measured) == ["unchanged"]
+    assert told({**FINE, **measured}, FINE, {**FINE, **measured}, FINE, measured) == ["unchanged"]
+    found = Findings()
+    for row in ({**FINE, **measured}, FINE, {**FINE, **measured}, FINE):
+        found.take(row)
+    assert [kind for kind, _ in found.latest] == ["unchanged"], "a view still shows it"
     found = Findings()
     found.take({**FINE, **NO_REWARD, **measured})
     assert [said for _, said in found.take(measured)] == [
