@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from es_cookbook.checkpoints.gguf import SPLITS
+from es_cookbook.checkpoints.gguf import SPLITS, WHOLE_WORDS
 from tests.tiny_models import save_with_tokenizer
 
 TEXT = "hello world 12345 and it's 17 + 25 = 42, again and again"
@@ -87,7 +87,7 @@ def _build(name: str, vocab_size: int) -> PreTrainedModel:
 
 
 def _byte_level(split: str) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = Tokenizer(models.BPE(ignore_merges=split in WHOLE_WORDS))
     if split in SPLITS:
         pattern = pre_tokenizers.Split(Regex(SPLITS[split]), "isolated")
         steps = [pattern, pre_tokenizers.ByteLevel(False, use_regex=False)]

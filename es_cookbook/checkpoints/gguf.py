@@ -28,6 +28,7 @@ from es_cookbook.common.terminal import one_line, say, stderr_into
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
+    from tokenizers.models import BPE
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 CACHE = "ES_COOKBOOK_CACHE"
@@ -53,10 +54,19 @@ _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-SPLITS = {"llama-bpe": _LLAMA3_SPLIT, "qwen2": _LLAMA3_SPLIT.replace("{1,3}", "")}
+SPLITS = {
+    "llama-bpe": _LLAMA3_SPLIT,
+    "smaug-bpe": _LLAMA3_SPLIT,
+    "qwen2": _LLAMA3_SPLIT.replace("{1,3}", ""),
+}
 """llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 """Kinds that split text as GPT-2 does, after every digit was split off."""
+WHOLE_WORDS = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    *("jina-v5-nano", "tekken"),
+)
+"""Kinds that take a word of the vocabulary as it is, without merges, and whose texts begin so."""
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' name of a special token -> the format's."""
@@ -287,18 +297,23 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
     """Have a tokenizer split text as its file says: transformers knows few ways."""
     from tokenizers import Regex, pre_tokenizers
 
+    pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
+    with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+        known = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS}
     if metadata.get("tokenizer.ggml.model") != "gpt2":
+        if pre in known:  # transformers splits by it all the same.
+            raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")
         if metadata.get("tokenizer.ggml.add_space_prefix") is False and isinstance(
             tokenizer.pre_tokenizer, pre_tokenizers.Metaspace
         ):
             tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", split=False)
         return
-    pre = str(metadata.get("tokenizer.ggml.pre", ""))
-    with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
-        from transformers.integrations.gguf import gguf_tokenizer_mapping
-
-        if pre in gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS:
-            return
+    if pre in WHOLE_WORDS:
+        cast("BPE", tokenizer.model).ignore_merges = True
+    if pre in known:
+        return
     if pre in _SPLITS_DIGITS:
         steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
     elif pre in SPLITS:
@@ -332,8 +347,10 @@ def _with_its_tokens(
     for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
         token = _special_token(metadata, key)
         setattr(tokenizer, f"{name}_token", None if token is None else tokens[token])
-    # A text is A; llama.cpp begins one so where the vocabulary is SentencePiece's.
-    ends = {"bos": metadata.get("tokenizer.ggml.model") == "llama", "eos": False}
+    # Where a file does not say, llama.cpp goes by the kind of its tokenizer.
+    kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    is_begun = any(kind in ("llama", *WHOLE_WORDS) for kind in kinds)
+    ends = {"bos": is_begun, "eos": False}
     added = {
         name: (tokens[token], token)
         for name, default in ends.items()

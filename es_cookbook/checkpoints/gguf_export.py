@@ -21,6 +21,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from es_cookbook.checkpoints.gguf import (
     ROPE_FACTORS,
     SPLITS,
+    WHOLE_WORDS,
     FloatType,
     llama3_factors,
     read_config,
@@ -221,7 +222,7 @@ def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTraine
     tokens, types = _tokens(fast["model"], added, config.vocab_size)
     if is_bytes:
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_split_name(fast["pre_tokenizer"]))
+        writer.add_tokenizer_pre(_split_name(fast["pre_tokenizer"], fast["model"]))
         writer.add_token_merges([" ".join(pair) for pair in merges])
     else:
         writer.add_tokenizer_model("llama")
@@ -277,15 +278,16 @@ def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[fl
     return [float(-rank.get(token, len(merges) + i)) for i, token in enumerate(tokens)]
 
 
-def _split_name(pre_tokenizer: Mapping[str, Any]) -> str:
+def _split_name(pre_tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """llama.cpp's name for how a byte-level tokenizer splits text before it joins bytes."""
+    is_whole = bool(model.get("ignore_merges"))
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]
     if len(patterns) == 1:
         for name, split in SPLITS.items():
-            if split == patterns[0]:
+            if split == patterns[0] and is_whole == (name in WHOLE_WORDS):
                 return name
-    if not patterns and steps[-1].get("use_regex", True):
+    if not patterns and not is_whole and steps[-1].get("use_regex", True):
         if len(steps) == 1:
             return "gpt-2"
         if steps[0] == {"type": "Digits", "individual_digits": True}:

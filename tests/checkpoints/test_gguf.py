@@ -305,13 +305,22 @@ def test_metadata_that_the_weights_do_not_bear_out_is_refused(
     assert not [path for path in cache.glob("*") if path.is_dir()]
 
 
-@pytest.mark.parametrize("size", [0, None])
-def test_layers_that_see_a_window_need_its_size(size: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"gemma3.attention.sliding_window": 0}, "does not say gemma3.attention.sliding_window"),
+        ({"gemma3.attention.sliding_window": None}, "does not say gemma3.attention.sliding_win"),
+        ({"tokenizer.ggml.pre": "qwen2"}, "splits text in the way 'qwen2', which its tokenizer"),
+    ],
+)
+def test_a_window_has_a_size_and_sentencepiece_splits_no_text(
+    changed: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
     def change(_: gguf.GGUFWriter, values: dict[str, Any]) -> None:
-        values["gemma3.attention.sliding_window"] = size
+        values.update(changed)
 
     file = write(make_gguf_model("gemma3", tmp_path / "model"), tmp_path / "model.gguf")
-    with pytest.raises(ModelError, match=r"does not say gemma3.attention.sliding_window"):
+    with pytest.raises(ModelError, match=sentence):
         converted(remade(file, tmp_path / "bad.gguf", change))
 
 
@@ -391,7 +400,7 @@ def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> N
     for flags, first, last in (
         ({"add_bos_token": True}, ["<bos>"], []),
         ({"add_bos_token": True, "add_eos_token": True}, ["<bos>"], ["<eos>"]),
-        ({"add_bos_token": None}, ["<bos>"] if name == "llama with biases" else [], []),
+        ({"add_bos_token": None}, ["<bos>"], []),
     ):
         new = {f"tokenizer.ggml.{flag}": value for flag, value in flags.items()}
 
@@ -402,6 +411,24 @@ def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> N
         tokens = plain.convert_ids_to_tokens(plain.encode(TEXT))
         assert tokenizer.convert_ids_to_tokens(tokenizer.encode(TEXT)) == [*first, *tokens, *last]
         assert tokenizer.encode(TEXT, add_special_tokens=False) == plain.encode(TEXT)
+
+
+def test_a_word_of_the_vocabulary_needs_no_merges_where_its_kind_says_so(
+    file: Path, tmp_path: Path
+) -> None:
+    for kind, tokens in (("llama-bpe", ["Ġagain"]), ("smaug-bpe", ["Ġagai", "n"])):
+
+        def change(_: gguf.GGUFWriter, values: dict[str, Any], kind: str = kind) -> None:
+            merges = values["tokenizer.ggml.merges"]
+            kept = [merge for merge in merges if merge.replace(" ", "") != "Ġagain"]
+            assert len(kept) == len(merges) - 1
+            new = {"merges": kept, "pre": kind, "add_bos_token": None}
+            values.update({f"tokenizer.ggml.{name}": value for name, value in new.items()})
+
+        tokenizer = load_tokenizer(str(remade(file, tmp_path / "other.gguf", change)))
+        assert tokenizer.tokenize(" again") == tokens
+        begins = tokenizer.encode("again")[0] == tokenizer.bos_token_id
+        assert begins == (kind == "llama-bpe"), "where the file does not say"
 
 
 def test_weights_that_are_not_finite_are_refused(file: Path, tmp_path: Path) -> None:
