@@ -9,7 +9,7 @@ and in bfloat16; random ones of 20 M parameters (float32) and of Qwen2.5-0.5B's 
 tokens, to save time); and a random hybrid of 6 M, which runs by its own forward. Each is sampled by
 
 - transformers' `generate` on the unperturbed model, all requests as one batch, in the same dtype;
-- the torch engine without perturbation (all requests go to the centre);
+- the torch engine without perturbation (all genomes are the centre, and share what others do);
 - the torch engine with the population resident;
 - the bundled model also with one genome resident after the other (16 of the 64, to save time).
 
@@ -371,8 +371,8 @@ class Contest:
         self.loop.run_until_complete(sample(self.engine, targets, self.prompts, self.case.tokens))
 
     def unperturbed(self) -> None:
-        """All requests, of the centre."""
-        self.answer([], ["centre"] * self.case.genomes)
+        """The same requests, of as many genomes that are the centre, and share as much."""
+        self.answer([Genome()] * self.case.genomes, list(range(self.case.genomes)))
 
     def population(self) -> None:
         """The same requests, of every genome."""

@@ -172,7 +172,7 @@ class Lane:
         placed = list(zip(works, table.place(works), strict=True))
         self._taken = []
         for slots, logits in self.forward.prefill(table, placed):
-            self._sample(slots, logits)
+            self._sample(slots, logits, np.arange(len(slots)))
         return len(works)
 
     def _decode(self) -> None:
@@ -183,21 +183,23 @@ class Lane:
             table.reorder(order)
         logits = self.forward.decode(table)
         slots = table.active.nonzero()[0]
-        if len(slots) < len(logits):
-            logits = logits[torch.from_numpy(slots).to(logits.device)]
-        self._sample(slots, logits.float())
+        self._sample(slots, logits, slots)
 
-    def _sample(self, slots: np.ndarray, logits_B_V: torch.Tensor) -> None:
+    def _sample(self, slots: np.ndarray, logits_R_V: torch.Tensor, rows: np.ndarray) -> None:
         """Sample a token for each slot from its row of logits, and let go of requests that end."""
         table = self._table
+        if logits_R_V.dtype not in (torch.float32, torch.bfloat16):
+            logits_R_V = logits_R_V.float()
         uniform = table.uniforms[slots, table.count[slots]]
-        options = (table.temperature[slots], table.top_p[slots], uniform)
-        there = (torch.from_numpy(option).to(logits_B_V.device) for option in options)
-        tokens_B = choose_tokens(logits_B_V, *there)
+        options = table.temperature[slots], table.top_p[slots], uniform
+        tokens = choose_tokens(logits_R_V, *options, rows)
         logprobs = None
-        if table.wants_logprobs[slots].any():
-            logprobs = token_logprobs(logits_B_V, tokens_B).cpu().numpy()
-        tokens = tokens_B.cpu().numpy()
+        if (asked := table.wants_logprobs[slots]).any():
+            of_rows, chosen = (
+                torch.from_numpy(each[asked]).to(logits_R_V.device) for each in (rows, tokens)
+            )
+            logprobs = np.zeros(len(slots), np.float32)
+            logprobs[asked] = token_logprobs(logits_R_V[of_rows].float(), chosen).cpu().numpy()
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._eos)

@@ -101,7 +101,7 @@ class FlatForward(Forward):
             logits = self._run(rows, attention, torch.tensor(last, device=self.device))
             self._prefixes.computed(leases, self)
             self._count(works, leases)
-            yield np.array(slots), logits[: len(works)].float()
+            yield np.array(slots), logits[: len(works)]
 
     def _count(self, works: Sequence[Work], leases: Sequence[Lease]) -> None:
         for work, lease in zip(works, leases, strict=True):

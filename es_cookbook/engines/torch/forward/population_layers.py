@@ -200,11 +200,7 @@ class LowRankRows:
         return height
 
     def added(self, y_T_N: torch.Tensor, x_T_N: torch.Tensor) -> torch.Tensor:
-        """Y + x B A, each row's own; y may be written to.
-
-        Raises:
-            ValueError: See `for_kernels`.
-        """
+        """Y + x B A, each row's own; y may be written to. Raises as `for_kernels`."""
         if self.gathered is None:
             out = y_T_N if suits_kernels(y_T_N) else torch.empty_like(y_T_N, dtype=torch.float32)
             factors = self.for_kernels(len(y_T_N))
@@ -238,13 +234,14 @@ class Batch:
         factors: low-rank parts of the batch's blocks, or None without perturbation.
         head_factors: the same for the rows of the output head, one row a block; None where rows are
             the blocks.
-        layer: of attention, that ran last.
+        layer: of attention, that ran last, and what linear layers made `last`.
     """
 
     attention: AttentionRows | None = None
     factors: Factors | None = None
     head_factors: GroupFactors | None = None
     layer: AttentionLayer | None = None
+    last: torch.Tensor | None = None
     shared: "tuple[LinearGroup, torch.Tensor, torch.Tensor] | None" = None
 
 
@@ -298,6 +295,7 @@ class LinearGroup:
     ) -> None:
         self.index = index
         self.is_head = is_head
+        self.is_bare = False  # what the weights make need not be widened
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         matrices = [_matrix(layer) for layer in layers]
@@ -327,11 +325,9 @@ class LinearGroup:
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), as the weights'."""
         rows = x.reshape(-1, self.in_features).to(self.weight.dtype).contiguous()
-        num_rows = rows.shape[0]
-        if num_rows < MIN_ROWS:
+        if (num_rows := len(rows)) < MIN_ROWS:
             rows = F.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
-        packed, weight = self._packed, self.weight
-        y = F.linear(rows, weight, self.bias) if packed is None else packed(rows)
+        y = F.linear(rows, self.weight, self.bias) if self._packed is None else self._packed(rows)
         return rows[:num_rows], y[:num_rows]
 
     def for_kernels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, RankFactors]:
@@ -351,9 +347,12 @@ class LinearGroup:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
         rows, y = self.product(x)
-        factors = self._factors()
-        y = y.to(self.dtype) if factors is None else factors.added(y, rows)
-        return y.view(*x.shape[:-1], -1)
+        if (factors := self._factors()) is not None:
+            y = factors.added(y, rows)
+        elif not self.is_bare:
+            y = y.to(self.dtype)
+        y = _batch().last = y.view(*x.shape[:-1], -1)
+        return y
 
 
 class _PopulationLinear(nn.Module):
@@ -465,6 +464,7 @@ class PopulationModel:
                 if projections := expert_groups(len(self.groups), child, MIN_ROWS, path.wide):
                     self.groups += projections
                     setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
+        self._head = next((group for group in group_of.values() if group.is_head), None)
         if path.flat:
             _replace(module, norm_like)
             _replace(module, _gated_like)
@@ -493,9 +493,7 @@ class PopulationModel:
     @property
     def head_table(self) -> LowRankTable | None:
         """The output head's low-rank parts, where genomes perturb it."""
-        groups = [group for group in self.groups if isinstance(group, LinearGroup)]
-        heads = [group.index for group in groups if group.is_head]
-        return self.tables[heads[0]] if self.tables is not None and heads else None
+        return self.tables[self._head.index] if self.tables and self._head else None
 
     def gather(self, genome_of_block: torch.Tensor) -> Factors | None:
         """Low-rank parts for every group, one row a block; None where all are the last, 0."""
@@ -511,7 +509,10 @@ class PopulationModel:
     ) -> CausalLMOutput:
         """What the Hugging Face model, or a shell of it, returns with this batch's genomes."""
         with _running(batch):
-            return cast("CausalLMOutput", (module or self.module)(**inputs))
+            output = cast("CausalLMOutput", (module or self.module)(**inputs))
+        if self._head is not None and output.logits is batch.last:
+            self._head.is_bare = True  # the model does nothing with it: who reads it widens it
+        return output
 
 
 def _gated_like(module: nn.Module) -> GatedLayers | None:

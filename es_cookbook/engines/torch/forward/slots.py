@@ -28,6 +28,8 @@ from es_cookbook.engines.torch.forward.population_layers import (
     PopulationModel,
 )
 from es_cookbook.engines.torch.forward.work_queue import Admission, Work
+from es_cookbook.engines.torch.kernels.choice import draw, first_largest
+from es_cookbook.engines.torch.kernels.modules import rows_of
 
 _NOBODY = -1
 
@@ -226,8 +228,8 @@ class Forward(Admission, ABC):
     ) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Run the prompts of requests in their slots.
 
-        Yields slots, and float32 logits (slots, vocabulary) of their first tokens, until all are
-        done; they may be sampled, and slots released, in between.
+        Yields slots, and logits (slots, vocabulary) of their first tokens, until all are done; they
+        may be sampled, and slots released, in between.
         """
 
     @abstractmethod
@@ -257,38 +259,57 @@ def token_uniforms(seed: int, num_tokens: int) -> np.ndarray:
 
 
 def choose_tokens(
-    logits_B_V: torch.Tensor,
-    temperature_B: torch.Tensor,
-    top_p_B: torch.Tensor,
-    uniform_B: torch.Tensor,
-) -> torch.Tensor:
-    """Sample one token a row.
+    logits_R_V: torch.Tensor,
+    temperature_B: np.ndarray,
+    top_p_B: np.ndarray,
+    uniform_B: np.ndarray,
+    rows_B: np.ndarray,
+) -> np.ndarray:
+    """Sample one token for each of some rows of logits.
 
     Args:
-        logits_B_V: float32 logits.
+        logits_R_V: float32 logits, or bfloat16.
         temperature_B: 0 is greedy.
         top_p_B: nucleus mass in (0, 1].
-        uniform_B: float64 in [0, 1), one a row.
+        uniform_B: float64 in [0, 1).
+        rows_B: which row each token is sampled from.
 
     Returns:
         Token ids (B,), int64.
     """
-    tokens_B = logits_B_V.argmax(dim=-1)
-    hot = (temperature_B > 0).nonzero().flatten()
-    if len(hot) == 0:
-        return tokens_B
-    scaled = logits_B_V[hot].double() / temperature_B[hot, None]
-    mass = torch.softmax(scaled, dim=-1)
-    top_p = top_p_B[hot, None]
+    drawn = temperature_B > 0
+    if logits_R_V.device.type == "cpu":
+        logits = rows_of(logits_R_V.contiguous())
+        tokens_B = np.empty(len(rows_B), np.int64)
+        first_largest(logits, rows_B, tokens_B)
+        whole = drawn & (top_p_B == 1)
+        drawn &= ~whole
+        tokens_of_whole = tokens_B[whole]
+        options = rows_B[whole], temperature_B[whole], uniform_B[whole]
+        draw(logits, *options, tokens_of_whole)
+        tokens_B[whole] = tokens_of_whole
+    else:
+        tokens_B = logits_R_V.argmax(dim=-1).cpu().numpy()[rows_B]
+    if drawn.any():
+        rows = torch.from_numpy(rows_B[drawn]).to(logits_R_V.device)
+        options = (each[drawn, None] for each in (temperature_B, top_p_B, uniform_B))
+        there = (torch.from_numpy(each).to(rows.device) for each in options)
+        tokens_B[drawn] = _drawn(logits_R_V[rows].double(), *there).cpu().numpy()
+    return tokens_B
+
+
+def _drawn(
+    logits_B_V: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """Draw a token for each row; options are (B, 1)."""
+    mass = torch.softmax(logits_B_V / temperature, dim=-1)
     if bool((top_p < 1).any()):
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         outside = (ordered.cumsum(dim=-1) - ordered >= top_p) & (top_p < 1)
         mass = mass.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), 0.0)
     cumulative = mass.cumsum(dim=-1)
-    target = uniform_B[hot, None] * cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, target, right=True).flatten()
-    tokens_B[hot] = picked.clamp(max=logits_B_V.shape[-1] - 1)
-    return tokens_B
+    picked = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).flatten()
+    return picked.clamp(max=logits_B_V.shape[-1] - 1)
 
 
 def token_logprobs(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:

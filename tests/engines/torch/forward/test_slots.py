@@ -1,6 +1,7 @@
 """Slots stay in blocks of their genome, whatever comes, goes and moves."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,12 +126,8 @@ def _choose(
     logits: list[list[float]], temperature: float, top_p: float, uniform: list[float]
 ) -> list[int]:
     rows = len(logits)
-    return choose_tokens(
-        torch.tensor(logits),
-        torch.full((rows,), temperature, dtype=torch.float64),
-        torch.full((rows,), top_p, dtype=torch.float64),
-        torch.tensor(uniform, dtype=torch.float64),
-    ).tolist()
+    options = np.full(rows, temperature), np.full(rows, top_p), np.array(uniform)
+    return choose_tokens(torch.tensor(logits), *options, np.arange(rows)).tolist()
 
 
 def test_uniform_numbers_are_a_function_of_seed_and_index() -> None:
@@ -143,6 +140,26 @@ def test_uniform_numbers_are_a_function_of_seed_and_index() -> None:
 
 def test_greedy_takes_the_first_of_the_largest() -> None:
     assert _choose([[0.0, 2.0, 2.0], [1.0, 0.0, -1.0]], 0.0, 0.1, [0.9, 0.9]) == [1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [7, 256, 1000])
+def test_tokens_of_a_large_vocabulary_are_torchs(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randn(40, size, generator=generator) * 4).to(dtype)
+    logits[0, size // 2 :] = torch.nan  # the first NaN
+    logits[1, ::2], logits[2, 1::2] = torch.inf, -torch.inf
+    logits[3] = torch.nan
+    rows = np.array([0, 1, 2, 3, *range(39, 9, -1)])
+    zero, one = np.zeros(len(rows)), np.ones(len(rows))
+    largest = choose_tokens(logits, zero, one, zero, rows)
+    assert largest.tolist() == logits.float().argmax(-1)[rows].tolist()
+    hot, uniform = rows[4:], np.linspace(0, 0.999, len(rows) - 4)
+    drawn = choose_tokens(logits, 0.7 * one[4:], one[4:], uniform, hot)
+    cumulative = (logits[hot].double() / 0.7).softmax(-1).cumsum(-1)
+    below = np.take_along_axis(np.pad(cumulative.numpy(), ((0, 0), (1, 0))), drawn[:, None], 1)
+    above = cumulative.numpy()[np.arange(len(hot)), drawn]
+    assert ((below[:, 0] <= uniform + 1e-12) & (uniform < above + 1e-12)).all()
 
 
 def test_a_hot_row_inverts_the_cumulative_distribution_in_vocabulary_order() -> None:
@@ -178,7 +195,8 @@ def test_rows_do_not_see_each_others_options(
 ) -> None:
     together = choose_tokens(
         torch.tensor([logits] * len(options)),
-        *(torch.tensor(column, dtype=torch.float64) for column in zip(*options, strict=True)),
+        *(np.array(column) for column in zip(*options, strict=True)),
+        np.arange(len(options)),
     )
     alone = [_choose([logits], t, p, [u])[0] for t, p, u in options]
     assert together.tolist() == alone
