@@ -104,52 +104,77 @@ def _capped(x: Lanes, cap: Lanes) -> Lanes:
     return multiply(cap, divide(add(power, spread(-ONE)), add(power, spread(ONE))))
 
 
+_Heads: TypeAlias = tuple[int, int, int]
+"""Where queries of one head of keys begin that are taken together, three or, with the last one
+twice, two."""
+
+
+@kernel()
+def _finished(sums: tuple[Lanes, Lanes], scaling: tuple[Lanes, Number]) -> tuple[Lanes, Lanes]:
+    """Scale products with two blocks of keys, and cap them."""
+    scale, cap = scaling
+    first, second = multiply(sums[0], scale), multiply(sums[1], scale)
+    if cap > ZERO:
+        first, second = _capped(first, spread(cap)), _capped(second, spread(cap))
+    return first, second
+
+
 @kernel()
 def _score(
     rows: Row,
-    heads: tuple[int, int],
+    heads: _Heads,
     keys: Row,
     block: tuple[int, int, int],
     seen: tuple[int, int],
     scaling: tuple[Lanes, Number],
     scores: Row,
 ) -> None:
-    """Scores of two queries, at `heads` of `rows`, with a run's keys at the positions `seen`.
+    """Scores of queries, at `heads` of `rows`, with a run's keys at the positions `seen`.
 
     Args:
         rows: of which queries are read.
-        heads: where the two begin.
+        heads: where they begin.
         keys: of a run: blocks, (depth, STEP) each; two of them are taken together.
         block: where position 0 would be, their depth, and how far ahead keys are fetched on the
             way: those of a token that comes soon, whose place no processor would guess.
         seen: first position, where a block begins, and one past the last.
         scaling: factor on scores, and their cap.
-        scores: written, those of the second query in its second half; also up to the end of the
-            last block, which is for the next run to write.
+        scores: written, a third for each query; also up to the end of the last block, which is for
+            the next run to write.
     """
-    first, second = heads
+    first, second, third = heads
     start, depth, ahead = block
-    scale, cap = scaling
-    length = len(scores) // 2
+    length = len(scores) // 3
     for position in range(seen[0], seen[1], 2 * STEP):
         two = position + STEP < seen[1]
         here = start + position * depth
         there = here + STEP * depth if two else here
         # sum_qb: of query q with the keys of block b.
-        sum_00 = sum_01 = sum_10 = sum_11 = spread(ZERO)
-        for d in range(depth):
-            q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
-            k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
-            sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
-            sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
-            prefetch(keys, here + d * STEP + ahead)
-            prefetch(keys, there + d * STEP + ahead)
-        sum_00, sum_01 = multiply(sum_00, scale), multiply(sum_01, scale)
-        sum_10, sum_11 = multiply(sum_10, scale), multiply(sum_11, scale)
-        if cap > ZERO:
-            caps = spread(cap)
-            sum_00, sum_01 = _capped(sum_00, caps), _capped(sum_01, caps)
-            sum_10, sum_11 = _capped(sum_10, caps), _capped(sum_11, caps)
+        sum_00 = sum_01 = sum_10 = sum_11 = sum_20 = sum_21 = spread(ZERO)
+        if second == third:
+            for d in range(depth):
+                q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
+                k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
+                sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
+                sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
+                prefetch(keys, here + d * STEP + ahead)
+                prefetch(keys, there + d * STEP + ahead)
+        else:
+            for d in range(depth):
+                q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
+                q_2 = spread(read(rows, third + d))
+                k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
+                sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
+                sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
+                sum_20, sum_21 = fma(q_2, k_0, sum_20), fma(q_2, k_1, sum_21)
+                prefetch(keys, here + d * STEP + ahead)
+                prefetch(keys, there + d * STEP + ahead)
+            sum_20, sum_21 = _finished((sum_20, sum_21), scaling)
+            store(scores, 2 * length + position, sum_20)
+            if two:
+                store(scores, 2 * length + position + STEP, sum_21)
+        sum_00, sum_01 = _finished((sum_00, sum_01), scaling)
+        sum_10, sum_11 = _finished((sum_10, sum_11), scaling)
         store(scores, position, sum_00)
         store(scores, length + position, sum_10)
         if two:
@@ -175,77 +200,123 @@ def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -
     return ONE / sum_of(total)
 
 
+_WEIGHED = 6 * STEP
+"""Sums of 2 · STEP columns for three queries."""
+
+
 @kernel()
 def _weigh(
     scores: Row,
     seen: tuple[int, int],
     values: Row,
-    block: tuple[int, int, int],
-    runs: tuple[_Indices, _Indices, int, int, int],
-    out: Row,
+    block: tuple[int, int, int, int],
+    places: tuple[int, int],
+    sums: Row,
 ) -> None:
-    """Sums of columns of values over the positions `seen`, weighted by two queries' scores.
+    """Add values of a run to sums of columns, weighted by two queries' scores.
 
     Args:
         scores: as `_score` writes them.
-        seen: first position, and one past the last; every other one is summed apart.
+        seen: first position, and one past the last; every other one is added to other sums.
         values: a position's columns lie side by side.
-        block: where place 0 is; columns of a place; how far behind the first `STEP` columns the
-            other `STEP` are.
-        runs: as in `Where`, by run; the first run of the token, of another whose values are fetched
-            on the way, and one past the token's last.
-        out: written: the first query's 2 · STEP sums, then the second's.
+        block: where position 0 would be; columns of a place; how far behind the first `STEP`
+            columns the other `STEP` are; how far ahead values are fetched, as keys are.
+        places: where the sums of the first position are, and those of the one after it.
+        sums: of each query 2 · STEP columns.
     """
-    of_head, columns, second = block
-    begins, shifts, run, ahead, last = runs
-    length = len(scores) // 2
-    # even_qc, odd_qc: of query q and its columns c.
-    even_00 = even_01 = even_10 = even_11 = spread(ZERO)
-    odd_00 = odd_01 = odd_10 = odd_11 = spread(ZERO)
-    while run < last:
-        position, end = max(begins[run], seen[0]), seen[1]
-        if run + 1 < last:
-            end = min(end, begins[run + 1])
-        start = of_head + shifts[run] * columns
-        fetched = (shifts[ahead] - shifts[run]) * columns if ahead >= 0 else 0
-        if (
-            position < end and (position - seen[0]) % 2 == 1
-        ):  # the run before ended with an even one
-            other = length + position
-            share_0, share_1 = spread(read(scores, position)), spread(read(scores, other))
-            at = start + position * columns
-            v_0, v_1 = load(values, at), load(values, at + second)
-            odd_00, odd_01 = fma(share_0, v_0, odd_00), fma(share_0, v_1, odd_01)
-            odd_10, odd_11 = fma(share_1, v_0, odd_10), fma(share_1, v_1, odd_11)
-            position += 1
-        whole = position + max(0, end - position) // 2 * 2
-        for even in range(position, whole, 2):
-            other = length + even
-            # The shares of two queries in a position, and in the one after it; their columns.
-            share_0, share_1 = spread(read(scores, even)), spread(read(scores, other))
-            next_0, next_1 = spread(read(scores, even + 1)), spread(read(scores, other + 1))
-            at = start + even * columns
-            after = at + columns
-            v_0, v_1 = load(values, at), load(values, at + second)
-            after_0, after_1 = load(values, after), load(values, after + second)
-            prefetch(values, at + fetched)
-            prefetch(values, after + fetched)
-            even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
-            even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
-            odd_00, odd_01 = fma(next_0, after_0, odd_00), fma(next_0, after_1, odd_01)
-            odd_10, odd_11 = fma(next_1, after_0, odd_10), fma(next_1, after_1, odd_11)
-        if whole < end:
-            share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
-            at = start + whole * columns
-            v_0, v_1 = load(values, at), load(values, at + second)
-            even_00, even_01 = fma(share_0, v_0, even_00), fma(share_0, v_1, even_01)
-            even_10, even_11 = fma(share_1, v_0, even_10), fma(share_1, v_1, even_11)
-        run += 1
-        ahead += 1 if ahead >= 0 else 0
-    store(out, 0, add(even_00, odd_00))
-    store(out, STEP, add(even_01, odd_01))
-    store(out, 2 * STEP, add(even_10, odd_10))
-    store(out, 3 * STEP, add(even_11, odd_11))
+    start, columns, second, ahead = block
+    length, (one, other) = len(scores) // 3, places
+    # one_qc, other_qc: of query q and its columns c.
+    one_00, one_01 = load(sums, one), load(sums, one + STEP)
+    one_10, one_11 = load(sums, one + 2 * STEP), load(sums, one + 3 * STEP)
+    other_00, other_01 = load(sums, other), load(sums, other + STEP)
+    other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
+    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
+    for position in range(seen[0], whole, 2):
+        # The shares of two queries in a position, and in the one after it; their columns.
+        of_next = length + position
+        share_0, share_1 = spread(read(scores, position)), spread(read(scores, of_next))
+        next_0, next_1 = spread(read(scores, position + 1)), spread(read(scores, of_next + 1))
+        at, after = start + position * columns, start + position * columns + columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        after_0, after_1 = load(values, after), load(values, after + second)
+        prefetch(values, at + ahead)
+        prefetch(values, after + ahead)
+        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
+        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
+        other_00, other_01 = fma(next_0, after_0, other_00), fma(next_0, after_1, other_01)
+        other_10, other_11 = fma(next_1, after_0, other_10), fma(next_1, after_1, other_11)
+    if whole < seen[1]:
+        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
+        at = start + whole * columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
+        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
+    store(sums, one, one_00)
+    store(sums, one + STEP, one_01)
+    store(sums, one + 2 * STEP, one_10)
+    store(sums, one + 3 * STEP, one_11)
+    store(sums, other, other_00)
+    store(sums, other + STEP, other_01)
+    store(sums, other + 2 * STEP, other_10)
+    store(sums, other + 3 * STEP, other_11)
+
+
+@kernel()
+def _weigh_three(
+    scores: Row,
+    seen: tuple[int, int],
+    values: Row,
+    block: tuple[int, int, int, int],
+    places: tuple[int, int],
+    sums: Row,
+) -> None:
+    """As `_weigh`, for three queries."""
+    start, columns, second, ahead = block
+    length, (one, other) = len(scores) // 3, places
+    one_00, one_01 = load(sums, one), load(sums, one + STEP)
+    one_10, one_11 = load(sums, one + 2 * STEP), load(sums, one + 3 * STEP)
+    one_20, one_21 = load(sums, one + 4 * STEP), load(sums, one + 5 * STEP)
+    other_00, other_01 = load(sums, other), load(sums, other + STEP)
+    other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
+    other_20, other_21 = load(sums, other + 4 * STEP), load(sums, other + 5 * STEP)
+    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
+    for position in range(seen[0], whole, 2):
+        of_second, of_third = length + position, 2 * length + position
+        share_0, next_0 = spread(read(scores, position)), spread(read(scores, position + 1))
+        share_1, next_1 = spread(read(scores, of_second)), spread(read(scores, of_second + 1))
+        share_2, next_2 = spread(read(scores, of_third)), spread(read(scores, of_third + 1))
+        at, after = start + position * columns, start + position * columns + columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        after_0, after_1 = load(values, after), load(values, after + second)
+        prefetch(values, at + ahead)
+        prefetch(values, after + ahead)
+        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
+        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
+        one_20, one_21 = fma(share_2, v_0, one_20), fma(share_2, v_1, one_21)
+        other_00, other_01 = fma(next_0, after_0, other_00), fma(next_0, after_1, other_01)
+        other_10, other_11 = fma(next_1, after_0, other_10), fma(next_1, after_1, other_11)
+        other_20, other_21 = fma(next_2, after_0, other_20), fma(next_2, after_1, other_21)
+    if whole < seen[1]:
+        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
+        share_2 = spread(read(scores, 2 * length + whole))
+        at = start + whole * columns
+        v_0, v_1 = load(values, at), load(values, at + second)
+        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
+        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
+        one_20, one_21 = fma(share_2, v_0, one_20), fma(share_2, v_1, one_21)
+    store(sums, one, one_00)
+    store(sums, one + STEP, one_01)
+    store(sums, one + 2 * STEP, one_10)
+    store(sums, one + 3 * STEP, one_11)
+    store(sums, one + 4 * STEP, one_20)
+    store(sums, one + 5 * STEP, one_21)
+    store(sums, other, other_00)
+    store(sums, other + STEP, other_01)
+    store(sums, other + 2 * STEP, other_10)
+    store(sums, other + 3 * STEP, other_11)
+    store(sums, other + 4 * STEP, other_20)
+    store(sums, other + 5 * STEP, other_21)
 
 
 @kernel()
@@ -260,15 +331,15 @@ def _scaled(x: Row, first: int, size: int, factor: Number, out: Row, at: int) ->
 
 
 _Flat: TypeAlias = tuple[Row, Row, Row, Row]
-"""Keys and values, and to work in, scores of two queries and their sums of columns of values."""
+"""Keys and values, and to work in, scores of three queries and their sums of columns of values."""
 
 
 @kernel()
 def _flat(cache: Cache, positions_T: _Indices) -> _Flat:
     keys, values = cache
     # A run's last block may begin at its last position but one.
-    scores = np.empty(2 * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
-    return keys.reshape(-1), values.reshape(-1), scores, np.empty(4 * STEP, np.float32)
+    scores = np.empty(3 * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
+    return keys.reshape(-1), values.reshape(-1), scores, np.empty(2 * _WEIGHED, np.float32)
 
 
 @kernel()
@@ -313,9 +384,9 @@ def _attend_tokens(
     Of each token's row in `rows` queries are read; `out` is written, (all tokens, heads, width).
     """
     heads, kv_heads, depth, width, places, columns = sizes
-    keys, values, scores, part = flat
+    keys, values, scores, sums = flat
     sequences_T, positions_T, begins_S_R, shifts_S_R = where
-    most, length = begins_S_R.shape[1], len(scores) // 2
+    most, length = begins_S_R.shape[1], len(scores) // 3
     begins, shifts = begins_S_R.reshape(-1), shifts_S_R.reshape(-1)
     scale, softcap, window = looks
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
@@ -338,10 +409,17 @@ def _attend_tokens(
         fetched = after * most + run - sequence * most if after >= 0 else -1
         for h in range(kv_heads):
             of_head = h * places
-            for r in range(0, repeats, 2):
+            r = 0
+            while r < repeats:
+                left = repeats - r
+                taken = 3 if left == 3 or left > 4 else min(left, 2)
                 head = h * repeats + r
-                other = min(head + 1, h * repeats + repeats - 1)
-                queries = of_row + head * depth, of_row + other * depth
+                heads_of_keys = head, head + min(taken - 1, 1), head + taken - 1
+                queries = (
+                    of_row + heads_of_keys[0] * depth,
+                    of_row + heads_of_keys[1] * depth,
+                    of_row + heads_of_keys[2] * depth,
+                )
                 for each in range(run, end_run):
                     shift, begin = shifts[each], max(begins[each], first)
                     end = min(n, begins[each + 1]) if each + 1 < end_run else n
@@ -349,16 +427,37 @@ def _attend_tokens(
                     block = (of_head + shift) * depth, depth, ahead * depth
                     begin -= (begin + shift) % STEP
                     _score(rows, queries, keys, block, (begin, end), scaling, scores)
-                share_0 = _normalised(scores, 0, first, seen, n, last)
-                share_1 = _normalised(scores, length, first, seen, n, last)
+                # 1 / the sum of each query's exponentials.
+                whole_0 = whole_1 = whole_2 = _normalised(scores, 0, first, seen, n, last)
+                if taken > 1:
+                    whole_1 = _normalised(scores, length, first, seen, n, last)
+                if taken > 2:
+                    whole_2 = _normalised(scores, 2 * length, first, seen, n, last)
                 for d in range(0, columns, 2 * STEP):
                     second = STEP if d + STEP < columns else 0
-                    of_values = of_head * columns + d, columns, second
-                    of_runs = begins, shifts, run, fetched, end_run
-                    _weigh(scores, (seen, n), values, of_values, of_runs, part)
-                    size = min(2 * STEP, width - d)
-                    _scaled(part, 0, size, share_0, out, at + head * width + d)
-                    _scaled(part, 2 * STEP, size, share_1, out, at + other * width + d)
+                    sums[:] = ZERO
+                    for each in range(run, end_run):
+                        shift, begin = shifts[each], max(begins[each], seen)
+                        end = min(n, begins[each + 1]) if each + 1 < end_run else n
+                        ahead = shifts[fetched + each - run] - shift if fetched >= 0 else 0
+                        start = (of_head + shift) * columns + d
+                        of_values = start, columns, second, ahead * columns
+                        # Every other position of the token's is summed apart, whatever its run.
+                        odd = (begin - seen) % 2 * _WEIGHED
+                        halves = odd, _WEIGHED - odd
+                        if taken > 2:
+                            _weigh_three(scores, (begin, end), values, of_values, halves, sums)
+                        else:
+                            _weigh(scores, (begin, end), values, of_values, halves, sums)
+                    for i in range(0, _WEIGHED, STEP):
+                        store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
+                    size, to = min(2 * STEP, width - d), at + head * width + d
+                    _scaled(sums, 0, size, whole_0, out, to)
+                    if taken > 1:
+                        _scaled(sums, 2 * STEP, size, whole_1, out, to + width)
+                    if taken > 2:
+                        _scaled(sums, 4 * STEP, size, whole_2, out, to + 2 * width)
+                r += taken
 
 
 _CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"
