@@ -4,8 +4,8 @@
     python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf sums       # or examples
 
 SmolLM2-135M-Instruct in bfloat16. Its GGUF file is no part of this repository: where it is missing
-nothing is measured. 32 rank-1 genomes answer 16 problems, 16 genomes those with examples, which take
-`generate` long; greedily, 16 tokens each, whatever they say:
+nothing is measured. 32 rank-1 genomes answer 16 problems, and 16 genomes those with examples, which
+take `generate` long; greedily, 16 tokens each, whatever they say:
 
 - sums: "What is 17 + 25? Answer with just the number.", by the model's chat template: 46 tokens, of
   which the first half is the same for all;
@@ -32,9 +32,9 @@ from es_cookbook.checkpoints.model_files import model_directory
 
 TOKENS, PROBLEMS = 16, 16
 _INSTRUCTION = (
-    "You are given two whole numbers to add. Add the units first, carry what is above nine, then add "
-    "the tens. Write no working, no sentence and no unit: answer with the sum alone, as a number of "
-    "two or three digits. Four examples show what is wanted.\n"
+    "You are given two whole numbers to add. Add the units first, carry what is above nine, then "
+    "add the tens. Write no working, no sentence and no unit: answer with the sum alone, as a "
+    "number of two or three digits. Four examples show what is wanted.\n"
 )
 _EXAMPLES = ((23, 58), (41, 17), (66, 29), (12, 75))
 
