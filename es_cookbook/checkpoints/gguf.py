@@ -295,7 +295,7 @@ def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
 
 def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]) -> None:
     """Have a tokenizer split text as its file says: transformers knows few ways."""
-    from tokenizers import Regex, pre_tokenizers
+    from tokenizers import Regex, normalizers, pre_tokenizers
 
     pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
     with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
@@ -303,11 +303,16 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
 
         known = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS}
     if metadata.get("tokenizer.ggml.model") != "gpt2":
-        if pre in known:  # transformers splits by it all the same.
+        if pre in (*known, *SPLITS):  # transformers would split by it all the same.
             raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")
-        if metadata.get("tokenizer.ggml.add_space_prefix") is False and isinstance(
-            tokenizer.pre_tokenizer, pre_tokenizers.Metaspace
-        ):
+        is_metaspace = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
+        if metadata.get("tokenizer.ggml.model") == "llama" and metadata.get(
+            "tokenizer.ggml.add_space_prefix", True
+        ):  # Before a text, and behind each special token.
+            steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            tokenizer.normalizer = normalizers.Sequence(steps)
+            tokenizer.pre_tokenizer = None if is_metaspace else tokenizer.pre_tokenizer
+        elif is_metaspace:
             tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", split=False)
         return
     if pre in WHOLE_WORDS:

@@ -413,6 +413,28 @@ def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> N
         assert tokenizer.encode(TEXT, add_special_tokens=False) == plain.encode(TEXT)
 
 
+@pytest.mark.parametrize("says", [True, None])
+def test_sentencepiece_begins_text_with_a_space_unless_the_file_says_no(
+    says: bool | None, tmp_path: Path
+) -> None:
+    """Behind special tokens too, and before a text that has one: as llama.cpp does."""
+
+    def change(_: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+        assert values["tokenizer.ggml.add_space_prefix"] is False
+        values["tokenizer.ggml.add_space_prefix"] = says
+
+    for name in ("llama with biases", "gemma3"):
+        base = write(make_gguf_model(name, tmp_path / name), tmp_path / f"{name}.gguf")
+        plain = load_tokenizer(str(base))
+        tokenizer = load_tokenizer(str(remade(base, tmp_path / f"{name} other.gguf", change)))
+        for text, as_plain in (
+            ("hello", " hello"),
+            (" two", "  two"),
+            ("<bos>a b<eos>", "<bos> a b<eos>"),
+        ):
+            assert tokenizer.encode(text) == plain.encode(as_plain)
+
+
 def test_a_word_of_the_vocabulary_needs_no_merges_where_its_kind_says_so(
     file: Path, tmp_path: Path
 ) -> None:
