@@ -1,6 +1,7 @@
 """What requests of a genome begin with in common is computed once, and answers keep their bits."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -8,6 +9,9 @@ import pytest
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch import host
+from es_cookbook.engines.torch.forward import self_check
+from es_cookbook.engines.torch.forward.attention import TokenCache
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -15,7 +19,14 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
-from tests.engines.torch.reference import request, running_engine, sample_all, wait_until_sampling
+from tests.engines.torch.reference import (
+    Reference,
+    request,
+    running_engine,
+    sample_all,
+    wait_until_sampling,
+    who,
+)
 from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel
 
 pytestmark = pytest.mark.anyio
@@ -204,3 +215,28 @@ async def test_a_lane_that_fails_leaves_nothing_that_was_not_computed(
         for task in running:
             task.cancel()
         assert await sample_all(engine, requests) == expected
+
+
+@pytest.mark.parametrize("idle", [None, 0])
+async def test_torchs_own_attention_reads_what_is_shared_as_well(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, idle: float | None
+) -> None:
+    for module in (host, self_check):  # as on a GPU; no kernel takes the place of this model's
+        monkeypatch.setattr(module, "new_cache", lambda _device, blocks, _dtype: TokenCache(blocks))
+    path = tiny_model("gpt_neox")
+    tree = [each for each in _tree(3) if isinstance(each, SampleRequest)]
+    greedy = [dataclasses.replace(each, params=SamplingParams(max_tokens=9)) for each in tree]
+    scored = [each for each in _tree(3) if isinstance(each, LogprobsRequest)]
+    reference = Reference(path, LowRank())
+    async with running_engine(path, LowRank(), num_lanes=1, prefix_cache_gib=idle) as engine:
+        await engine.load(GENOMES_G)
+        for _ in range(2):
+            actions = await sample_all(engine, greedy)
+            scores = await asyncio.gather(*map(engine.logprobs, scored))
+        stats = engine.stats()
+        shared = stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
+        assert shared > 0.5 if idle is None else shared == 0
+    reference.check_targets(GENOMES_G, greedy, actions)
+    for asked, found in zip(scored, scores, strict=True):
+        reference.become(who(GENOMES_G, asked.target))
+        reference.check_logprobs(asked.prompt_T, asked.continuation_T, found)

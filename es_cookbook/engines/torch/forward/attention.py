@@ -161,6 +161,10 @@ class TokenCache:
             # Finite, so that a value with no weight contributes exactly nothing.
             values[places_T] = torch.nan_to_num(v_T)
 
+    def places(self, table: SequenceTable, sequences: np.ndarray, length: int) -> torch.Tensor:
+        """`SequenceTable.places`; beyond a sequence's end it may be any place that there is."""
+        return table.places(sequences, length).clamp(max=self.num_reached * STEP - 1)
+
     def of_places(self, index: int, places_B_L: torch.Tensor) -> LayerStates:
         """A layer's keys and values at places: (sequences, kv heads, length, d) each."""
         keys, values = (each[places_B_L].transpose(1, 2) for each in self._layers[index])
@@ -303,7 +307,8 @@ class DecodeRows:
         self._cache = cache
         self._length = round_up(int(positions_B.max()) + 1, LENGTH_STEP)
         self._positions_B = positions_B
-        places_B_L = table.places(sequences_B.numpy(), self._length).to(positions_B.device)
+        places_B_L = cache.places(table, sequences_B.numpy(), self._length)
+        places_B_L = places_B_L.to(positions_B.device)
         self._places_B_L = places_B_L
         self._newest_B = places_B_L.gather(1, positions_B[:, None])[:, 0]
         self._hidden: dict[int | None, torch.Tensor] = {}
@@ -376,7 +381,7 @@ class PrefillRows:
             at = torch.minimum(torch.arange(padded), length - 1)
             tokens_T = (torch.arange(padded) < length).flatten().nonzero().flatten()
             rows_B_L, positions_B_L = start + at, first + at
-            places_B_W = table.places(np.array([sequences[i] for i in members]), whole)
+            places_B_W = cache.places(table, np.array([sequences[i] for i in members]), whole)
             rows_T = rows_B_L.flatten()[tokens_T]
             new.append((rows_T, places_B_W.gather(1, positions_B_L).flatten()[tokens_T]))
             parts = rows_B_L, positions_B_L, places_B_W, tokens_T, rows_T
