@@ -48,23 +48,18 @@ class Case:
     metric: str = "test/env/all/correct"
 
 
-def chat(task: str, problems: int) -> Case:
+def chat(task: str) -> Case:
     """The chat model at one of its tasks."""
-    options = {
-        "model_name": CHAT_MODEL,
-        "dataset.task": task,
-        "dataset.problems_per_generation": problems,
-        "optimizer.population_size": 32,
-    }
-    return Case(("chat", *(f"{name}={value}" for name, value in options.items())), 0.004, 32)
+    options = {"model_name": CHAT_MODEL, "dataset.task": task}
+    return Case(("chat", *(f"{name}={value}" for name, value in options.items())), 0.004, 64)
 
 
 CASES: Mapping[str, Case] = {
     "countdown": Case(("countdown", "optimizer.population_size=64"), 0.01, 64),
     "arithmetic": Case(("arithmetic", "optimizer.population_size=256"), 0.01, 256),
     "random": Case((), 0.008, 32, "test/reward/mean"),
-    "sums": chat("sums", 32),
-    "extraction": chat("extraction", 16),
+    "sums": chat("sums"),
+    "extraction": chat("extraction"),
 }
 
 

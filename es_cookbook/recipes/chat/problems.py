@@ -1,6 +1,7 @@
 """What a chat model is asked, and how a program grades its answers; nothing is fetched.
 
-    sums          What is 52 - 18? Answer with just the number.
+    sums          What is 52 + 18? Answer with just the number.
+    differences   What is 52 - 18? Answer with just the number.
     constraints   Write about the sea. Write exactly 2 sentences. Use no commas.
     conciseness   What is the capital of Kenya?
     extraction    Answer with JSON that has the keys name, city from this text: Maria Lopez from ...
@@ -29,7 +30,7 @@ from es_cookbook.recipes.generated import Fold, distinct, fold_of_text
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.answers import last_number
 
-Task: TypeAlias = Literal["sums", "constraints", "conciseness", "extraction"]
+Task: TypeAlias = Literal["sums", "differences", "constraints", "conciseness", "extraction"]
 
 FACTS = Path(__file__).parent / "facts.jsonl"
 LONGEST = 4000
@@ -84,13 +85,15 @@ def grade(task: Task, text: str, problem: Problem) -> Grade:
 
 def _draw_sum(rng: random.Random) -> Problem:
     a, b = rng.randint(11, 99), rng.randint(11, 99)
-    if rng.random() < 0.5:
-        return Problem(f"What is {a} + {b}? Answer with just the number.", str(a + b))
-    a, b = max(a, b), min(a, b)
+    return Problem(f"What is {a} + {b}? Answer with just the number.", str(a + b))
+
+
+def _draw_difference(rng: random.Random) -> Problem:
+    b, a = sorted((rng.randint(11, 99), rng.randint(11, 99)))
     return Problem(f"What is {a} - {b}? Answer with just the number.", str(a - b))
 
 
-def _grade_sum(text: str, problem: Problem) -> Grade:
+def _grade_number(text: str, problem: Problem) -> Grade:
     """The last number counts, in whatever words: half for being right, half by its digits."""
     said, gold = str(last_number(text)), problem.gold
     correct, length = said == gold, max(len(said), len(gold))
@@ -239,18 +242,21 @@ def _metrics(**values: float) -> dict[str, float]:
 
 _DRAWS: Mapping[Task, Callable[[random.Random], Problem]] = {
     "sums": _draw_sum,
+    "differences": _draw_difference,
     "constraints": _draw_constraints,
     "conciseness": _draw_fact,
     "extraction": _draw_text,
 }
 _GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
-    "sums": _grade_sum,
+    "sums": _grade_number,
+    "differences": _grade_number,
     "constraints": _grade_constraints,
     "conciseness": _grade_fact,
     "extraction": _grade_json,
 }
 MAX_TOKENS: Mapping[Task, int] = {
     "sums": 12,
+    "differences": 12,
     "constraints": 40,
     "conciseness": 16,
     "extraction": 40,
@@ -258,6 +264,7 @@ MAX_TOKENS: Mapping[Task, int] = {
 """Of an answer: what a good one needs, and a little more."""
 FULL_REWARD: Mapping[Task, float] = {
     "sums": 1.0,
+    "differences": 1.0,
     "constraints": 1.0,
     "conciseness": 0.0,
     "extraction": 1.0,

@@ -22,7 +22,7 @@ RECIPE = Recipe(
     ChatDatasetBuilder,
     es={
         **AUTOMATIC,
-        "population_size": 32,
+        "population_size": 64,
         "antithetic": False,
         "learning_rate_schedule": Cosine(),
     },

@@ -18,7 +18,7 @@ from es_cookbook.recipes.chat.problems import (
 from es_cookbook.runs.history.store import read_header
 from tests.recipe_problems import build, short_run
 
-TASKS: tuple[Task, ...] = ("sums", "constraints", "conciseness", "extraction")
+TASKS: tuple[Task, ...] = ("sums", "differences", "constraints", "conciseness", "extraction")
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
 
 
