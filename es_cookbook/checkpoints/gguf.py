@@ -35,6 +35,8 @@ CACHE = "ES_COOKBOOK_CACHE"
 """Environment variable: the directory of converted models; by default in that of the Hub."""
 CACHE_SIZE = 64 * 2**30
 """Bytes of converted models that are kept; the least recently used one goes first."""
+_CONVERSION = 2
+"""Of a change after which a file is another model directory: what older versions made is unused."""
 SUFFIX = ".gguf"
 FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
 """Of the matrices in a file that is written."""
@@ -83,7 +85,8 @@ def converted(path: Path) -> Path:
             status = os.fstat(file.fileno())
     except OSError as error:
         raise ModelError(f"model_name: {error}") from error
-    directory = _cache() / _digest(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    digest = _digest(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    directory = _cache() / f"{digest}-{_CONVERSION}"
     if not directory.exists():
         from filelock import FileLock
 
