@@ -101,7 +101,7 @@ def answers_text(evaluations: Sequence[Evaluation], count: int) -> str:
             if evaluation.answers_P:
                 reward = evaluation.results.outcomes.rewards_P_G_K[p, 0, 0]
                 said = one_line(evaluation.answers_P[p]) or "(nothing)"
-                lines.append(f"  {_when(evaluation)}: {said}  (reward {reward:g})")
+                lines.append(f"  {_when(evaluation)}: {said}  (reward {reward:.3g})")
     return printable("\n".join(["Answers:", *lines])) if lines else ""
 
 
