@@ -116,7 +116,7 @@ def test_a_part_is_shown_with_its_docstring_and_name() -> None:
     text = about("es_cookbook.evolution.optimizers.es:ES")
     assert text.startswith("Evolution strategies (Salimans et al. 2017).")
     assert "In Python: `from es_cookbook.evolution.optimizers.es import ES`" in text
-    assert "| `sigma` | `float` | `0.001` | standard deviation of the perturbations |" in text
+    assert "| `sigma` | `float \\| 'auto'` | `0.001` | standard deviation of the perturb" in text
 
 
 def test_a_class_is_shown_with_its_fields_and_methods() -> None:

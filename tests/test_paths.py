@@ -64,13 +64,13 @@ def test_what_scripts_import_is_there(module: str) -> None:
 def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> None:
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
-        *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft"),
+        *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft", "sigma"),
         *("compare-gradients", "reconsider", "sweep", "frames", "runs", "show", "plot", "report"),
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),
         *("conciseness", "mixture", "tic_tac_toe", "alignment", "pairwise"),
-        *("guess_number", "calculator", "search", "markovian"),
+        *("guess_number", "calculator", "search", "markovian", "chat"),
     }
     for module, _ in (COMMANDS | RECIPES).values():
         assert callable(importlib.import_module(module).cli)

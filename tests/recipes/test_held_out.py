@@ -10,6 +10,7 @@ import chz
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.commands import RECIPES
 from es_cookbook.commands.options import recipe_config
 from es_cookbook.population.results import problem_names
@@ -24,13 +25,15 @@ pytestmark = pytest.mark.anyio
 
 SIZES = [{"num_train": 40, "num_test": 5}, {"num_train": 200, "num_test": 40}]
 FEW = {"num_train": 12, "num_test": 3}
+LETTERS = "".join(map(chr, range(33, 127))) + "ĠĊ"
 SLOW = {"code", "rush_hour"}
 """Their problems take a while to make, or their solutions to run."""
 
 
 @functools.cache
 def tokenizer_of(recipe: str) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(recipe_config(recipe)().model_name)
+    made = recipe_config(recipe).recipe
+    return build_tokenizer(LETTERS) if made.hub_model else AutoTokenizer.from_pretrained(made.model)
 
 
 def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RLDatasetBuilder:
