@@ -300,8 +300,8 @@ class _Pushes(Tracker, Generic[_Config]):
         return last_line or f"the process ended with {self._process.returncode} and said nothing"
 
     def _fail(self, reason: str) -> None:
-        self._counts["hub/failed"] += 1
         self._log_once(f"{reason}; the run goes on, and the next push takes everything")
+        self._counts["hub/failed"] += 1  # Whoever sees this finds the sentence.
 
     def _log_once(self, sentence: str) -> None:
         """Log a sentence, unless it was logged before."""
