@@ -24,6 +24,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import chz
 import numpy as np
@@ -33,7 +34,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, mirrored
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
@@ -131,8 +132,8 @@ async def find_sigma(sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuild
                 "number"
             )
         if sigma not in losses:
-            pairs_G = [*_genomes(seeds_G[:_PAIRS], sigma), *_genomes(seeds_G[:_PAIRS], -sigma)]
-            genomes_G = [Genome(), *pairs_G]
+            tried_G = _genomes(seeds_G[:_PAIRS], sigma)
+            genomes_G = [Genome(), *tried_G, *map(mirrored, tried_G)]
             scores_P_G = mean_rewards(await sampler.rollout(0, answers_P, genomes_G))
             lost = float(np.nanmean(scores_P_G[:, :1] - scores_P_G[:, 1:]))
             losses[sigma] = min(lost, _LARGEST) if math.isfinite(lost) else _LARGEST
@@ -182,4 +183,4 @@ def options_of(optimizer: OptimizerBuilder, sigma: float, num_generations: int) 
         "population_size": optimizer.population_size,
     }
     carried = optimizer.carried(es)
-    return {name: float(str(carried[name])) for name in optimizer.unsettled}
+    return {name: cast(float, carried[name]) for name in optimizer.unsettled}

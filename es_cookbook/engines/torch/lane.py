@@ -166,7 +166,8 @@ class Lane:
         )
         works = self.forward.admit(waited)
         if len(works) < len(waited):
-            self._queue.put_back([work for work in waited if work not in set(works)])
+            admitted = set(works)
+            self._queue.put_back([work for work in waited if work not in admitted])
             if not works and not active:
                 time.sleep(_UNTIL_OTHERS_END)
         placed = list(zip(works, table.place(works), strict=True))

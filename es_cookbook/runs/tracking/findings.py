@@ -70,14 +70,17 @@ class Findings:
         return kind not in self._told or self._taken - self._told[kind] >= _AGAIN
 
     def _no_signal(self, row: _Row) -> _Finding | None:
-        change = self._change(row)
+        now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
+        too_far = self._too_far(row, now)
+        change = too_far or (
+            f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
+        )
         if row.get("reward/max_genome") == 0 == row.get("reward/min_genome"):
-            if not change.startswith("lower"):
-                change = (
-                    "see in rollouts.jsonl whether the reward takes right answers as right; if it "
-                    "does, take easier problems, partial credit, or a prompt that shows the form "
-                    "of an answer"
-                )
+            change = too_far or (
+                "see in rollouts.jsonl whether the reward takes right answers as right; if it "
+                "does, take easier problems, partial credit, or a prompt that shows the form "
+                "of an answer"
+            )
             return _ZERO, f"every reward is 0, so nothing is learned: {change}"
         spread = row.get("objective/std_genomes", row.get("reward/std_genomes", 1.0))
         if spread <= 1e-12:
@@ -100,19 +103,18 @@ class Findings:
             )
         return None
 
-    def _change(self, row: _Row) -> str:
-        """What makes genomes differ by more than luck."""
-        now = f" (now {row['optimizer/sigma']:g})" if "optimizer/sigma" in row else ""
+    def _too_far(self, row: _Row, now: str) -> str | None:
+        """What to change where perturbations break the model; `now` is what sigma is."""
         held_out = self._held_out[-1] if self._held_out else {}
         centre = held_out.get(REWARD, 0.0)
         at_least = held_out.get("test/low/reward/mean", centre)
         genomes = row.get("reward/mean", centre)
-        if 0 <= genomes < _BROKEN * at_least:
-            return (
-                f"lower optimizer.sigma{now}, since genomes earn {genomes:.3g} and the "
-                f"centre {centre:.3g} on held-out problems; {_SEE}"
-            )
-        return f"raise optimizer.sigma{now}, or ask more problems per generation; {_SEE}"
+        if not 0 <= genomes < _BROKEN * at_least:
+            return None
+        return (
+            f"lower optimizer.sigma{now}, since genomes earn {genomes:.3g} and the centre "
+            f"{centre:.3g} on held-out problems; {_SEE}"
+        )
 
     def _unchanged(self) -> _Finding | None:
         """Until the next evaluation, or a view would show it for one generation."""
