@@ -268,7 +268,7 @@ class Pieces(ProblemEnv):
 def problem(number: int, split: str) -> EnvGroupBuilder:
     make_env = functools.partial(Pieces, Observation((number % 90 + 1, number % 7 + 1)))
     return ProblemGroupBuilder(
-        make_env, f"{split} {number}", problem_tags=("even",) * (number % 2 == 0)
+        make_env, f"{split} {number}", gold="ace", problem_tags=("even",) * (number % 2 == 0)
     )
 
 

@@ -275,6 +275,10 @@ class Names(chz.factories.MetaFactory):
         """The field of a config for such a part, with the default, or None where there is none."""
         return chz.field(meta_factory=self, default_factory=self.build_default, doc=doc)
 
+    def optional_field(self, doc: str) -> Any:  # noqa: ANN401
+        """The same, None until it is chosen; the default is what only fields of it choose."""
+        return chz.field(meta_factory=self, default=None, doc=doc)
+
     def build_default(self) -> object:
         """The default part itself."""
         factory = self.unspecified_factory()

@@ -17,7 +17,7 @@ from es_cookbook.rl.data.problem_dataset import deal, gather
 from es_cookbook.rl.objectives import Mean, Objective, outcomes
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
-from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
+from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from es_cookbook.runs.tracking.measures import reward_metrics
 
@@ -30,7 +30,7 @@ class Asked:
         generation: its number.
         batch_P: the data set's problems.
         parts_R: problems that are attempted: the batch's, then each regulariser's. The batch's are
-            a row each where it is dealt out to pairs, and the centre's answers with a surrogate.
+            a row each where it is dealt out to pairs, and answers to score with a surrogate.
         answered_P: the centre's attempts at the batch, with a surrogate.
     """
 
@@ -60,7 +60,7 @@ class Scored:
             another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores;
             `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
             all problems; `rollouts/...` of the lengths of answers to the batch
-            (`rl.rollouts.answer_lengths`). With a surrogate, how many of the centre's answers a
+            (`rl.rollouts.answer_lengths`). With a surrogate, how many answers a
             genome scores, `surrogate/answers`, and their `surrogate/tokens`.
     """
 
@@ -80,28 +80,25 @@ class Scoring:
         fitness: from scores to fitness.
         regularisers: what else is wanted of genomes, as `loaded` returns it.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
-        surrogate: what genomes are asked where the centre attempts the batch; None: they do.
     """
 
     objective: Objective
     fitness: Fitness
     regularisers: Sequence[tuple[float, AddedProblems]] = ()
     num_pairs: int = 0
-    surrogate: Surrogate | None = None
 
     def problems(
         self,
         generation: int,
         batch_P: Sequence[EnvGroupBuilder],
+        answers_P: Sequence[AnswersProblem] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
     ) -> Asked:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
 
-        With a surrogate, in place of the batch's problems the centre's answers to them.
+        With a surrogate, `answers_P` in place of the batch's problems, which the centre attempted.
         """
-        rows = deal(batch_P, self.num_pairs) if self.num_pairs else batch_P
-        if self.surrogate is not None:
-            rows = [self.surrogate.problem(group) for group in answered_P]
+        rows = deal(batch_P, self.num_pairs) if self.num_pairs else answers_P or batch_P
         parts_R = [rows, *(problems(generation, batch_P) for _, problems in self.regularisers)]
         return Asked(generation, batch_P, parts_R, answered_P)
 
@@ -120,15 +117,15 @@ class Scoring:
             if is_plain
             else self.objective(outcomes(batch_P, asked.generation))
         )
-        attempted_P = batch_P if self.surrogate is None else asked.answered_P
+        attempted_P = asked.answered_P or batch_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
-        if self.surrogate is not None:  # No genome has rewards of its own.
+        if asked.answered_P:  # No genome has rewards of its own.
             metrics = {"reward/mean": metrics["reward/mean"]}
-        if not is_plain or self.surrogate is not None:
+        if not is_plain or asked.answered_P:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
-        if self.surrogate is not None:
+        if asked.answered_P:
             answers_P = [each for each in asked.parts_R[0] if isinstance(each, AnswersProblem)]
             metrics["surrogate/answers"] = sum(len(each.answers) for each in answers_P)
             metrics["surrogate/tokens"] = sum(each.num_tokens for each in answers_P)

@@ -34,6 +34,7 @@ from es_cookbook.rl.types import (
     Reading,
     StepResult,
     Tokenizer,
+    Trajectory,
 )
 
 logger = logging.getLogger(__name__)
@@ -149,12 +150,21 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             frames = own_frames("".join(traceback.format_exception(error)))
             raise DataError(f"{self.name}: {said}\n{frames}".rstrip()) from error
 
+    async def told_gold(self, tokenizer: Tokenizer, context_length: int = 2**20) -> Trajectory:
+        """The rollout of a policy that knows the gold answer.
+
+        Raises:
+            EnvError: The Env broke its contract.
+        """
+        assert self.gold is not None, "asked of problems that have one"
+        texts = (self.gold,) if isinstance(self.gold, str) else self.gold
+        return await run_rollout(self.make_env(), Script(texts, tokenizer, context_length))
+
     async def _check_gold(self, gold: str | tuple[str, ...], context_length: int) -> None:
         env, hint = self.make_env(), ""
         if isinstance(env, MessageEnv):
-            texts = (gold,) if isinstance(gold, str) else gold
-            script = Script(texts, env.chat.tokenizer, context_length)
-            earned, full_reward = (await run_rollout(env, script)).reward, env.full_reward
+            told = await self.told_gold(env.chat.tokenizer, context_length)
+            earned, full_reward = told.reward, env.full_reward
         else:
             assert isinstance(env, ProblemEnv)
             earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward

@@ -19,11 +19,15 @@ that have a weight (equal ones once): N scorings of them, without sampling a tok
 It is the surrogate at the centre: where a step goes so far that other answers become likely, their
 rewards are not known. Left out: PPO's ratios and clipping, which matter for several steps on one
 batch; answers of earlier generations; an objective other than the mean of the rewards.
+
+Where problems have gold answers, genomes may score those (`GoldAnswers`): maximum likelihood, as in
+MeZO. The centre still attempts the problems, once, so that the run shows what it earns.
 """
 
 import dataclasses
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -32,7 +36,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.parts import parts
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
@@ -42,19 +48,59 @@ from es_cookbook.rl.types import (
     Observation,
     SamplingParams,
     StepResult,
+    Tokenizer,
     Trajectory,
     TrajectoryGroup,
 )
 
 _Weighted: TypeAlias = tuple[float, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
 
+SURROGATE_NAMES = {
+    "centre": "es_cookbook.rl.surrogate:Surrogate",
+    "gold": "es_cookbook.rl.surrogate:GoldAnswers",
+}
+"""What a user types on the command line."""
+
 NOTHING = Observation((0,))
 """What an Env observes that asks its policy for no answer; no policy sees it."""
 
 
 @chz.chz
-class Surrogate:
-    """Genomes score the centre's answers."""
+class AnswerSource(ABC):
+    """Which answers genomes score in place of giving their own."""
+
+    attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
+
+    @abstractmethod
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How the centre answers, where the run samples like this.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
+    @abstractmethod
+    async def problem(
+        self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
+    ) -> "AnswersProblem":
+        """What genomes score in place of a problem.
+
+        Args:
+            asked: the problem.
+            answered: what the centre made of it.
+            tokenizer: of the engine.
+
+        Raises:
+            DataError: There is nothing to score; names the problem.
+        """
+
+
+parts(AnswerSource, *SURROGATE_NAMES.values())
+
+
+@chz.chz
+class Surrogate(AnswerSource):
+    """Genomes score the centre's answers, weighted by their rewards."""
 
     attempts: int = chz.field(default=16, doc="answers of the centre to each problem of a batch")
     normalise: bool = chz.field(
@@ -65,12 +111,22 @@ class Surrogate:
     def _ranges(self) -> None:
         check_range(self, "attempts", at_least=2, prefix="surrogate.")
 
+    @override
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """How the centre answers: its own distribution, whose gradient is meant."""
-        return chz.replace(sampling, temperature=1.0, top_p=1.0, logprobs=True)
+        """Its own distribution, whose gradient is meant."""
+        if sampling.temperature not in (0.0, 1.0) or sampling.top_p != 1:
+            raise ConfigError(
+                f"sampling.temperature={sampling.temperature:g} sampling.top_p={sampling.top_p:g}: "
+                "with surrogate the centre answers at temperature 1 and from its whole "
+                "distribution, whose gradient is meant; leave both out"
+            )
+        return chz.replace(sampling, temperature=1.0, logprobs=True)
 
-    def problem(self, answered: TrajectoryGroup) -> "AnswersProblem":
-        """What genomes score in place of a problem that the centre attempted."""
+    @override
+    async def problem(
+        self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
+    ) -> "AnswersProblem":
+        del asked, tokenizer
         found: Counter[Example] = Counter()
         ended = [
             (trajectory, reward)
@@ -90,6 +146,36 @@ class Surrogate:
                 )
         examples = tuple(dataclasses.replace(each, count=n) for each, n in found.items())
         return AnswersProblem(examples, answered.tags)
+
+
+@chz.chz
+class GoldAnswers(AnswerSource):
+    """Genomes score each problem's gold answer: its log-probability, the end of sequence included.
+
+    What has several turns is scored in all of them, behind what its Env says in between.
+    """
+
+    attempts: int = chz.field(default=1, doc="answers of the centre to each problem, for metrics")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "attempts", at_least=1, prefix="surrogate.")
+
+    @override
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        return sampling
+
+    @override
+    async def problem(
+        self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
+    ) -> "AnswersProblem":
+        if not isinstance(asked, ProblemGroupBuilder) or asked.gold is None:
+            raise DataError(
+                f"{getattr(asked, 'name', type(asked).__name__)}: it has no gold answer, which "
+                "surrogate=gold has genomes score; leave surrogate out"
+            )
+        told = await asked.told_gold(tokenizer)
+        return AnswersProblem(sequences_of(told, 1.0), answered.tags)
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:
@@ -147,10 +233,10 @@ def learned_spans(answer: Example) -> Iterator[tuple[int, int]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AnswersProblem(EnvGroupBuilder):
-    """The centre's answers to one problem that have a weight; its metrics are those of the problem.
+    """Answers to one problem that have a weight; its metrics are those of the problem.
 
     Attributes:
-        answers: with weights that have 1/K in them.
+        answers: with weights; those of K have 1/K in them.
         of_problem: the problem's tags.
     """
 
@@ -177,7 +263,7 @@ class AnswersProblem(EnvGroupBuilder):
 
 
 def check_goes_with(
-    surrogate: Surrogate | None,
+    surrogate: AnswerSource | None,
     sampling: SamplingParams,
     *,
     attempts: int,
@@ -194,15 +280,10 @@ def check_goes_with(
         return
     if attempts != 1:
         raise ConfigError(
-            f"attempts={attempts} are a genome's own, and with surrogate genomes only score the "
-            "centre's answers: set surrogate.attempts"
+            f"attempts={attempts} are a genome's own, and with surrogate genomes only score "
+            "answers: set surrogate.attempts"
         )
-    if sampling.temperature not in (0.0, 1.0) or sampling.top_p != 1:
-        raise ConfigError(
-            f"sampling.temperature={sampling.temperature:g} sampling.top_p={sampling.top_p:g}: "
-            "with surrogate the centre answers at temperature 1 and from its whole distribution, "
-            "whose gradient is meant; leave both out"
-        )
+    surrogate.sampling(sampling)
     for option, is_set in others.items():
         if is_set:
             raise ConfigError(

@@ -27,7 +27,7 @@ from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, S
 from es_cookbook.population.config import RunConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
-from es_cookbook.rl.surrogate import Surrogate, check_goes_with
+from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
@@ -71,10 +71,9 @@ class Config(RunConfig):
         default=None,
         doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
     )
-    surrogate: Surrogate | None = chz.field(
-        default=None,
-        doc="genomes score the centre's answers in place of giving their own: "
-        "surrogate.attempts=16",
+    surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").optional_field(
+        "genomes score answers in place of giving their own: the centre's, surrogate.attempts=16, "
+        "or the gold ones"
     )
     temperature_schedule: Schedule = schedule_field("factor on sampling.temperature over the run")
     batch_per_pair: bool = chz.field(

@@ -79,7 +79,7 @@ class Run:
     async def _asked(self, generation: int) -> Asked:
         """What the genomes of a generation attempt: its batch and the regularisers' problems.
 
-        With a surrogate the centre attempts the batch here, and the genomes score its answers.
+        With a surrogate the centre attempts the batch here, and the genomes score answers.
         """
         batch_P, surrogate = self.dataset.get_batch(generation), self.config.surrogate
         if surrogate is None:
@@ -87,7 +87,11 @@ class Run:
         sampling, attempts = surrogate.sampling(self.config.sampling), surrogate.attempts
         with self.recorder.timed(generation, ANSWER):
             answered_P = await self.sampler.rollout_centre(batch_P, sampling, attempts, generation)
-        return self.scoring.problems(generation, batch_P, answered_P)
+            answers_P = [
+                await surrogate.problem(asked, answered, self.engine.tokenizer)
+                for asked, answered in zip(batch_P, answered_P, strict=True)
+            ]
+        return self.scoring.problems(generation, batch_P, answers_P, answered_P)
 
     def _in_order(self) -> InOrder[tuple[Sequence[Genome], Asked, Sequence[TrajectoryGroup]]]:
         """Attempts the generations to come; where `max_staleness` lets them they overlap."""

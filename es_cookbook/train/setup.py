@@ -198,8 +198,7 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
 
 def _scoring(config: Config, engine: Engine) -> Scoring:
     regularisers = loaded((config.kl, config.preference), engine, config.seed)
-    how = config.objective, config.fitness
-    return Scoring(*how, regularisers, config.num_pairs, config.surrogate)
+    return Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
 
 
 async def tried_sigmas(config: Config) -> FoundSigma:

@@ -93,10 +93,11 @@ def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     assert all(math.isfinite(value) for value in expected.metrics.values())
 
 
-def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
+@pytest.mark.anyio
+async def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre() -> None:
     kl = KLToBase(weight=0.5, problems_per_generation=1)
     regularisers = loaded((kl,), FakeEngine(), 0)
-    judge = Scoring(Mean(), Raw(), regularisers, surrogate=Surrogate(attempts=2))
+    judge = Scoring(Mean(), Raw(), regularisers)
 
     def said(token: int, reward: float) -> Trajectory:
         action = Action((token,), "", "stop", (-0.5,))
@@ -107,7 +108,12 @@ def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_centre
         TrajectoryGroup([[said(1, 1.0), said(2, 0.0)]]),
         TrajectoryGroup([[said(3, 0.0), said(3, 0.0)]]),
     ]
-    asked = judge.problems(0, BATCH_P[:2], answered_P)
+    tokenizer, surrogate = FakeEngine().tokenizer, Surrogate(attempts=2)
+    answers_P = [
+        await surrogate.problem(asked, answered, tokenizer)
+        for asked, answered in zip(BATCH_P, answered_P, strict=False)
+    ]
+    asked = judge.problems(0, BATCH_P[:2], answers_P, answered_P)
     answers, nothing, of_kl = asked.problems_P
     assert isinstance(answers, AnswersProblem) and isinstance(nothing, AnswersProblem)
     assert [each.tokens_T for each in answers.answers] == [(9, 1), (9, 2)] and not nothing.answers

@@ -1,8 +1,12 @@
 """Genomes score the centre's answers, as a policy gradient would have them scored."""
 
+import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,15 +15,17 @@ from transformers import AutoModelForCausalLM
 
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.policy_gradient import Group
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.engines.base import Engine
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.messages.chat import Chat
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, mean_rewards
-from es_cookbook.rl.surrogate import AnswersProblem, Surrogate, group_weights
+from es_cookbook.rl.surrogate import AnswersProblem, GoldAnswers, Surrogate, group_weights
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -29,7 +35,8 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, problem
+from tests.rl.messages.test_message_env import TOKENIZER, Guess
 from tests.tiny_run import write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -68,8 +75,16 @@ RIGHT, WRONG = (
 CHAT = Trajectory((turn((5, 6), (7,), 0.0), turn((5, 6, 7, 11, 12), (8, 9), 3.0)))
 
 
-def test_answers_have_their_reward_above_the_others_as_weight_and_equal_ones_are_one() -> None:
-    problem = Surrogate(normalise=False).problem(answered(RIGHT, WRONG, LOST, RIGHT))
+async def asked_of(group: TrajectoryGroup, **options: bool) -> AnswersProblem:
+    """What genomes score in place of a problem of which the centre made this."""
+    engine = FakeEngine()
+    return await Surrogate(**options).problem(problem(0, "train"), group, engine.tokenizer)
+
+
+async def test_answers_have_their_reward_above_the_others_as_weight_and_equal_ones_are_one() -> (
+    None
+):
+    problem = await asked_of(answered(RIGHT, WRONG, LOST, RIGHT), normalise=False)
     right = Example((5, 6, 7, 8), (False, False, True, True), 1 / 9, count=2)
     wrong = Example((5, 6, 9), (False, False, True), -2 / 9)
     assert [each.tokens_T for each in problem.answers] == [right.tokens_T, wrong.tokens_T]
@@ -85,7 +100,7 @@ async def test_a_problem_whose_answers_all_earned_the_same_asks_nothing(
     rollouts: tuple[Trajectory | LostRollout, ...],
 ) -> None:
     engine = FakeEngine()
-    problem = Surrogate().problem(answered(*rollouts))
+    problem = await asked_of(answered(*rollouts))
     assert problem.answers == ()
     rewards_G = await scores(engine, [problem], [Genome((Term(1, 0.1),)), Genome(())])
     assert rewards_G.tolist() == [0.0, 0.0]
@@ -121,7 +136,7 @@ async def test_differences_of_scores_are_the_policy_gradient_along_a_perturbatio
     engine: Engine, model: Path
 ) -> None:
     groups = [answered(RIGHT, WRONG, RIGHT), answered(CHAT, WRONG)]
-    problems = [Surrogate().problem(group) for group in groups]
+    problems = [await asked_of(group) for group in groups]
     of_all = gradient(model, [each for problem in problems for each in problem.answers])
     sigma = 1e-3
     for seed in (3, 4):
@@ -142,8 +157,46 @@ def test_weights_are_those_of_the_group_baseline() -> None:
     assert np.std(group_weights(rewards, normalise=True)) == pytest.approx(1)
 
 
+async def test_gold_answers_are_scored_whole_with_the_end_of_sequence() -> None:
+    engine, tokenizer = FakeEngine(), TOKENIZER
+    asked, group = problem(4, "train"), TrajectoryGroup([], tags=("even",))
+    scored = await GoldAnswers().problem(asked, group, tokenizer)
+    prompt_T = (5, 5)
+    gold_T = (*tokenizer.encode("ace", add_special_tokens=False), tokenizer.eos_token_id)
+    (answer,) = scored.answers
+    assert answer.tokens_T == prompt_T + gold_T and scored.tags == ("even",)
+    assert answer.learned_T == (False,) * 2 + (True,) * len(gold_T)
+    genome = Genome((Term(3, 0.1),))
+    rewards_G = await scores(engine, [scored], [genome])
+    await engine.load([genome])
+    (expected,) = [await engine.logprobs(LogprobsRequest(0, prompt_T, gold_T))]
+    assert rewards_G.tolist() == [pytest.approx(math.fsum(expected))]
+
+
+async def test_a_gold_answer_of_several_turns_is_scored_behind_what_its_env_says() -> None:
+    make_env = functools.partial(Guess, Chat(TOKENIZER))
+    asked = ProblemGroupBuilder(make_env, "guess", gold=("3", "7"))
+    (answer,) = (await GoldAnswers().problem(asked, TrajectoryGroup([]), TOKENIZER)).answers
+    pairs = zip(answer.tokens_T, answer.learned_T, strict=True)
+    parts = [
+        TOKENIZER.decode([token for token, _ in part])
+        for _, part in itertools.groupby(pairs, key=lambda pair: pair[1])
+    ]
+    assert len(parts) == 4 and "Guess." in parts[0] and "Not 3." in parts[2]
+    end = TOKENIZER.decode([TOKENIZER.eos_token_id])
+    assert parts[1::2] == [f"3{end}", f"7{end}"]
+
+
+async def test_a_problem_without_a_gold_answer_is_refused_by_name() -> None:
+    nameless = dataclasses.replace(cast(ProblemGroupBuilder, problem(4, "train")), gold=None)
+    tokenizer = FakeEngine().tokenizer
+    for asked, name in ((nameless, "train 4"), (AnswersProblem(()), "AnswersProblem")):
+        with pytest.raises(DataError, match=f"^{name}: it has no gold answer"):
+            await GoldAnswers().problem(asked, TrajectoryGroup([]), tokenizer)
+
+
 def test_the_centre_answers_as_itself_whatever_the_run_says() -> None:
-    greedy = SamplingParams(max_tokens=7, temperature=0.0, top_p=0.5)
+    greedy = SamplingParams(max_tokens=7, temperature=0.0)
     own = SamplingParams(max_tokens=7, temperature=1.0, top_p=1.0, logprobs=True)
     assert Surrogate().sampling(greedy) == own
 

@@ -41,7 +41,7 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
-from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.format import Record, encode
 from es_cookbook.runs.history.store import read_history
@@ -690,6 +690,17 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
     assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
     assert rows[0]["surrogate/answers"] > 2 and 0 <= rows[0]["env/all/correct"] <= 1
     assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
+
+
+async def test_with_gold_answers_genomes_score_those_and_the_centre_is_measured(
+    tmp_path: Path,
+) -> None:
+    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=GoldAnswers())
+    rows = read_metrics(unbroken / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [*range(2, 25, 2), 24]
+    assert all(row["surrogate/answers"] == 2 for row in rows[:-1])
+    assert all(row["objective/mean"] < 0 < row["objective/std_genomes"] for row in rows[:-1])
+    assert 0 <= rows[0]["reward/mean"] <= 1, "the centre's own answers"
 
 
 @pytest.mark.parametrize(

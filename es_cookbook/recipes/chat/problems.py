@@ -1,7 +1,7 @@
 """What a chat model is asked, and how a program grades its answers; nothing is fetched.
 
-    sums          What is 52 + 18? Answer with just the number.
-    differences   What is 52 - 18? Answer with just the number.
+    sums          What is 52 + 18? Answer briefly.
+    differences   What is 52 - 18? Answer briefly.
     constraints   Write about the sea. Write exactly 2 sentences. Use no commas.
     conciseness   What is the capital of Kenya?
     extraction    Answer with JSON that has the keys name, city from this text: Maria Lopez from ...
@@ -85,20 +85,27 @@ def grade(task: Task, text: str, problem: Problem) -> Grade:
 
 def _draw_sum(rng: random.Random) -> Problem:
     a, b = rng.randint(11, 99), rng.randint(11, 99)
-    return Problem(f"What is {a} + {b}? Answer with just the number.", str(a + b))
+    return _of_equation(f"{a} + {b}", a + b)
 
 
 def _draw_difference(rng: random.Random) -> Problem:
     b, a = sorted((rng.randint(11, 99), rng.randint(11, 99)))
-    return Problem(f"What is {a} - {b}? Answer with just the number.", str(a - b))
+    return _of_equation(f"{a} - {b}", a - b)
+
+
+def _of_equation(left: str, right: int) -> Problem:
+    wanted = ("left", left), ("right", str(right))
+    return Problem(f"What is {left}? Answer briefly.", f"{left} = {right}.", wanted)
 
 
 def _grade_number(text: str, problem: Problem) -> Grade:
     """The last number counts, in whatever words: half for being right, half by its digits."""
-    said, gold = str(last_number(text)), problem.gold
+    wanted = dict(problem.wanted)
+    said, gold = str(last_number(text)), wanted["right"]
     correct, length = said == gold, max(len(said), len(gold))
     digits = sum(map(str.__eq__, reversed(said), reversed(gold))) / length
-    well_formed = text.isascii() and text.isdigit()
+    equation = rf"({re.escape(wanted['left'])} = )?\d+\.?"
+    well_formed = re.fullmatch(equation, text, re.ASCII) is not None
     metrics = _metrics(correct=correct, well_formed=well_formed, digits=digits)
     return Grade((correct + digits) / 2, metrics)
 
@@ -255,8 +262,8 @@ _GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
     "extraction": _grade_json,
 }
 MAX_TOKENS: Mapping[Task, int] = {
-    "sums": 12,
-    "differences": 12,
+    "sums": 16,
+    "differences": 16,
     "constraints": 40,
     "conciseness": 16,
     "extraction": 40,

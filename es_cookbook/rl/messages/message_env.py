@@ -208,11 +208,12 @@ class Script(Policy):
         most = min(most, observation.max_tokens or most)
         if len(tokens_T) > most:
             tokens_T = tokens_T[:most]
-            return Action(tokens_T, str(self._tokenizer.decode(list(tokens_T))), "length")
+            text = str(self._tokenizer.decode(list(tokens_T)))
+            return Action(tokens_T, text, "length", (0.0,) * most)
         end = self._tokenizer.eos_token_id
         if isinstance(end, int) and len(tokens_T) < most:
             tokens_T += (end,)
-        return Action(tokens_T, text, "stop")
+        return Action(tokens_T, text, "stop", (0.0,) * len(tokens_T))
 
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:

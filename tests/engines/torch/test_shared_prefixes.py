@@ -148,6 +148,22 @@ async def test_attempts_at_a_problem_prefill_its_prompt_once(tiny_model: TinyMod
         assert engine.stats()["prefilled_tokens"] == 40 + 7 + 3
 
 
+async def test_scorings_share_what_they_begin_with_however_many_genomes_ask(
+    tiny_model: TinyModel,
+) -> None:
+    many_G = [Genome((Term(seed, 0.01),)) for seed in range(12)]
+    options = {"prefill_tokens": 100, "num_lanes": 1}
+    async with running_engine(tiny_model("qwen2"), LowRank(), **options) as engine:
+        await engine.load(many_G)
+        asked = [  # problem by problem, as a population asks
+            LogprobsRequest(genome, (5,) * 20 + (problem,), (problem, 1))
+            for problem in range(6)
+            for genome in range(len(many_G))
+        ]
+        await asyncio.gather(*map(engine.logprobs, asked))
+        assert engine.stats()["prefilled_tokens"] == len(many_G) * (20 + 6)
+
+
 async def test_a_genome_with_one_request_shares_nothing_and_keeps_nothing(
     tiny_model: TinyModel,
 ) -> None:

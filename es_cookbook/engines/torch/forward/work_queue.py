@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Hashable, Sequence
+from typing import TypeAlias
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
@@ -72,6 +73,10 @@ class Admission:
         return sys.maxsize
 
 
+_ByRow: TypeAlias = dict[int, deque[Work]]
+"""Requests for one model, by their genomes' rows."""
+
+
 class WorkQueue:
     """Requests that wait, by model and genome. Thread-safe.
 
@@ -86,8 +91,8 @@ class WorkQueue:
         self.closed = False
         self.num_cancelled = 0
         self._num_lanes = num_lanes
-        self._sample: dict[PopulationModel, dict[int, deque[Work]]] = {}
-        self._score: dict[PopulationModel, deque[Work]] = {}
+        self._sample: dict[PopulationModel, _ByRow] = {}
+        self._score: dict[PopulationModel, _ByRow] = {}
         self._lanes_on: dict[PopulationModel, int] = {}
         self._closed_lanes: set[int] = set()  # threads that take no more until they leave
         # Threads that have their share of what waits for a model, until more comes.
@@ -97,11 +102,10 @@ class WorkQueue:
         """Add requests and wake the lanes."""
         with self.changed:
             for work in works:
-                if isinstance(work.request, LogprobsRequest):
-                    self._score.setdefault(work.model, deque()).append(work)
-                else:
-                    by_row = self._sample.setdefault(work.model, {})
-                    by_row.setdefault(work.row, deque()).append(work)
+                scores = isinstance(work.request, LogprobsRequest)
+                by_row = (self._score if scores else self._sample).setdefault(work.model, {})
+                by_row.setdefault(work.row, deque()).append(work)
+                if not scores:
                     self._served[work.model] = set()
             self.changed.notify_all()
 
@@ -143,9 +147,8 @@ class WorkQueue:
     def waiting(self) -> set[Hashable]:
         """Whose requests wait."""
         with self.changed:
-            scores = {work.who for works in self._score.values() for work in works}
-            by_rows = self._sample.values()
-            return scores | {works[0].who for by_row in by_rows for works in by_row.values()}
+            by_rows = *self._score.values(), *self._sample.values()
+            return {works[0].who for by_row in by_rows for works in by_row.values()}
 
     def longest(self, model: PopulationModel) -> int:
         """Most cache tokens that a waiting request for this model needs; 0 if none waits."""
@@ -231,24 +234,30 @@ class WorkQueue:
 
     def take_all(self, model: PopulationModel) -> list[Work]:
         with self.changed:
-            by_row = self._sample.pop(model, {})
             self._served.pop(model, None)
-            queues = [self._score.pop(model, deque[Work]()), *by_row.values()]
-            return [work for works in queues for work in works]
+            by_rows = self._score.pop(model, {}), self._sample.pop(model, {})
+            return [work for by_row in by_rows for works in by_row.values() for work in works]
 
     def take_scores(self, model: PopulationModel, max_tokens: int) -> list[Work]:
-        """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits."""
+        """Logprobs requests of together at most `max_tokens` tokens, at least one if any waits.
+
+        All of one genome come together: they share prompts.
+        """
         with self.changed:
-            works = self._score.get(model)
+            by_row = self._score.get(model, {})
             taken: list[Work] = []
             tokens = 0
-            while works and (not taken or tokens + works[0].length <= max_tokens):
-                work = works.popleft()
-                if not work.cancelled:
-                    taken.append(work)
-                    tokens += work.length
-            if works is not None and not works:
-                del self._score[model]
+            for row, works in list(by_row.items()):
+                while works and (not taken or tokens + works[0].length <= max_tokens):
+                    work = works.popleft()
+                    if not work.cancelled:
+                        taken.append(work)
+                        tokens += work.length
+                if works:
+                    break
+                del by_row[row]
+            if not by_row:
+                self._score.pop(model, None)
             return taken
 
     def close(self) -> list[Work]:
@@ -256,12 +265,8 @@ class WorkQueue:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-            queues = [*self._score.values()]
-            for by_row in self._sample.values():
-                queues += by_row.values()
-            self._score.clear()
-            self._sample.clear()
-            return [work for works in queues for work in works]
+            models = {*self._score, *self._sample}
+            return [work for model in models for work in self.take_all(model)]
 
 
 def _too_long(work: Work, max_length: int) -> bool:

@@ -38,8 +38,8 @@ def _sample(model: PopulationModel, row: int = 0, length: int = 10, prompt: int 
     return Work(request, model, row, limit=length - prompt)
 
 
-def _score(model: PopulationModel, length: int) -> Work:
-    return Work(LogprobsRequest(0, (1,), (1,) * (length - 1)), model, 0, limit=0)
+def _score(model: PopulationModel, length: int, row: int = 0) -> Work:
+    return Work(LogprobsRequest(row, (1,), (1,) * (length - 1)), model, row, limit=0)
 
 
 def test_free_slots_of_a_genomes_own_blocks_are_filled_first_and_in_order() -> None:
@@ -96,6 +96,13 @@ def test_a_model_that_a_lane_leaves_comes_after_the_others_that_wait() -> None:
     assert len(queue.take_scores(one, 9)) == 1
     queue.leave(one)
     assert queue.wait_for_model() is other
+
+
+def test_scores_are_taken_genome_by_genome_up_to_so_many_tokens() -> None:
+    model, queue = _model(), WorkQueue(1)
+    queue.put([_score(model, 3, row) for _ in range(4) for row in (7, 2)])
+    rows = [[work.row for work in queue.take_scores(model, 18)] for _ in range(3)]
+    assert rows == [[7, 7, 7, 7, 2, 2], [2, 2], []]
 
 
 def test_what_waits_for_a_model_can_be_taken_back() -> None:
