@@ -79,6 +79,14 @@ class AnswerSource(ABC):
             ConfigError: It cannot.
         """
 
+    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
+        """Refuse problems that have no such answers, before any is attempted.
+
+        Raises:
+            DataError: Names the problem.
+        """
+        del batch_P
+
     @abstractmethod
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
@@ -166,16 +174,25 @@ class GoldAnswers(AnswerSource):
         return sampling
 
     @override
+    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
+        for asked in batch_P:
+            _with_gold(asked)
+
+    @override
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        if not isinstance(asked, ProblemGroupBuilder) or asked.gold is None:
-            raise DataError(
-                f"{getattr(asked, 'name', type(asked).__name__)}: it has no gold answer, which "
-                "surrogate=gold has genomes score; leave surrogate out"
-            )
-        told = await asked.told_gold(tokenizer)
+        told = await _with_gold(asked).told_gold(tokenizer)
         return AnswersProblem(sequences_of(told, 1.0), answered.tags)
+
+
+def _with_gold(asked: EnvGroupBuilder) -> ProblemGroupBuilder:
+    if isinstance(asked, ProblemGroupBuilder) and asked.gold is not None:
+        return asked
+    raise DataError(
+        f"{getattr(asked, 'name', type(asked).__name__)}: it has no gold answer, which "
+        "surrogate=gold has genomes score; leave surrogate out"
+    )
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:

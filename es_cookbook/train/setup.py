@@ -193,6 +193,8 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
     with libraries_quiet():
         datasets = await config.dataset(engine.tokenizer)
     await datasets.train.validate(engine.traits.context_length)
+    if config.surrogate is not None:
+        config.surrogate.check(datasets.train.get_batch(0))
     return engine, datasets
 
 

@@ -193,6 +193,8 @@ async def test_a_problem_without_a_gold_answer_is_refused_by_name() -> None:
     for asked, name in ((nameless, "train 4"), (AnswersProblem(()), "AnswersProblem")):
         with pytest.raises(DataError, match=f"^{name}: it has no gold answer"):
             await GoldAnswers().problem(asked, TrajectoryGroup([]), tokenizer)
+        with pytest.raises(DataError, match=f"^{name}: it has no gold answer"):
+            GoldAnswers().check([problem(2, "train"), asked])
 
 
 def test_the_centre_answers_as_itself_whatever_the_run_says() -> None:
