@@ -44,6 +44,7 @@ from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.rollouts import (
     answer_lengths,
+    count_answers,
     count_tokens,
     env_metrics,
     lost_rollouts,
@@ -173,6 +174,7 @@ class GradientRun(Generic[_Learner]):
             "time/sample": seconds.sample,
             "time/score": seconds.score,
             "time/total": total,
+            "throughput/answers_per_second": count_answers(groups_P) / total,
             "throughput/tokens_per_second": count_tokens(groups_P) / total,
             **self._tracker.metrics(),
         }

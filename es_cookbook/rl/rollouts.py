@@ -218,6 +218,12 @@ def count_tokens(groups_P: Sequence[TrajectoryGroup]) -> int:
     return sum(t.num_tokens for t in _trajectories(groups_P) if isinstance(t, Trajectory))
 
 
+def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
+    """Actions in the rollouts that finished."""
+    finished = (t for t in _trajectories(groups_P) if isinstance(t, Trajectory))
+    return sum(len(trajectory.transitions) for trajectory in finished)
+
+
 def answer_lengths(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """How long answers are, and how many were cut; nothing without any.
 

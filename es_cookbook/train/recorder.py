@@ -59,7 +59,7 @@ class Recorder:
             self._progress.moved(step)
         self._evaluated: Mapping[str, float] = {}
         self._restarted = 0.0
-        self._prompt_tokens = 0.0, 0.0
+        self._stats: Mapping[str, float] = {}
         self._began = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
 
@@ -93,7 +93,7 @@ class Recorder:
         if generation == last:
             self.tracker.log(last, {**self._evaluated, **self._progress.metrics()})
             self.tracker.recorded(last)
-        self._began = time.perf_counter()
+        self._began, self._stats = time.perf_counter(), self.engine.stats()
 
     async def record(
         self,
@@ -129,8 +129,8 @@ class Recorder:
             "rollouts/failed": len(lost_rollouts(groups_P)),
             "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
-            **self._times(generation, count_tokens(groups_P)),
-            **self._shared(stats),
+            **self._times(generation),
+            **self._throughput(stats, count_tokens(groups_P)),
             **self.tracker.metrics(),
         }
         self._restarted = restarted
@@ -163,19 +163,8 @@ class Recorder:
         rates = {} if rate is None else {"optimizer/learning_rate": rate}
         return {"optimizer/sigma": self.optimizer.sigma(generation), **rates}
 
-    def _shared(self, stats: Mapping[str, float]) -> Mapping[str, float]:
-        """The share of prompt tokens, since the last generation was recorded, that were known."""
-        if "prefilled_tokens" not in stats:  # it does not say
-            return {}
-        before, self._prompt_tokens = (
-            self._prompt_tokens,
-            (stats["cached_tokens"], stats["cached_tokens"] + stats["prefilled_tokens"]),
-        )
-        known, of = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
-        return {"throughput/prompt_tokens_shared": known / of} if of else {}
-
-    def _times(self, generation: int, num_tokens: int) -> Mapping[str, float]:
-        total, seconds = time.perf_counter() - self._began, self._seconds[generation]
+    def _times(self, generation: int) -> Mapping[str, float]:
+        seconds = self._seconds[generation]
         answering = {"time/answer": seconds[ANSWER]} if ANSWER in seconds else {}
         return {
             **answering,
@@ -185,6 +174,22 @@ class Recorder:
             "time/sample": seconds["sample"],
             "time/score": seconds["grade"],
             "time/apply": seconds["apply"],
-            "time/total": total,
+            "time/total": time.perf_counter() - self._began,
+        }
+
+    def _throughput(self, stats: Mapping[str, float], num_tokens: int) -> Mapping[str, float]:
+        """What the engine did a second since the generation began; prompts if it counts those."""
+        total = time.perf_counter() - self._began
+        rose = {name: now - self._stats.get(name, 0.0) for name, now in stats.items()}
+        prompts: dict[str, float] = {}
+        if "prefilled_tokens" in rose:
+            known, of = rose["cached_tokens"], rose["cached_tokens"] + rose["prefilled_tokens"]
+            prompts = {
+                "throughput/prompt_tokens_per_second": of / total,
+                "throughput/prompt_tokens_shared": known / max(of, 1.0),
+            }
+        return {
+            "throughput/answers_per_second": rose["requests"] / total,
             "throughput/tokens_per_second": num_tokens / total,
+            **prompts,
         }

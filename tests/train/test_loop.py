@@ -102,6 +102,7 @@ async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_
         "time/apply",
         "time/total",
         "time/unix",
+        "throughput/answers_per_second",
         "throughput/tokens_per_second",
     }
     measured = [row["progress/generation"] for row in rows if "test/env/all/correct" in row]

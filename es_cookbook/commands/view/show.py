@@ -41,6 +41,7 @@ from es_cookbook.runs.report.naming import (
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.live import (
     PROBLEMS,
+    SPEEDS,
     compact,
     duration,
     interval,
@@ -58,7 +59,6 @@ _ALWAYS = (
 """Fields that are shown of a run that is no recipe's, in this order."""
 _MOST = 16
 """Fields of a Config that are shown."""
-_SPEED = "throughput/tokens_per_second"
 _NARROW = 80
 
 
@@ -188,13 +188,13 @@ def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
 
 
 def _trends(run: RunFiles, width: int) -> Iterator[str]:
-    keys = dict.fromkeys(("reward/mean", main_measure(run.metrics) or "", _SPEED))
+    speed = next((key for key in SPEEDS if any(key in row for row in run.metrics)), "")
+    keys = dict.fromkeys(("reward/mean", main_measure(run.metrics) or "", speed))
     for key in keys:
         values = [value for row in run.metrics if math.isfinite(value := row.get(key, math.nan))]
         if values:
-            name = "tokens/s" if key == _SPEED else label(key)
             line = sparkline(values, max(min(width, 60), 8))
-            yield f"{name:<16}  {number(values[0]):>8} {line} {number(values[-1])}"
+            yield f"{label(key):<16}  {number(values[0]):>8} {line} {number(values[-1])}"
 
 
 def _sizes(log_path: Path) -> Iterator[str]:

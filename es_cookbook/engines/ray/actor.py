@@ -103,12 +103,12 @@ class EngineActor:
             if number in self._tasks:
                 self._tasks[number].cancel()
 
-    async def fetch(self) -> bytes:
-        """Wait for answers and take all there are."""
+    async def fetch(self) -> tuple[bytes, dict[str, float]]:
+        """Wait for answers and take all there are, with what the engine has counted up to now."""
         await self._there_are_answers.wait()
         self._there_are_answers.clear()
         answers, self._answers = self._answers, []
-        return encode_answers(answers)
+        return encode_answers(answers), dict(self._engine.stats())
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:

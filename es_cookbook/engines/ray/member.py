@@ -18,9 +18,9 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
 from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
 from es_cookbook.common.spans import NO_SPANS, Spans
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _COUNTERS = ("restarted", "requests", "tokens", "sent_bytes", "question_bytes")
+_OF_ENGINES = ("prefilled_tokens", "cached_tokens")
+"""Counters of an engine's own, from the start of its process."""
+
+
+_Fetched: TypeAlias = tuple[bytes, Mapping[str, float]]
 
 
 class EngineLostError(EngineError):
@@ -78,12 +83,13 @@ class _Mailbox:
     """
 
     def __init__(
-        self, counters: dict[str, int], timeout: float, on_failure: Callable[[EngineError], None]
+        self, counters: dict[str, float], timeout: float, on_failure: Callable[[EngineError], None]
     ) -> None:
         self._counters = counters
         self._timeout = timeout
         self._on_failure = on_failure
         self._actor: Actor | None = None
+        self._counted: Mapping[str, float] = {}
         self._is_paused = False
         self._refusing: EngineError | None = None
         self._outbox: dict[_Pending, None] = {}
@@ -128,7 +134,7 @@ class _Mailbox:
 
     def open(self, actor: Actor) -> None:
         """Send to this process from now on."""
-        self._actor = actor
+        self._actor, self._counted = actor, {}
         self._flush_soon()
 
     async def pause(self) -> None:
@@ -186,8 +192,12 @@ class _Mailbox:
         """Take answers until all are there."""
         try:
             while self._sent:
-                data = await actor.call("fetch", timeout=None)
-                self._take(actor, decode_answers(cast(bytes, data)))
+                data, counted = cast(_Fetched, await actor.call("fetch", timeout=None))
+                for name in filter(counted.__contains__, _OF_ENGINES):
+                    more = counted[name] - self._counted.get(name, 0)
+                    self._counters[name] = self._counters.get(name, 0) + more
+                self._counted = counted
+                self._take(actor, decode_answers(data))
         except EngineError as error:
             self._fail(actor, error)
 
@@ -260,7 +270,7 @@ class Ledger:
         recurring: reasons for failing, in this generation, that came again after a restart.
         counters: engines `restarted`, `requests` answered and `tokens` sampled; `sent_bytes`
             without Ray's own envelopes, and of these `question_bytes`: prompts, how to sample them,
-            and seeds.
+            and seeds; of engines that count them, prompt tokens as in `TorchEngine.stats`.
         spans: takes when each of them took a step.
     """
 
@@ -275,7 +285,7 @@ class Ledger:
     snapshot: str | None = None
     fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     recurring: set[str] = dataclasses.field(default_factory=set[str])
-    counters: dict[str, int] = dataclasses.field(
+    counters: dict[str, float] = dataclasses.field(
         default_factory=lambda: dict.fromkeys(_COUNTERS, 0)
     )
     spans: Spans = NO_SPANS

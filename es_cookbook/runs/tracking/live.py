@@ -32,7 +32,11 @@ from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuil
 from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
 
-_SPEED = "throughput/tokens_per_second"
+SPEEDS = {
+    "throughput/answers_per_second": "answers/s",
+    "throughput/tokens_per_second": "tokens/s",
+}
+"""How fast a run is: the first of them that it has; those of old have tokens alone."""
 PROBLEMS = "test/problems"
 """How many held-out problems the centre was measured on."""
 _RECENT = 20
@@ -115,8 +119,7 @@ class PlainTracker(_LiveTracker):
             parts.append(f"{label(key)} {value:.3f}{sure}")
         if PROBLEMS in metrics:
             parts.append(f"{plural(round(metrics[PROBLEMS]), 'held-out problem')}")
-        if _SPEED in metrics:
-            parts.append(f"{compact(metrics[_SPEED])} tokens/s")
+        parts += pace(metrics)
         if not last:
             parts.append(f"{duration(self._seconds_left)} left")
         lines = ["  ".join(parts)]
@@ -244,21 +247,35 @@ class ScreenTracker(_LiveTracker):
         latest: dict[str, float] = {}
         for row in self._last_two:  # The last evaluation's line has no speed of its own.
             latest |= row
-        facts = [f"{compact(latest[_SPEED])} tokens/s"] if _SPEED in latest else []
+        facts = [*pace(latest)]
         if "progress/tokens" in latest:
             facts.append(f"{compact(latest['progress/tokens'])} tokens so far")
         if PROBLEMS in latest:
             facts.append(plural(round(latest[PROBLEMS]), "held-out problem"))
         if "genomes/tied_fraction" in latest:
             facts.append(f"{latest['genomes/tied_fraction']:.0%} of pairs tied")
-        if "rollouts/mean_tokens" in latest:
-            facts.append(f"{latest['rollouts/mean_tokens']:.0f} tokens an answer")
-        if latest.get("rollouts/truncated", 0) > 0:
-            facts.append(f"{latest['rollouts/truncated']:.0%} of answers cut")
         if latest.get("rollouts/failed", 0) > 0:
             facts.append(f"{plural(round(latest['rollouts/failed']), 'rollout')} lost")
         said = [Text(printable(sentence), "yellow") for _, sentence in self._findings.latest]
         return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
+
+
+def pace(metrics: Mapping[str, float]) -> list[str]:
+    """How fast a generation answered, how long its answers were, and how many were cut.
+
+    >>> pace({"throughput/answers_per_second": 46.4, "rollouts/mean_tokens": 11.8})
+    ['46 answers/s', '12 tokens an answer']
+    >>> pace({"throughput/tokens_per_second": 12_345.0, "rollouts/truncated": 0.5})
+    ['12.3k tokens/s', '50% of answers cut']
+    """
+    found: list[str] = []
+    if speed := next((key for key in SPEEDS if key in metrics), None):
+        found.append(f"{compact(metrics[speed])} {SPEEDS[speed]}")
+    if "rollouts/mean_tokens" in metrics:
+        found.append(f"{metrics['rollouts/mean_tokens']:.0f} tokens an answer")
+    if metrics.get("rollouts/truncated", 0) > 0:
+        found.append(f"{metrics['rollouts/truncated']:.0%} of answers cut")
+    return found
 
 
 _COUNTS = ("tool_calls", "tool_errors", "malformed_calls", "turn_limit", "context_limit")
@@ -308,6 +325,7 @@ def label(key: str) -> str:
         "reward/max_genome": "best genome",
         "objective/mean": "objective",
         "test/reward/mean": "held-out reward",
+        **SPEEDS,
     }
     plain = key.removeprefix("test/").removeprefix("env/all/")
     return printable(names.get(key, f"held-out {plain}" if key.startswith("test/") else plain))

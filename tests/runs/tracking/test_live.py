@@ -18,6 +18,7 @@ from es_cookbook.runs.tracking.live import LiveTrackerBuilder, PlainTracker, Scr
 METRICS = {
     "reward/mean": 0.4,
     "env/all/correct": 0.25,
+    "throughput/answers_per_second": 46.4,
     "throughput/tokens_per_second": 12_345.0,
     "time/sample": 1.0,
 }
@@ -72,8 +73,8 @@ def drawn(path: Path, *rows: Mapping[str, float], action: str | None = None, sta
 def test_plain_lines_tell_a_generation_each(tmp_path: Path) -> None:
     last = {"progress/generation": 10, "test/env/all/correct": 0.655}
     assert plain(tmp_path, METRICS, METRICS, last, seconds=30) == [
-        "generation 1/10  reward 0.400  correct 0.250  12.3k tokens/s  4:30 left",
-        "generation 2/10  reward 0.400  correct 0.250  12.3k tokens/s  4:00 left",
+        "generation 1/10  reward 0.400  correct 0.250  46 answers/s  4:30 left",
+        "generation 2/10  reward 0.400  correct 0.250  46 answers/s  4:00 left",
         "finished  held-out correct 0.655",
     ]
 
@@ -161,7 +162,7 @@ def test_a_generation_is_not_shown_before_it_counts(
 
 def test_the_screen_shows_progress_numbers_and_an_answer(tmp_path: Path) -> None:
     sent = drawn(tmp_path, METRICS, action="<answer>44 + 35 + 19</answer>")
-    for part in ("1/10", "reward", "0.400", "12.3k tokens/s", "<answer>44 + 35 + 19</answer>"):
+    for part in ("1/10", "reward", "0.400", "46 answers/s", "<answer>44 + 35 + 19</answer>"):
         assert part in sent
     assert "time/sample" not in sent
 

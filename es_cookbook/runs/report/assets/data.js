@@ -104,6 +104,7 @@ function labelOf(key) {
     "centre/drift_rms": "drift",
     "optimizer/sigma": "σ",
     "optimizer/learning_rate": "learning rate",
+    "throughput/answers_per_second": "answers/s",
     "throughput/tokens_per_second": "tokens/s",
   };
   return plainText(

@@ -255,6 +255,12 @@ function buildCharts() {
   );
   add(
     "cost",
+    "answers",
+    "Answers a second",
+    metricModel(() => present(["throughput/answers_per_second"]), { fromZero: true }),
+  );
+  add(
+    "cost",
     "speed",
     "Sampled tokens a second",
     metricModel(() => present(["throughput/tokens_per_second"]), { fromZero: true }),
