@@ -72,6 +72,7 @@ class LightEngine(Engine):
         self.genomes: Sequence[Genome] = ()
         self.steps: list[Step] = []
         self.num_requests = 0
+        self.prompt_tokens = 0
         self.drifts_on = False
 
     def goes_wrong(self, fault: str) -> bool:
@@ -104,6 +105,7 @@ class LightEngine(Engine):
                 await asyncio.sleep(10_000)
             if len(request.observation.tokens_T) > self.traits.context_length:
                 raise RequestError("the prompt is too long")
+            self.prompt_tokens += len(request.observation.tokens_T)
             text = str(self.digest(request.target, request.observation, request.seed) % 1000)
             return Action(tuple(ord(c) - 32 for c in text), text, "stop")
         finally:
@@ -133,7 +135,7 @@ class LightEngine(Engine):
         path.mkdir()
 
     def stats(self) -> Mapping[str, float]:
-        return {}
+        return {"prefilled_tokens": self.prompt_tokens, "cached_tokens": 0}
 
     async def close(self) -> None:
         pass

@@ -109,6 +109,18 @@ async def test_an_engine_that_fails_once_is_brought_back_and_nobody_notices(
         assert await pool.apply(STEPS[1]) == await LightEngine("", "").restore(STEPS)
 
 
+async def test_prompt_tokens_of_all_engines_are_counted_also_of_one_that_died() -> None:
+    cluster = NearCluster()
+    async with near_pool(cluster, engines=2) as pool:
+        await texts(pool, asked("centre", 20))
+        cluster.dies_in = ["apply"]
+        await pool.apply(STEPS[0])
+        assert pool.stats()["restarted"] == 1
+        await texts(pool, asked("centre", 20))
+        counted = pool.stats()
+        assert (counted["prefilled_tokens"], counted["cached_tokens"]) == (40, 0)
+
+
 async def test_the_centre_is_answered_for_by_all_engines_and_logprobs_too() -> None:
     async with near_pool(NearCluster(), engines=2) as pool:
         await pool.apply(STEPS[0])
