@@ -45,7 +45,7 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
         doc="sums or differences of two numbers; constraints on a text, which a program checks; "
         "conciseness; extraction of fields into JSON",
     )
-    problems_per_generation: int = chz.field(default=16, doc="problems in a batch")
+    problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
     num_train: int = chz.field(default=1000, doc="most training problems used")
     num_test: int = chz.field(default=100, doc="most held-out problems used; 0 for none")
 

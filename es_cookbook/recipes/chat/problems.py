@@ -40,11 +40,19 @@ _TOPICS = """
     sea rain bread music winter garden river horse train school apple moon city dog book bridge
     forest kitchen market island mountain summer friend window chair
 """
-_WORDS = """
-    today once people every there many children nobody maybe always never something home water time
-    light away together again outside
-"""
-_FILLER = "is near and quiet but also old so we like it very much because of that now"
+_WORDS = "today tonight now here there again outside sometimes once maybe later everywhere"
+"""With which a text may begin or end."""
+_PARTS = ("and quiet", "and big", "at this hour", "and we like it", "indeed")
+"""What a sentence may go on with: some of them have any number of words together, up to 12."""
+_VALUES = {
+    "title": "The {}",
+    "place": "near the {}",
+    "colour": "blue as a {}",
+    "size": "big for a {}",
+    "year": "2020",
+    "reason": "we like the {}",
+}
+"""Keys of JSON, and what a description of anything may say there."""
 _NAMES = "Maria Ken Aisha Tom Ines Omar Lena Raj Sofia Paul Mei Jonas Ada Luis"
 _SURNAMES = "Lopez Adams Khan Weber Rossi Novak Tanaka Silva Brown Moreau Olsen"
 _ITEMS = "lamp chair kettle bicycle jacket camera table clock guitar tent"
@@ -85,27 +93,25 @@ def grade(task: Task, text: str, problem: Problem) -> Grade:
 
 def _draw_sum(rng: random.Random) -> Problem:
     a, b = rng.randint(11, 99), rng.randint(11, 99)
-    return _of_equation(f"{a} + {b}", a + b)
+    return Problem(f"What is {a} + {b}? Answer briefly.", f"{a} + {b} = {a + b}.")
 
 
 def _draw_difference(rng: random.Random) -> Problem:
     b, a = sorted((rng.randint(11, 99), rng.randint(11, 99)))
-    return _of_equation(f"{a} - {b}", a - b)
-
-
-def _of_equation(left: str, right: int) -> Problem:
-    wanted = ("left", left), ("right", str(right))
-    return Problem(f"What is {left}? Answer briefly.", f"{left} = {right}.", wanted)
+    return Problem(f"What is {a} - {b}? Answer briefly.", f"{a} - {b} = {a - b}.")
 
 
 def _grade_number(text: str, problem: Problem) -> Grade:
-    """The last number counts, in whatever words: half for being right, half by its digits."""
-    wanted = dict(problem.wanted)
-    said, gold = str(last_number(text)), wanted["right"]
+    """The last number counts, in whatever words: half for being right, half by its digits.
+
+    `well_formed` is a number, or the equation with one.
+    """
+    said, gold = str(last_number(text)), str(last_number(problem.gold))
     correct, length = said == gold, max(len(said), len(gold))
     digits = sum(map(str.__eq__, reversed(said), reversed(gold))) / length
-    equation = rf"({re.escape(wanted['left'])} = )?\d+\.?"
-    well_formed = re.fullmatch(equation, text, re.ASCII) is not None
+    left, equals, _ = problem.gold.rpartition(" = ")
+    answer = rf"({re.escape(left + equals)})?\d+\.?"
+    well_formed = re.fullmatch(answer, text, re.ASCII) is not None
     metrics = _metrics(correct=correct, well_formed=well_formed, digits=digits)
     return Grade((correct + digits) / 2, metrics)
 
@@ -173,15 +179,15 @@ _CHECKS: Mapping[str, Callable[[str, str], bool]] = {
 def _draw_constraints(rng: random.Random) -> Problem:
     topic = rng.choice(_TOPICS.split())
     if rng.random() < 0.2:
-        names = rng.sample(["title", "place", "colour", "size", "year", "reason"], 2)
+        names = rng.sample(list(_VALUES), 2)
         keys = ", ".join(names)
         question = f"Describe the {topic}. Answer with JSON that has exactly the keys {keys}."
-        gold = json.dumps(dict.fromkeys(names, topic))
+        gold = json.dumps({name: _VALUES[name].format(topic) for name in names})
         return Problem(question, gold, (("about", topic), ("keys", keys)))
     kinds = sorted(rng.sample(list(_INSTRUCTIONS), rng.randint(1, 3)), key=[*_INSTRUCTIONS].index)
     first, last, without = rng.sample(_WORDS.split(), 3)
     values = {"first": first, "last": last, "without": without}
-    values |= {"sentences": str(rng.randint(1, 3)), "words": str(rng.randint(6, 14))}
+    values |= {"sentences": str(rng.randint(1, 3)), "words": str(rng.randint(11, 16))}
     wanted = tuple((kind, values.get(kind, "")) for kind in kinds)
     asked = " ".join(_INSTRUCTIONS[kind].format(value) for kind, value in wanted)
     gold = _text(topic, dict(wanted))
@@ -189,12 +195,21 @@ def _draw_constraints(rng: random.Random) -> Problem:
 
 
 def _text(topic: str, wanted: Mapping[str, str]) -> str:
-    """A text about a topic of which all of these hold, in lower case and without commas."""
-    size, count = int(wanted.get("words", 9)), int(wanted.get("sentences", 1))
-    words = [wanted.get("first", "the"), topic, *_FILLER.split()][: size - 1]
-    words.append(wanted.get("last", "now"))
-    ends = {len(words) * n // count for n in range(1, count + 1)}
-    return " ".join(f"{word}." if n in ends else word for n, word in enumerate(words, 1))
+    """A text about a topic of which all of these hold."""
+    edges = [[wanted[edge]] if edge in wanted else [] for edge in ("first", "last")]
+    more = ["It is ours.", "Come and see."][: int(wanted.get("sentences", 1)) - 1]
+    size = int(wanted.get("words", 10 + 3 * len(more)))
+    left = size - 4 - sum(map(len, edges)) - 3 * len(more)
+    chosen: list[str] = []
+    for part in sorted(_PARTS, key=lambda part: -len(part.split())):
+        if left >= (words := len(part.split())):
+            chosen.append(part)
+            left -= words
+    first, last = edges
+    sentence = " ".join([*first, f"the {topic} is old", *sorted(chosen, key=_PARTS.index)])
+    text = " ".join([f"{sentence}.", *more]).removesuffix(".")
+    text = " ".join([text, *last]) + "."
+    return text.lower() if "lower" in wanted else text[0].upper() + text[1:]
 
 
 def _grade_constraints(text: str, problem: Problem) -> Grade:

