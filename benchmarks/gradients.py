@@ -30,7 +30,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from benchmarks.harness import Row, call, report, row
-from benchmarks.recipes import RECIPES
+from benchmarks.recipes import JOBS
 from es_cookbook import train
 from es_cookbook.baselines.learner import Learner
 from es_cookbook.baselines.sft import likelihood
@@ -188,7 +188,7 @@ def compared(recipe: str) -> list[Row]:
     def measure(name: str, model: Qwen2ForCausalLM, seconds: float) -> None:
         texts = answer(model, tokenizer, [task.question for task in held_out], length)
         graded = grades(held_out, [text for (text,) in texts])
-        for metric in RECIPES[recipe]:
+        for metric in (JOBS[recipe].metric, JOBS[recipe].form):
             value = 100 * sum(grade.metrics[metric] for grade in graded) / len(graded)
             rows.append(row(f"{recipe}, {name}: {metric}", [value], "%"))
         rows.append(row(f"{recipe}, {name}: processor time", [seconds], "s"))

@@ -26,6 +26,8 @@ from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
+CHAT_MODEL = Path(__file__).parents[1] / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""What `make chat-model` makes."""
 
 
 @dataclasses.dataclass(frozen=True)

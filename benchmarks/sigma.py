@@ -18,14 +18,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.harness import before_and_after, call, report, row
+from benchmarks.harness import CHAT_MODEL, before_and_after, call, report, row
 from es_cookbook.baselines.small_model import build_model, build_tokenizer
 from es_cookbook.population.step_sizes import learning_rate
 from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
-CHAT_MODEL = Path(__file__).parents[1] / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATIONS = 10
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)
 """The grid, times a round number near the middle."""
