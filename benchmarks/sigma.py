@@ -48,8 +48,8 @@ class Case:
 
 
 def chat(task: str) -> Case:
-    """The chat model at one of its tasks."""
-    options = {"model_name": CHAT_MODEL, "dataset.task": task}
+    """The chat model at one of its tasks, with half of the recipe's population."""
+    options = {"model_name": CHAT_MODEL, "dataset.task": task, "optimizer.population_size": 64}
     return Case(("chat", *(f"{name}={value}" for name, value in options.items())), 0.004, 64)
 
 
