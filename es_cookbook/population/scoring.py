@@ -60,8 +60,8 @@ class Scored:
             another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores;
             `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
             all problems; `rollouts/...` of the lengths of answers to the batch
-            (`rl.rollouts.answer_lengths`). With a surrogate, how many answers a
-            genome scores, `surrogate/answers`, and their `surrogate/tokens`.
+            (`rl.rollouts.answer_lengths`). With a surrogate, how many answers a genome scores,
+            `surrogate/answers`, and their `surrogate/tokens`.
     """
 
     scores_P_G: NDArray[np.float64]
