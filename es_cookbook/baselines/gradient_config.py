@@ -16,6 +16,8 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.hub.background_push import CheckpointPush
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
+MOST_TOKENS = 16_384
+"""Of a backward pass, padding included, where nothing else is said: more make it no faster."""
 MAY_DIFFER = (
     *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
     *("engine", "checkpoint_every"),
@@ -46,8 +48,9 @@ class GradientConfig(RunConfig):
     )
     weight_decay: float = chz.field(default=0.0, doc="of AdamW, towards zero")
     max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
-    tokens_per_pass: int = chz.field(
-        default=16_384, doc="most tokens, padding included, of one backward pass; bounds memory"
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens, padding included, of one backward pass; by the free memory if unset",
     )
     checkpoint_every: int = chz.field(
         default=20,
@@ -60,7 +63,8 @@ class GradientConfig(RunConfig):
     @chz.validate
     def _gradient_ranges(self) -> None:
         check_range(self, "attempts", at_least=2)
-        check_range(self, "tokens_per_pass", at_least=1)
+        if self.tokens_per_pass is not None:
+            check_range(self, "tokens_per_pass", at_least=1)
         check_range(self, "checkpoint_every", "weight_decay", at_least=0)
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
 

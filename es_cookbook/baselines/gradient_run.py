@@ -19,10 +19,10 @@ What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 
 import anyio
 import chz
@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 
 from es_cookbook.baselines.checkpoints import begin
 from es_cookbook.baselines.gradient_config import GradientConfig
-from es_cookbook.baselines.learner import Learner, adamw
+from es_cookbook.baselines.learner import Learner, adamw, has_bfloat16
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
@@ -66,6 +66,12 @@ from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
 from es_cookbook.runs.tracking.measures import Progress
+
+if TYPE_CHECKING:
+    from es_cookbook.baselines.policy_gradient import Config
+
+_ROW = 512
+"""Tokens of a row of answers that begin alike: attention over more costs more than it shares."""
 
 
 class _Learns(Protocol):
@@ -203,14 +209,21 @@ class GradientRun(Generic[_Learner]):
             (path / STATE).write_text(state, "utf-8")
 
 
-def own_learner(config: GradientConfig, model: PreTrainedModel, names: Iterable[str]) -> Learner:
+def own_learner(config: "Config", model: PreTrainedModel, engine: Engine) -> Learner:
     """The learner of runs that are not TRL's."""
+    lower = config.products == "bfloat16" or (
+        config.products == "auto"
+        and engine.traits.base_dtype == "bfloat16"
+        and has_bfloat16(model.device)
+    )
     return Learner(
         model,
-        names,
+        engine.space.shapes,
         tokens_per_pass=config.tokens_per_pass,
         optimizers=partial(adamw, weight_decay=config.weight_decay),
         max_gradient_norm=config.max_gradient_norm,
+        packed_length=_ROW,
+        products=torch.bfloat16 if lower else torch.float32,
     )
 
 
@@ -218,11 +231,11 @@ def own_learner(config: GradientConfig, model: PreTrainedModel, names: Iterable[
 async def opened(
     config: GradientConfig,
     checkpoint: Checkpoint | None,
-    make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
+    make_learner: Callable[[PreTrainedModel, Engine], _Learner],
 ) -> AsyncGenerator[GradientRun[_Learner]]:
     """Open a run at the checkpoint that `run_directory` found; closes all of it in the end.
 
-    `make_learner` is given a model and the names of the weights that are to learn.
+    `make_learner` is given a model, and the engine whose space has the weights that are to learn.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -262,12 +275,12 @@ async def _learner(
     config: GradientConfig,
     checkpoint: Checkpoint | None,
     engine: Engine,
-    make_learner: Callable[[PreTrainedModel, Iterable[str]], _Learner],
+    make_learner: Callable[[PreTrainedModel, Engine], _Learner],
 ) -> _Learner:
     """The model that learns; a checkpoint, if given, is loaded into it and the engine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = await anyio.to_thread.run_sync(load_causal_lm, config.model_name, "float32", device)
-    learner = make_learner(model, engine.space.shapes)
+    learner = make_learner(model, engine)
     if checkpoint is not None:
         stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
         learner.load(dict(stored.named_parameters()), checkpoint.path)

@@ -4,36 +4,58 @@ Everything here that learns by gradients does so by `Learner.step`: supervised f
 small models that recipes begin with, and policy gradients.
 
 Sequences are padded on the right, where no real token sees the padding, so any token will do for
-it, and a tokenizer needs none of its own nor the model a mask. A batch that is too large for one
-pass goes in parts of similar length through the model, and their gradients add up: parts change
-memory and speed, and nothing else.
+it, and a tokenizer needs none of its own. A batch that is too large for one pass goes in parts of
+similar length through the model, and their gradients add up: parts change memory and speed, and
+nothing else.
 
-Packed, several sequences share a row, one behind the other. Positions begin again with each, from
-which transformers tells that none may see those before it; whether a model's class does is tried.
+In a long enough row several sequences lie one behind the other, and what they begin with in common
+(a prompt that has many answers) is there once: a mask lets each token see those before it in its
+own sequences. Whether a model's class computes such rows right is tried.
+
+Logits over a large vocabulary would need more memory than all else. Then the model runs in two
+halves: hidden states first, and of these, a few at a time, logits, loss and gradient, of which only
+that of the hidden states is kept.
 
 The model stays in evaluation mode: it learns what it samples with, without dropout.
 """
 
+import dataclasses
+import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.engines.torch.memory import free_bytes
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_LOGITS = 2**25
+"""Most numbers of logits at a time."""
+_ROOM = 1 / 16
+"""Share of the free memory for activations: an engine that samples has its own."""
+_FEW, _MANY = 1024, 16_384
+"""Tokens of a pass: products of fewer are slow, of more not faster."""
+_ALIKE = 1e-3
+"""Nats by which rounding may change a log-probability."""
 
 
 Row: TypeAlias = Sequence[Example]
 """Sequences that go through the model as one, behind each other; one if they are not packed."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities now, when sampled, and weights -> what is maximised; one a learned token."""
+_Tokens: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""For each learned token the row of what it follows from, and itself."""
 Optimizers: TypeAlias = Callable[
     [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
 ]
@@ -52,12 +74,17 @@ class Learner:
     Args:
         model: its parameters do not require gradients.
         names: of the parameters that learn.
-        tokens_per_pass: most tokens, padding included, of one backward pass.
+        tokens_per_pass: most tokens, padding included, of one backward pass; None: those whose
+            activations have room in a part of the memory that is free.
         optimizers: made once, for all weights that learn.
         packed_length: most tokens of a row of several sequences; 0 packs none.
+        products: dtype of matrix products; weights, sums of gradients and losses are float32.
+
+    Attributes:
+        packs: several sequences into a row, which the model's class has to allow.
 
     Raises:
-        ConfigError: A name is no parameter's own, or the model's class cannot be packed.
+        ConfigError: A name is no parameter's own.
     """
 
     def __init__(
@@ -65,18 +92,22 @@ class Learner:
         model: PreTrainedModel,
         names: Iterable[str],
         *,
-        tokens_per_pass: int,
+        tokens_per_pass: int | None = None,
         optimizers: Optimizers = adamw,
         max_gradient_norm: float = 1.0,
         packed_length: int = 0,
+        products: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
         self.weights = trained_weights(model, names)
-        self._tokens_per_pass = tokens_per_pass
         self._max_gradient_norm = max_gradient_norm
-        self._packed_length = packed_length
-        if packed_length:
-            self._check_packing()
+        self._products = products
+        self._halves = _Halves(model)
+        self._packed_length, self._tokens_per_pass = packed_length, sys.maxsize
+        self.packs = packed_length > 0 and self._can_pack()
+        if not self.packs:
+            self._packed_length = 0
+        self._tokens_per_pass = tokens_per_pass or self._room()
         self._optimizers = optimizers(self.weights) if self.weights else []
         self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
         name_of = {weight: name for name, weight in self.weights.items()}
@@ -99,14 +130,18 @@ class Learner:
             weight.grad = None
         total = 0.0
         for part in self._parts(examples):
-            logprobs = self._logprobs(part)
-            sampled, weights, counts = (
-                torch.tensor(values, dtype=torch.float32, device=logprobs.device)
-                for values in zip(*map(_of_token, learned_tokens(part)), strict=True)
-            )
-            gain = share * (objective(logprobs, sampled, weights) * counts).sum()
-            (-gain).backward()
-            total += gain.item()
+            states_N_D, tokens = self._origins(part)
+            kept_N_D = states_N_D.detach().requires_grad_()
+            sampled, weights, counts = torch.tensor(
+                [_of_token(token) for token in learned_tokens(part)], device=kept_N_D.device
+            ).T
+            for logits_n_V, of_logits, which in self._logits(kept_N_D, tokens):
+                logprobs = _logprobs(logits_n_V, *of_logits)
+                gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
+                gain = share * gained.sum()
+                (-gain).backward()
+                total += gain.item()
+            states_N_D.backward(kept_N_D.grad)
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self._max_gradient_norm)
         for optimizer, factor in zip(self._optimizers, self._factors, strict=True):
             for group in optimizer.param_groups:
@@ -114,43 +149,81 @@ class Learner:
             optimizer.step()
         return total, float(norm)
 
-    @torch.no_grad()
     def logprobs(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """Of each example's learned tokens, in order."""
-        return self._by_example(examples, self._logprobs)
+        return self._by_example(examples, _logprobs)
 
-    @torch.no_grad()
     def entropies(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """In nats, of the distribution over all tokens that each learned one was drawn from."""
 
-        def of_part(part: Sequence[Row]) -> torch.Tensor:
-            return torch.special.entr(self._logits(part)[0].softmax(dim=-1)).sum(dim=-1)
+        def of_logits(logits: torch.Tensor, rows: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1)[rows]
 
-        return self._by_example(examples, of_part)
+        return self._by_example(examples, of_logits)
 
+    @torch.no_grad()
     def _by_example(
-        self, examples: Sequence[Example], of_part: Callable[[Sequence[Row]], torch.Tensor]
+        self,
+        examples: Sequence[Example],
+        measure: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> list[tuple[float, ...]]:
-        """A number for each learned token, of all parts; returns each example's, in order."""
+        """A number for each learned token, of all parts; returns each example's, in order.
+
+        `measure` is given some logits, and for each token its row of them and itself.
+        """
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
-            for (example, _), number in zip(
-                learned_tokens(part), of_part(part).tolist(), strict=True
-            ):
+            states_N_D, tokens = self._origins(part)
+            numbers = torch.empty(len(tokens[0]), device=states_N_D.device)
+            for logits_n_V, of_logits, which in self._logits(states_N_D, tokens):
+                numbers[which] = measure(logits_n_V, *of_logits)
+            for (example, _), number in zip(learned_tokens(part), numbers.tolist(), strict=True):
                 found[id(example)].append(number)
         return [tuple(found[id(example)]) for example in examples]
 
-    def _check_packing(self) -> None:
-        """Refuse a model in which a sequence sees others of its row."""
-        own = [Example((3, 4, 5, 6, 7), (True,) * 5), Example((6, 3, 7), (True,) * 3)]
-        (_, second), length = self.logprobs(own), self._packed_length
-        self._packed_length = 0
-        (_, alone), self._packed_length = self.logprobs(own), length
-        if max(abs(a - b) for a, b in zip(alone, second, strict=True)) > 1e-3:
-            raise ConfigError(
-                f"packing: in a {type(self.model).__name__} the rows of one sequence would see "
-                "each other; leave packing out"
-            )
+    def _can_pack(self) -> bool:
+        """Whether no sequence sees others of its row, and the model takes a mask that says so."""
+        own = [
+            Example(tokens_T, (True,) * len(tokens_T))
+            for tokens_T in ((3, 4, 5, 6, 7), (3, 4, 6, 5), (6, 3, 7))
+        ]
+        length, self._packed_length = self._packed_length, 0
+        alone, self._packed_length = [*itertools.chain(*self.logprobs(own))], length
+        try:
+            together = [*itertools.chain(*self.logprobs(own))]
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            return False
+        return max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= _ALIKE
+
+    def _room(self) -> int:
+        """Tokens whose activations have room; where these are few, layers compute theirs again."""
+        room = _ROOM * free_bytes(self.model.device)
+        tokens = int(room / self._bytes_per_token())
+        if tokens < _FEW:
+            for layer in self._halves.layers():
+                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+            tokens = int(room / self._bytes_per_token())
+        return max(1, min(tokens, _MANY))
+
+    def _bytes_per_token(self) -> float:
+        """What a backward pass needs of a forward pass, but for the weights."""
+        own = {weight.untyped_storage().data_ptr() for weight in self.model.parameters()}
+
+        def kept_of(size: int) -> int:
+            kept: dict[int, int] = {}
+
+            def keep(tensor: torch.Tensor) -> torch.Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in own:
+                    kept[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                _held = self._origins([[Example((3,) * size, (False,) * (size - 1) + (True,))]])
+            return sum(kept.values())
+
+        few, more = 16, 80
+        return max(1.0, (kept_of(more) - kept_of(few)) / (more - few))
 
     def _parts(self, examples: Sequence[Example]) -> list[list[Row]]:
         learned = [example for example in examples if any(example.learned_T[1:])]
@@ -159,32 +232,59 @@ class Learner:
         )
         return in_parts(rows, self._tokens_per_pass)
 
-    def _logprobs(self, part: Sequence[Row]) -> torch.Tensor:
-        """Of all learned tokens of a part, in the order of `learned_tokens`."""
-        logits_N_V, tokens_N = self._logits(part)
-        return -torch.nn.functional.cross_entropy(logits_N_V, tokens_N, reduction="none")
-
-    def _logits(self, part: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each learned token was drawn from, and the token."""
-        shape = len(part), max(map(length_of, part))
+    def _origins(self, part: Sequence[Row]) -> tuple[torch.Tensor, _Tokens]:
+        """What a part's learned tokens follow from, each once: logits, if few, or hidden states."""
+        trees = [Tree.of(row) for row in part]
+        shape = len(trees), max(len(tree.tokens) for tree in trees)
         tokens_B_T, positions_B_T = torch.zeros(2, *shape, dtype=torch.long)
-        learned_B_T = torch.zeros(shape, dtype=torch.bool)
-        for b, row in enumerate(part):
-            start = 0
-            for example in row:
-                end = start + len(example.tokens_T)
-                tokens_B_T[b, start:end] = torch.tensor(example.tokens_T)
-                learned_B_T[b, start + 1 : end] = torch.tensor(example.learned_T[1:])
-                positions_B_T[b, start:end] = torch.arange(end - start)
-                start = end
+        sees_B_T_T = torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)
+        places: list[int] = []
+        for b, tree in enumerate(trees):
+            size = len(tree.tokens)
+            tokens_B_T[b, :size] = torch.tensor(tree.tokens)
+            positions_B_T[b, :size] = torch.tensor(tree.positions)
+            if self._packed_length:
+                for t, before in enumerate(tree.before):
+                    if before is not None:
+                        sees_B_T_T[b, t] |= sees_B_T_T[b, before]
+            places += [b * shape[1] + path[t - 1] for path, t in tree.learned()]
+        rows_of = {place: row for row, place in enumerate(sorted(set(places)))}
         device = self.model.device
-        how = {"position_ids": positions_B_T.to(device)} if self._packed_length else {}
-        # No model satisfies the types of its own call.
-        model = cast("Callable[..., CausalLMOutputWithPast]", self.model)
-        found = model(input_ids=tokens_B_T.to(device), use_cache=False, **how)
-        logits_B_T_V = cast(torch.Tensor, found.logits)
-        logits_N_V = logits_B_T_V[:, :-1][learned_B_T[:, 1:].to(device)].float()
-        return logits_N_V, tokens_B_T[:, 1:][learned_B_T[:, 1:]].to(device)
+        how: dict[str, object] = {}
+        if self._packed_length:
+            how = {
+                "position_ids": positions_B_T.to(device),
+                "attention_mask": self._halves.masks(sees_B_T_T.to(device), positions_B_T),
+            }
+        is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= _LOGITS
+        run = self._halves.whole if is_small else self._halves.hidden
+        with self._computing():
+            states_B_T_D = run(tokens_B_T.to(device), **how)
+        chosen = torch.tensor(list(rows_of), device=device)
+        rows = torch.tensor([rows_of[place] for place in places], device=device)
+        learned = [example.tokens_T[t] for example, t in learned_tokens(part)]
+        return states_B_T_D.flatten(0, 1)[chosen], (rows, torch.tensor(learned, device=device))
+
+    def _logits(
+        self, states_N_D: torch.Tensor, tokens: _Tokens
+    ) -> Iterator[tuple[torch.Tensor, _Tokens, torch.Tensor]]:
+        """Logits (n, V) of a few states at a time; what follows from them, and which that is."""
+        rows, targets = tokens
+        vocabulary_size = self._halves.vocabulary_size
+        size = max(1, _LOGITS // vocabulary_size)
+        for first, states_n_D in zip(
+            range(0, len(states_N_D), size), states_N_D.split(size), strict=True
+        ):
+            which = ((rows >= first) & (rows < first + size)).nonzero()[:, 0]
+            is_done = states_n_D.shape[1] == vocabulary_size
+            with self._computing():
+                logits_n_V = states_n_D if is_done else self._halves.logits(states_n_D)
+            yield logits_n_V.float(), (rows[which] - first, targets[which]), which
+
+    def _computing(self) -> AbstractContextManager[object]:
+        """Inside, products have their dtype."""
+        is_lower = self._products != torch.float32
+        return torch.autocast(self.model.device.type, self._products, enabled=is_lower)
 
     def save_moments(self, directory: Path) -> None:
         """Write what the optimizers remember; the weights are the model's own files."""
@@ -217,6 +317,79 @@ class Learner:
             ) from error
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether products of bfloat16 are a device's own, and not emulated."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def _logprobs(logits_n_V: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return logits_n_V.log_softmax(dim=-1)[rows, tokens]
+
+
+class _Halves:
+    """A model as what makes hidden states, and what makes logits of them, scaled as it does."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # PEFT puts its layers into the model that it wraps.
+        self._model = cast(Any, model).get_base_model() if hasattr(model, "peft_config") else model
+        self._name = self._model.base_model_prefix
+        self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
+
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """The longest list of modules is that of the layers."""
+        lists = (m for m in self._model.modules() if isinstance(m, torch.nn.ModuleList))
+        return max(lists, key=len, default=())  # pyright: ignore[reportReturnType]
+
+    def whole(self, tokens_B_T: torch.Tensor, **how: object) -> torch.Tensor:
+        """Logits (B, T, V)."""
+        return self._model(input_ids=tokens_B_T, use_cache=False, **how).logits
+
+    def hidden(self, tokens_B_T: torch.Tensor, **how: object) -> torch.Tensor:
+        """Hidden states (B, T, D)."""
+        return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False, **how)[0]
+
+    def masks(self, sees_B_T_T: torch.Tensor, positions_B_T: torch.Tensor) -> object:
+        """What attention is told of which tokens see which, of each kind of layer."""
+        config = self._model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        positions_B_T = positions_B_T.to(sees_B_T_T.device)
+        ago_B_T_T = positions_B_T[:, :, None] - positions_B_T[:, None]
+
+        def mask(within: int | None) -> torch.Tensor:
+            seen = sees_B_T_T if within is None else sees_B_T_T & (ago_B_T_T < within)
+            lowest = torch.finfo(self._model.dtype).min
+            return torch.where(seen, 0.0, lowest)[:, None].to(self._model.dtype)
+
+        if not kinds:
+            return mask(window)
+        masks = {kind: mask(window if kind == _SLIDING else None) for kind in kinds}
+        return masks if len(masks) > 1 else mask(window if kinds == {_SLIDING} else None)
+
+    def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
+        """(N, V): the model's own, with its first half replaced by what that gave."""
+        first = getattr(self._model, self._name)
+        setattr(self._model, self._name, _Given(hidden_N_D.unsqueeze(0)))
+        try:
+            nothing = torch.zeros(1, len(hidden_N_D), dtype=torch.long, device=hidden_N_D.device)
+            return self._model(input_ids=nothing, use_cache=False).logits[0]
+        finally:
+            setattr(self._model, self._name, first)
+
+
+class _Given(torch.nn.Module):
+    """Gives what it was made with, whatever it is asked."""
+
+    def __init__(self, hidden_1_N_D: torch.Tensor) -> None:
+        super().__init__()
+        self._hidden = hidden_1_N_D
+
+    def forward(self, *_: object, **__: object) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, self._hidden))
+
+
 def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, torch.nn.Parameter]:
     """The named parameters, which require gradients from now on.
 
@@ -236,6 +409,53 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
     return weights
 
 
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A row's sequences as the model reads them: what they begin with in common once.
+
+    Attributes:
+        row: its sequences.
+        tokens: read, with their `positions`, and the place of the one `before` each; None: the
+            first of a sequence.
+        paths: of each sequence, where its tokens are.
+    """
+
+    row: Row
+    tokens: list[int]
+    positions: list[int]
+    before: list[int | None]
+    paths: list[list[int]]
+
+    @staticmethod
+    def of(row: Row) -> "Tree":
+        """Each sequence goes on where it leaves the one before it.
+
+        >>> tree = Tree.of([Example((5, 6, 7), (True,) * 3), Example((5, 8, 9, 4), (True,) * 4)])
+        >>> tree.tokens, tree.before, tree.paths
+        ([5, 6, 7, 8, 9, 4], [None, 0, 1, 0, 3, 4], [[0, 1, 2], [0, 3, 4, 5]])
+        """
+        tree = Tree(row, [], [], [], [])
+        path, read = list[int](), tuple[int, ...]()
+        for example in row:
+            pairs = zip(read, read := example.tokens_T, strict=False)
+            alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            path = path[: sum(1 for _ in alike)]
+            for token in read[len(path) :]:
+                tree.before.append(path[-1] if path else None)
+                tree.positions.append(len(path))
+                path.append(len(tree.tokens))
+                tree.tokens.append(token)
+            tree.paths.append(list(path))
+        return tree
+
+    def learned(self) -> Iterator[tuple[list[int], int]]:
+        """Of every token that has a loss its sequence's path, and its place in the sequence."""
+        for example, path in zip(self.row, self.paths, strict=True):
+            for t in range(1, len(example.tokens_T)):
+                if example.learned_T[t]:
+                    yield path, t
+
+
 def learned_tokens(part: Sequence[Row]) -> Iterator[tuple[Example, int]]:
     """Every token that has a loss, row by row: its example, and its place there."""
     for example in itertools.chain(*part):
@@ -246,26 +466,27 @@ def learned_tokens(part: Sequence[Row]) -> Iterator[tuple[Example, int]]:
 
 def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
     example, t = token
-    return example.sampled_T[t] if example.sampled_T else 0.0, example.weight, example.count
+    return example.sampled_T[t] if example.sampled_T else 0.0, example.weight, float(example.count)
 
 
 def length_of(row: Row) -> int:
-    return sum(len(example.tokens_T) for example in row)
+    """Tokens that the model reads."""
+    return len(Tree.of(row).tokens)
 
 
 def packed(examples: Sequence[Example], length: int) -> list[Row]:
-    """Rows of at most so many tokens, the longest sequences first; a longer one has its own.
+    """Rows of at most so many tokens; a longer sequence has its own.
 
-    >>> rows = packed([Example((1,) * n, (True,) * n) for n in (2, 5, 3, 4)], 7)
+    Neighbours in the order of their tokens lie together, since they begin alike.
+
+    >>> rows = packed([Example((n,) * n, (True,) * n) for n in (3, 6, 4, 5)], 7)
     >>> [[len(example.tokens_T) for example in row] for row in rows]
-    [[5, 2], [4, 3]]
+    [[3, 4], [5], [6]]
     """
     rows: list[list[Example]] = []
-    for example in sorted(examples, key=lambda example: -len(example.tokens_T)):
-        for row in rows:
-            if length_of(row) + len(example.tokens_T) <= length:
-                row.append(example)
-                break
+    for example in sorted(examples, key=lambda example: example.tokens_T):
+        if rows and length_of([*rows[-1], example]) <= length:
+            rows[-1].append(example)
         else:
             rows.append([example])
     return list(rows)

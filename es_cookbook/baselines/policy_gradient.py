@@ -169,6 +169,11 @@ class Config(GradientConfig):
     """Train by a policy gradient on the problems and rewards of any data set."""
 
     method: Method = _METHODS.field("how rewards become a gradient")
+    products: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="auto",
+        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint and the "
+        "processor have it. Its weights are always float32",
+    )
 
     @chz.validate
     def _sampling(self) -> None:

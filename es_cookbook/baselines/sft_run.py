@@ -69,6 +69,11 @@ class _SFTRun:
             max_gradient_norm=config.max_gradient_norm,
             packed_length=config.max_length if config.packing else 0,
         )
+        if config.packing and not self.learner.packs:
+            raise ConfigError(
+                f"packing: in a {type(model).__name__} the rows of one sequence would see each "
+                "other; leave packing out"
+            )
         self.num_steps = max(1, math.ceil(config.epochs * len(self.train) / config.batch_size))
         self.start = _go_on(config, log_path, self.learner)
         self._config = config

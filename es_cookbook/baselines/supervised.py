@@ -126,8 +126,9 @@ class SFTConfig:
     packing: bool = chz.field(
         default=False, doc="several rows in one sequence of max_length, where none sees another"
     )
-    tokens_per_pass: int = chz.field(
-        default=16_384, doc="most tokens, padding included, of one backward pass; bounds memory"
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens, padding included, of one backward pass; by the free memory if unset",
     )
     log_every: int = chz.field(default=10, doc="steps between lines of metrics")
     checkpoint_every: int = chz.field(default=100, doc="steps between checkpoints; 0: none")
@@ -138,7 +139,9 @@ class SFTConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
+        check_range(self, "alpha", "batch_size", "log_every", at_least=1)
+        if self.tokens_per_pass is not None:
+            check_range(self, "tokens_per_pass", at_least=1)
         check_range(self, "max_length", at_least=2)
         check_range(self, "rank", "checkpoint_every", at_least=0)
         check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)

@@ -122,12 +122,17 @@ def test_packed_rows_see_nothing_of_each_other(
 
 
 @pytest.mark.parametrize("family", ["BloomForCausalLM", "MambaForCausalLM"])
-def test_a_model_whose_rows_would_see_each_other_is_not_packed(family: str) -> None:
+def test_a_model_whose_rows_would_see_each_other_is_not_packed(
+    family: str, rows: str, tmp_path: Path
+) -> None:
     """Its positions are distances, or it has none."""
     model = build(family)
-    names = [name for name, _ in model.named_parameters()]
+    assert not Learner(model, (), packed_length=16).packs
+    model.save_pretrained(tmp_path / "model")
+    chat_tokenizer("0123456789").save_pretrained(tmp_path / "model")
+    packing = config(tmp_path / "model", rows, tmp_path / "out", packing=True)
     with pytest.raises(ConfigError, match=f"packing: in a {family} the rows of one sequence would"):
-        Learner(model, names, tokens_per_pass=64, packed_length=16)
+        main(packing)
 
 
 def test_a_tokenizer_needs_no_padding_token(

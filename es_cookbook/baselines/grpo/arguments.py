@@ -18,6 +18,7 @@ from unittest import mock
 
 import torch
 
+from es_cookbook.baselines.gradient_config import MOST_TOKENS
 from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.common.errors import ConfigError, did_you_mean, not_installed
 from es_cookbook.common.fields.declared_types import fits
@@ -144,7 +145,7 @@ def arguments(
             f"steps must divide the {num_rollouts} rollouts of a generation ({num_problems} "
             f"problems, attempts={config.attempts}), found {config.steps}"
         )
-    most = max(1, config.tokens_per_pass // context_length)
+    most = max(1, (config.tokens_per_pass or MOST_TOKENS) // context_length)
     rows = max(size for size in range(1, min(most, of_step) + 1) if of_step % size == 0)
     given: dict[str, Any] = {
         **{"max_completion_length": config.sampling.max_tokens, "disable_dropout": True},

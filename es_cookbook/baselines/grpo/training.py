@@ -25,7 +25,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,6 +55,7 @@ from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.baselines.learner import trained_weights
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
+from es_cookbook.engines.base import Engine
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.checkpoints import Checkpoint
@@ -95,9 +96,9 @@ class _TrainedByTRL:
         ConfigError: A name is no parameter's own.
     """
 
-    def __init__(self, model: PreTrainedModel, names: Iterable[str]) -> None:
+    def __init__(self, model: PreTrainedModel, engine: Engine) -> None:
         self.model = model
-        self.weights = trained_weights(model, names)
+        self.weights = trained_weights(model, engine.space.shapes)
         self.kept = kept_settings(model)
         self.checkpoint: Path | None = None
         self.trainer: _Trainer | None = None

@@ -89,8 +89,6 @@ from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import finite
 from es_cookbook.train.signals import result_until_signal
 
-_LOGITS_PER_PASS = 1 << 27
-"""Half a GiB of them in float32."""
 _ONE_TURN = "problems of one turn alone can be reconsidered"
 
 
@@ -376,9 +374,7 @@ def _entropies(model_name: str, turns: Sequence[Transition]) -> list[tuple[float
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_causal_lm(model_name, "float32", device)
-    size = int(model.config.get_text_config().vocab_size)
-    learner = Learner(model, (), tokens_per_pass=max(1, _LOGITS_PER_PASS // size))
-    return learner.entropies(
+    return Learner(model, ()).entropies(
         [joined([(t.observation.tokens_T, False), (t.action.tokens_T, True)]) for t in turns]
     )
 

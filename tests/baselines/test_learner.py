@@ -1,0 +1,105 @@
+"""How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from es_cookbook.baselines import learner as learner_module
+from es_cookbook.baselines.learner import Learner, Tree
+from es_cookbook.baselines.policy_gradient import PPO
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.rl.rollouts import Example
+from tests.tiny_models import VOCABULARY
+
+
+def answers(seed: int = 0) -> list[Example]:
+    """Several to each of some prompts that begin alike, some of which begin alike too."""
+    rng = random.Random(seed)
+    found: list[Example] = []
+    for prompt in ((5, 6, 7, 8), (5, 6, 9), (4,)):
+        for _ in range(4):
+            said = [*rng.choice([(10, 11), (12,)]), *rng.choices(range(3, 30), k=rng.randint(1, 9))]
+            learned = (False,) * len(prompt) + (True,) * len(said)
+            sampled = (0.0,) * len(prompt) + tuple(-3 - rng.random() for _ in said)
+            weight, count = rng.gauss(0, 1), rng.randint(1, 3)
+            found.append(Example((*prompt, *said), learned, weight, sampled, count))
+    return found
+
+
+def learned(path: Path, examples: Sequence[Example], **how: object) -> dict[str, torch.Tensor]:
+    """The gradient, and what is measured of the examples."""
+    lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
+    names = [name for name, _ in lm.named_parameters()]
+    found = Learner(lm, names, max_gradient_norm=1e9, **how)  # type: ignore[arg-type]
+    measured = {
+        f"{name} {number}": torch.tensor(values)
+        for name, measure in (("logprobs", found.logprobs), ("entropies", found.entropies))
+        for number, values in enumerate(measure(examples))
+    }
+    found.step(examples, PPO().objective, 0.0, 0.25)
+    gradients = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
+    return measured | gradients
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox"])
+def test_rows_of_what_begins_alike_and_halves_change_nothing(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = answers()
+    plain = learned(tiny_model(family), examples, tokens_per_pass=1000)
+    for logits, how in (
+        (10**9, {"packed_length": 40}),
+        (2 * VOCABULARY, {}),
+        (3 * VOCABULARY, {"packed_length": 24, "tokens_per_pass": 50}),
+    ):
+        monkeypatch.setattr(learner_module, "_LOGITS", logits)
+        found = learned(tiny_model(family), examples, **how)
+        assert found.keys() == plain.keys()
+        for name, values in plain.items():
+            torch.testing.assert_close(found[name], values, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_what_is_read_once_lies_there_once() -> None:
+    examples = [Example((1, 2, 3, *end), (True,) * 5) for end in ((4, 5), (4, 6), (7, 8))]
+    tree = Tree.of(examples)
+    assert tree.tokens == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert tree.positions == [0, 1, 2, 3, 4, 4, 3, 4]
+    assert tree.before == [None, 0, 1, 2, 3, 3, 2, 6]
+
+
+def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = answers()
+    plain = learned(tiny_model("qwen2"), examples)
+    calls: list[object] = []
+    original = learner_module.checkpoint
+
+    def counted(*args: object, **kwargs: object) -> object:
+        calls.append(args)
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(learner_module, "checkpoint", counted)
+    monkeypatch.setattr(learner_module, "free_bytes", lambda _: 2**22)
+    found = learned(tiny_model("qwen2"), examples)
+    assert calls
+    for name, values in plain.items():
+        torch.testing.assert_close(found[name], values, atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
+    examples = answers()
+    exact, found = (
+        learned(tiny_model("qwen2"), examples, packed_length=40, products=products)
+        for products in (torch.float32, torch.bfloat16)
+    )
+    one, other = (
+        torch.cat([grad.flatten() for name, grad in of.items() if " " not in name])
+        for of in (exact, found)
+    )
+    assert one.dtype == other.dtype == torch.float32
+    alike = torch.nn.functional.cosine_similarity(one, other, dim=0)
+    assert 0.99 < alike < 1 - 1e-9
