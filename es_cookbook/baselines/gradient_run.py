@@ -36,6 +36,7 @@ from es_cookbook.baselines.learner import Learner, adamw, has_bfloat16
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
@@ -133,7 +134,7 @@ class GradientRun(Generic[_Learner]):
     async def learn(self, learn: Callable[[_Learner], Metrics]) -> Metrics:
         """Let the learner learn, in a thread, and the engine take its weights."""
         began = time.perf_counter()
-        measured = await anyio.to_thread.run_sync(learn, self.learner)
+        measured = await anyio.to_thread.run_sync(_on_all_cores, learn, self.learner)
         await self.learned(time.perf_counter() - began)
         return measured
 
@@ -207,6 +208,12 @@ class GradientRun(Generic[_Learner]):
             self.learner.save_moments(path)
             state = state_json(generation, dtype, self._results)
             (path / STATE).write_text(state, "utf-8")
+
+
+def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Metrics:
+    """Learn; a thread that is not torch's first has but one core for products unless it says so."""
+    torch.set_num_threads(num_cores())
+    return learn(learner)
 
 
 def own_learner(config: "Config", model: PreTrainedModel, engine: Engine) -> Learner:
