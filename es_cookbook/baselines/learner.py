@@ -42,9 +42,9 @@ OPTIMIZER = "optimizer.safetensors"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LOGITS = 2**25
 """Most numbers of logits at a time."""
-_ROOM = 1 / 16
+_ROOM = 1 / 32
 """Share of the free memory for activations: an engine that samples has its own."""
-_FEW, _MANY = 1024, 16_384
+_FEW, _MANY = 512, 16_384
 """Tokens of a pass: products of fewer are slow, of more not faster."""
 _ALIKE = 1e-3
 """Nats by which rounding may change a log-probability."""
