@@ -50,7 +50,7 @@ class GradientConfig(RunConfig):
     max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
     tokens_per_pass: int | None = chz.field(
         default=None,
-        doc="most tokens, padding included, of one backward pass; by the free memory if unset",
+        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
     )
     checkpoint_every: int = chz.field(
         default=20,

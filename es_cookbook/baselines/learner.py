@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.engines.torch.memory import free_bytes
+from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
@@ -43,7 +43,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LOGITS = 2**25
 """Most numbers of logits at a time."""
 _ROOM = 1 / 32
-"""Share of the free memory for activations: an engine that samples has its own."""
+"""Share of all memory for activations; what is free varies, and runs should come out the same."""
 _FEW, _MANY = 512, 16_384
 """Tokens of a pass: products of fewer are slow, of more not faster."""
 _ALIKE = 1e-3
@@ -75,7 +75,7 @@ class Learner:
         model: its parameters do not require gradients.
         names: of the parameters that learn.
         tokens_per_pass: most tokens, padding included, of one backward pass; None: those whose
-            activations have room in a part of the memory that is free.
+            activations have room in a part of the device's memory.
         optimizers: made once, for all weights that learn.
         packed_length: most tokens of a row of several sequences; 0 packs none.
         products: dtype of matrix products; weights, sums of gradients and losses are float32.
@@ -196,8 +196,8 @@ class Learner:
         return max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= _ALIKE
 
     def _room(self) -> int:
-        """Tokens whose activations have room; where these are few, layers compute theirs again."""
-        room = _ROOM * free_bytes(self.model.device)
+        """Tokens whose activations have room; if these are few, layers compute theirs again."""
+        room = _ROOM * total_bytes(self.model.device)
         tokens = int(room / self._bytes_per_token())
         if tokens < _FEW:
             for layer in self._halves.layers():

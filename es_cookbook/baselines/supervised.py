@@ -128,7 +128,7 @@ class SFTConfig:
     )
     tokens_per_pass: int | None = chz.field(
         default=None,
-        doc="most tokens, padding included, of one backward pass; by the free memory if unset",
+        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
     )
     log_every: int = chz.field(default=10, doc="steps between lines of metrics")
     checkpoint_every: int = chz.field(default=100, doc="steps between checkpoints; 0: none")

@@ -83,7 +83,7 @@ def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
         return original(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(learner_module, "checkpoint", counted)
-    monkeypatch.setattr(learner_module, "free_bytes", lambda _: 2**22)
+    monkeypatch.setattr(learner_module, "total_bytes", lambda _: 2**22)
     found = learned(tiny_model("qwen2"), examples)
     assert calls
     for name, values in plain.items():

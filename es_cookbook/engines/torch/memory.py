@@ -88,16 +88,32 @@ def free_bytes(device: torch.device) -> int:
     return int(free * core_share())
 
 
+def total_bytes(device: torch.device) -> int:
+    """All memory of a device, whoever uses it: it is the same for every run there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return int(min(psutil.virtual_memory().total, _container()) * core_share())
+
+
+def _container() -> int:
+    """What a control group may use, if it limits memory."""
+    try:
+        return int((_CGROUP / "memory.max").read_text())
+    except (OSError, ValueError):  # no such group, or "max" for no limit
+        return 1 << 62
+
+
 def _free_in_container() -> int:
     """What a control group leaves, if it limits memory; caches of files count as free."""
     try:
-        limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):  # no such group, or "max" for no limit
+    except (OSError, ValueError):
         return 1 << 62
     stat = dict(line.split() for line in lines)
-    return max(0, limit - used + int(stat.get("inactive_file", 0)))
+    return max(0, _container() - used + int(stat.get("inactive_file", 0)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
