@@ -20,9 +20,8 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import anyio
 import chz
@@ -32,7 +31,6 @@ from transformers import PreTrainedModel
 
 from es_cookbook.baselines.checkpoints import begin
 from es_cookbook.baselines.gradient_config import GradientConfig
-from es_cookbook.baselines.learner import Learner, adamw, has_bfloat16
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
@@ -67,12 +65,6 @@ from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
 from es_cookbook.runs.tracking.measures import Progress
-
-if TYPE_CHECKING:
-    from es_cookbook.baselines.policy_gradient import Config
-
-_ROW = 512
-"""Tokens of a row of answers that begin alike: attention over more costs more than it shares."""
 
 
 class _Learns(Protocol):
@@ -214,24 +206,6 @@ def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Me
     """Learn; a thread that is not torch's first has but one core for products unless it says so."""
     torch.set_num_threads(num_cores())
     return learn(learner)
-
-
-def own_learner(config: "Config", model: PreTrainedModel, engine: Engine) -> Learner:
-    """The learner of runs that are not TRL's."""
-    lower = config.products == "bfloat16" or (
-        config.products == "auto"
-        and engine.traits.base_dtype == "bfloat16"
-        and has_bfloat16(model.device)
-    )
-    return Learner(
-        model,
-        engine.space.shapes,
-        tokens_per_pass=config.tokens_per_pass,
-        optimizers=partial(adamw, weight_decay=config.weight_decay),
-        max_gradient_norm=config.max_gradient_norm,
-        packed_length=_ROW,
-        products=torch.bfloat16 if lower else torch.float32,
-    )
 
 
 @contextlib.asynccontextmanager

@@ -40,8 +40,8 @@ from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_LOGITS = 2**25
-"""Most numbers of logits at a time."""
+LOGITS_AT_ONCE = 2**25
+"""Most numbers."""
 _ROOM = 1 / 32
 """Share of all memory for activations; what is free varies, and runs should come out the same."""
 _FEW, _MANY = 512, 16_384
@@ -256,7 +256,7 @@ class Learner:
                 "position_ids": positions_B_T.to(device),
                 "attention_mask": self._halves.masks(sees_B_T_T.to(device), positions_B_T),
             }
-        is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= _LOGITS
+        is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= LOGITS_AT_ONCE
         run = self._halves.whole if is_small else self._halves.hidden
         with self._computing():
             states_B_T_D = run(tokens_B_T.to(device), **how)
@@ -271,7 +271,7 @@ class Learner:
         """Logits (n, V) of a few states at a time; what follows from them, and which that is."""
         rows, targets = tokens
         vocabulary_size = self._halves.vocabulary_size
-        size = max(1, _LOGITS // vocabulary_size)
+        size = max(1, LOGITS_AT_ONCE // vocabulary_size)
         for first, states_n_D in zip(
             range(0, len(states_N_D), size), states_N_D.split(size), strict=True
         ):
@@ -321,7 +321,7 @@ def has_bfloat16(device: torch.device) -> bool:
     """Whether products of bfloat16 are a device's own, and not emulated."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported()
+    return bool(cast(Any, torch.cpu)._is_avx512_bf16_supported())  # torch has no public one
 
 
 def _logprobs(logits_n_V: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import Engine
 from es_cookbook.rl.objectives import SOLVED, solved_in
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
@@ -54,8 +55,13 @@ from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from es_cookbook.baselines.learner import Learner
+
+
+_ROW = 512
+"""Tokens of a row of answers that begin alike: attention over more costs more than it shares."""
 
 
 @chz.chz
@@ -195,15 +201,37 @@ async def main(config: Config) -> None:
         if is_complete:
             print(f"{config.log_path} is complete, with {config.num_generations} generations")
             return
-        from es_cookbook.baselines.gradient_run import opened, own_learner  # with torch
+        from es_cookbook.baselines.gradient_run import opened  # with torch
 
-        async with opened(config, checkpoint, partial(own_learner, config)) as run:
+        async with opened(config, checkpoint, partial(learner_of, config)) as run:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)
                 examples, share = to_examples(config.method, groups_P)
                 measured = await run.learn(partial(learn, config, generation, examples, share))
                 await run.record(generation, groups_P, measured)
+
+
+def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":
+    """What learns the weights of the engine's space."""
+    import torch
+
+    from es_cookbook.baselines.learner import Learner, adamw, has_bfloat16
+
+    lower = config.products == "bfloat16" or (
+        config.products == "auto"
+        and engine.traits.base_dtype == "bfloat16"
+        and has_bfloat16(model.device)
+    )
+    return Learner(
+        model,
+        engine.space.shapes,
+        tokens_per_pass=config.tokens_per_pass,
+        optimizers=partial(adamw, weight_decay=config.weight_decay),
+        max_gradient_norm=config.max_gradient_norm,
+        packed_length=_ROW,
+        products=torch.bfloat16 if lower else torch.float32,
+    )
 
 
 def to_examples(method: Method, groups_P: Sequence[TrajectoryGroup]) -> tuple[list[Example], float]:

@@ -178,18 +178,14 @@ class Recorder:
         }
 
     def _throughput(self, stats: Mapping[str, float], num_tokens: int) -> Mapping[str, float]:
-        """What the engine did a second since the generation began; prompts if it counts those."""
+        """What the engine did a second since the generation began, as far as it counts that."""
         total = time.perf_counter() - self._began
         rose = {name: now - self._stats.get(name, 0.0) for name, now in stats.items()}
-        prompts: dict[str, float] = {}
+        counted = {"throughput/tokens_per_second": num_tokens / total}
+        if "requests" in rose:
+            counted["throughput/answers_per_second"] = rose["requests"] / total
         if "prefilled_tokens" in rose:
             known, of = rose["cached_tokens"], rose["cached_tokens"] + rose["prefilled_tokens"]
-            prompts = {
-                "throughput/prompt_tokens_per_second": of / total,
-                "throughput/prompt_tokens_shared": known / max(of, 1.0),
-            }
-        return {
-            "throughput/answers_per_second": rose["requests"] / total,
-            "throughput/tokens_per_second": num_tokens / total,
-            **prompts,
-        }
+            counted["throughput/prompt_tokens_per_second"] = of / total
+            counted["throughput/prompt_tokens_shared"] = known / max(of, 1.0)
+        return counted

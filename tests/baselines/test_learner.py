@@ -55,7 +55,7 @@ def test_rows_of_what_begins_alike_and_halves_change_nothing(
         (2 * VOCABULARY, {}),
         (3 * VOCABULARY, {"packed_length": 24, "tokens_per_pass": 50}),
     ):
-        monkeypatch.setattr(learner_module, "_LOGITS", logits)
+        monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", logits)
         found = learned(tiny_model(family), examples, **how)
         assert found.keys() == plain.keys()
         for name, values in plain.items():
