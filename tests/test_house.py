@@ -199,11 +199,11 @@ def test_every_field_of_every_config_is_documented_for_help() -> None:
 def is_documented(value: ast.expr | None) -> bool:
     """Whether it is a call with a `doc`, or of a function that returns nothing but such calls.
 
-    `Names.field` and `Names.optional_field` have it as their only argument.
+    `Names.field` has it as its only argument.
     """
     if not isinstance(value, ast.Call):
         return False
-    of_names = getattr(value.func, "attr", "") in ("field", "optional_field") and value.args
+    of_names = getattr(value.func, "attr", "") == "field" and value.args
     if of_names or any(keyword.arg == "doc" for keyword in value.keywords):
         return True
     makers = [

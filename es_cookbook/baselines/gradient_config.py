@@ -16,8 +16,6 @@ from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.hub.background_push import CheckpointPush
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
-MOST_TOKENS = 16_384
-"""Of a backward pass, padding included, where nothing else is said: more make it no faster."""
 MAY_DIFFER = (
     *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
     *("engine", "checkpoint_every"),
@@ -63,8 +61,7 @@ class GradientConfig(RunConfig):
     @chz.validate
     def _gradient_ranges(self) -> None:
         check_range(self, "attempts", at_least=2)
-        if self.tokens_per_pass is not None:
-            check_range(self, "tokens_per_pass", at_least=1)
+        check_range(self, "tokens_per_pass", at_least=1)
         check_range(self, "checkpoint_every", "weight_decay", at_least=0)
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
 

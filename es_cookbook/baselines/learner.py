@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.engines.torch.forward.prefix_cache import num_common
 from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.rl.rollouts import Example
 
@@ -44,7 +45,7 @@ LOGITS_AT_ONCE = 2**25
 """Most numbers."""
 _ROOM = 1 / 32
 """Share of all memory for activations; what is free varies, and runs should come out the same."""
-_FEW, _MANY = 512, 16_384
+_FEW, MOST_TOKENS = 512, 16_384
 """Tokens of a pass: products of fewer are slow, of more not faster."""
 _ALIKE = 1e-3
 """Nats by which rounding may change a log-probability."""
@@ -56,6 +57,8 @@ Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
 """Log-probabilities now, when sampled, and weights -> what is maximised; one a learned token."""
 _Tokens: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """For each learned token the row of what it follows from, and itself."""
+_ToLogits: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Of what learned tokens follow from."""
 Optimizers: TypeAlias = Callable[
     [Mapping[str, torch.nn.Parameter]], Sequence[torch.optim.Optimizer]
 ]
@@ -130,12 +133,12 @@ class Learner:
             weight.grad = None
         total = 0.0
         for part in self._parts(examples):
-            states_N_D, tokens = self._origins(part)
+            states_N_D, tokens, to_logits = self._origins(part)
             kept_N_D = states_N_D.detach().requires_grad_()
             sampled, weights, counts = torch.tensor(
                 [_of_token(token) for token in learned_tokens(part)], device=kept_N_D.device
             ).T
-            for logits_n_V, of_logits, which in self._logits(kept_N_D, tokens):
+            for logits_n_V, of_logits, which in self._logits(kept_N_D, tokens, to_logits):
                 logprobs = _logprobs(logits_n_V, *of_logits)
                 gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
                 gain = share * gained.sum()
@@ -173,9 +176,9 @@ class Learner:
         """
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
-            states_N_D, tokens = self._origins(part)
+            states_N_D, tokens, to_logits = self._origins(part)
             numbers = torch.empty(len(tokens[0]), device=states_N_D.device)
-            for logits_n_V, of_logits, which in self._logits(states_N_D, tokens):
+            for logits_n_V, of_logits, which in self._logits(states_N_D, tokens, to_logits):
                 numbers[which] = measure(logits_n_V, *of_logits)
             for (example, _), number in zip(learned_tokens(part), numbers.tolist(), strict=True):
                 found[id(example)].append(number)
@@ -203,7 +206,7 @@ class Learner:
             for layer in self._halves.layers():
                 layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
             tokens = int(room / self._bytes_per_token())
-        return max(1, min(tokens, _MANY))
+        return max(1, min(tokens, MOST_TOKENS))
 
     def _bytes_per_token(self) -> float:
         """What a backward pass needs of a forward pass, but for the weights."""
@@ -232,53 +235,52 @@ class Learner:
         )
         return in_parts(rows, self._tokens_per_pass)
 
-    def _origins(self, part: Sequence[Row]) -> tuple[torch.Tensor, _Tokens]:
+    def _origins(self, part: Sequence[Row]) -> tuple[torch.Tensor, _Tokens, _ToLogits]:
         """What a part's learned tokens follow from, each once: logits, if few, or hidden states."""
-        trees = [Tree.of(row) for row in part]
+        trees, device = [Tree.of(row) for row in part], self.model.device
         shape = len(trees), max(len(tree.tokens) for tree in trees)
         tokens_B_T, positions_B_T = torch.zeros(2, *shape, dtype=torch.long)
-        sees_B_T_T = torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)
-        places: list[int] = []
         for b, tree in enumerate(trees):
-            size = len(tree.tokens)
-            tokens_B_T[b, :size] = torch.tensor(tree.tokens)
-            positions_B_T[b, :size] = torch.tensor(tree.positions)
-            if self._packed_length:
-                for t, before in enumerate(tree.before):
-                    if before is not None:
-                        sees_B_T_T[b, t] |= sees_B_T_T[b, before]
-            places += [b * shape[1] + path[t - 1] for path, t in tree.learned()]
-        rows_of = {place: row for row, place in enumerate(sorted(set(places)))}
-        device = self.model.device
+            tokens_B_T[b, : len(tree.tokens)] = torch.tensor(tree.tokens)
+            positions_B_T[b, : len(tree.tokens)] = torch.tensor(tree.positions)
         how: dict[str, object] = {}
         if self._packed_length:
-            how = {
-                "position_ids": positions_B_T.to(device),
-                "attention_mask": self._halves.masks(sees_B_T_T.to(device), positions_B_T),
-            }
+            sees_B_T_T = torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)
+            for sees_T_T, tree in zip(sees_B_T_T, trees, strict=True):
+                for t, before in enumerate(tree.before):
+                    if before is not None:
+                        sees_T_T[t] |= sees_T_T[before]
+            masks = self._halves.masks(sees_B_T_T.to(device), positions_B_T.to(device))
+            how = {"position_ids": positions_B_T.to(device), "attention_mask": masks}
         is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= LOGITS_AT_ONCE
         run = self._halves.whole if is_small else self._halves.hidden
         with self._computing():
             states_B_T_D = run(tokens_B_T.to(device), **how)
+        places = [
+            b * shape[1] + path[t - 1]
+            for b, (row, tree) in enumerate(zip(part, trees, strict=True))
+            for example, path in zip(row, tree.paths, strict=True)
+            for t in learned_places(example)
+        ]
+        rows_of = {place: row for row, place in enumerate(sorted(set(places)))}
         chosen = torch.tensor(list(rows_of), device=device)
         rows = torch.tensor([rows_of[place] for place in places], device=device)
         learned = [example.tokens_T[t] for example, t in learned_tokens(part)]
-        return states_B_T_D.flatten(0, 1)[chosen], (rows, torch.tensor(learned, device=device))
+        to_logits = _themselves if is_small else self._halves.logits
+        tokens = rows, torch.tensor(learned, device=device)
+        return states_B_T_D.flatten(0, 1)[chosen], tokens, to_logits
 
     def _logits(
-        self, states_N_D: torch.Tensor, tokens: _Tokens
+        self, states_N_D: torch.Tensor, tokens: _Tokens, to_logits: _ToLogits
     ) -> Iterator[tuple[torch.Tensor, _Tokens, torch.Tensor]]:
         """Logits (n, V) of a few states at a time; what follows from them, and which that is."""
         rows, targets = tokens
-        vocabulary_size = self._halves.vocabulary_size
-        size = max(1, LOGITS_AT_ONCE // vocabulary_size)
-        for first, states_n_D in zip(
-            range(0, len(states_N_D), size), states_N_D.split(size), strict=True
-        ):
+        size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
+        firsts = range(0, len(states_N_D), size)
+        for first, states_n_D in zip(firsts, states_N_D.split(size), strict=True):
             which = ((rows >= first) & (rows < first + size)).nonzero()[:, 0]
-            is_done = states_n_D.shape[1] == vocabulary_size
             with self._computing():
-                logits_n_V = states_n_D if is_done else self._halves.logits(states_n_D)
+                logits_n_V = to_logits(states_n_D)
             yield logits_n_V.float(), (rows[which] - first, targets[which]), which
 
     def _computing(self) -> AbstractContextManager[object]:
@@ -324,6 +326,10 @@ def has_bfloat16(device: torch.device) -> bool:
     return bool(cast(Any, torch.cpu)._is_avx512_bf16_supported())  # torch has no public one
 
 
+def _themselves(logits_N_V: torch.Tensor) -> torch.Tensor:
+    return logits_N_V
+
+
 def _logprobs(logits_n_V: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits_n_V.log_softmax(dim=-1)[rows, tokens]
 
@@ -355,7 +361,6 @@ class _Halves:
         config = self._model.config.get_text_config()
         window = getattr(config, "sliding_window", None)
         kinds = set(getattr(config, "layer_types", None) or ())
-        positions_B_T = positions_B_T.to(sees_B_T_T.device)
         ago_B_T_T = positions_B_T[:, :, None] - positions_B_T[:, None]
 
         def mask(within: int | None) -> torch.Tensor:
@@ -414,13 +419,11 @@ class Tree:
     """A row's sequences as the model reads them: what they begin with in common once.
 
     Attributes:
-        row: its sequences.
         tokens: read, with their `positions`, and the place of the one `before` each; None: the
             first of a sequence.
         paths: of each sequence, where its tokens are.
     """
 
-    row: Row
     tokens: list[int]
     positions: list[int]
     before: list[int | None]
@@ -434,12 +437,10 @@ class Tree:
         >>> tree.tokens, tree.before, tree.paths
         ([5, 6, 7, 8, 9, 4], [None, 0, 1, 0, 3, 4], [[0, 1, 2], [0, 3, 4, 5]])
         """
-        tree = Tree(row, [], [], [], [])
+        tree = Tree([], [], [], [])
         path, read = list[int](), tuple[int, ...]()
         for example in row:
-            pairs = zip(read, read := example.tokens_T, strict=False)
-            alike = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
-            path = path[: sum(1 for _ in alike)]
+            path, read = path[: num_common(read, example.tokens_T)], example.tokens_T
             for token in read[len(path) :]:
                 tree.before.append(path[-1] if path else None)
                 tree.positions.append(len(path))
@@ -448,20 +449,17 @@ class Tree:
             tree.paths.append(list(path))
         return tree
 
-    def learned(self) -> Iterator[tuple[list[int], int]]:
-        """Of every token that has a loss its sequence's path, and its place in the sequence."""
-        for example, path in zip(self.row, self.paths, strict=True):
-            for t in range(1, len(example.tokens_T)):
-                if example.learned_T[t]:
-                    yield path, t
+
+def learned_places(example: Example) -> list[int]:
+    """Where its tokens that have a loss are; the first of all never has one."""
+    return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
 
 
 def learned_tokens(part: Sequence[Row]) -> Iterator[tuple[Example, int]]:
     """Every token that has a loss, row by row: its example, and its place there."""
     for example in itertools.chain(*part):
-        for t in range(1, len(example.tokens_T)):
-            if example.learned_T[t]:
-                yield example, t
+        for t in learned_places(example):
+            yield example, t
 
 
 def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
@@ -471,7 +469,8 @@ def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
 
 def length_of(row: Row) -> int:
     """Tokens that the model reads."""
-    return len(Tree.of(row).tokens)
+    alike = (num_common(a.tokens_T, b.tokens_T) for a, b in itertools.pairwise(row))
+    return sum(len(example.tokens_T) for example in row) - sum(alike)
 
 
 def packed(examples: Sequence[Example], length: int) -> list[Row]:

@@ -139,9 +139,7 @@ class SFTConfig:
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "alpha", "batch_size", "log_every", at_least=1)
-        if self.tokens_per_pass is not None:
-            check_range(self, "tokens_per_pass", at_least=1)
+        check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
         check_range(self, "max_length", at_least=2)
         check_range(self, "rank", "checkpoint_every", at_least=0)
         check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)

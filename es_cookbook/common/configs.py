@@ -271,13 +271,13 @@ class Names(chz.factories.MetaFactory):
         self.accepted = dict(accepted)
         self.default = default
 
-    def field(self, doc: str) -> Any:  # noqa: ANN401  (as chz.field: of the type that is declared)
-        """The field of a config for such a part, with the default, or None where there is none."""
-        return chz.field(meta_factory=self, default_factory=self.build_default, doc=doc)
+    def field(self, doc: str, *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
+        """The field of a config for such a part, with the default, or None where there is none.
 
-    def optional_field(self, doc: str) -> Any:  # noqa: ANN401
-        """The same, None until it is chosen; the default is what only fields of it choose."""
-        return chz.field(meta_factory=self, default=None, doc=doc)
+        An `optional` part is None until it is chosen; giving it a field alone chooses the default.
+        """
+        default = (lambda: None) if optional else self.build_default
+        return chz.field(meta_factory=self, default_factory=default, doc=doc)
 
     def build_default(self) -> object:
         """The default part itself."""

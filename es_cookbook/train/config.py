@@ -71,9 +71,10 @@ class Config(RunConfig):
         default=None,
         doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
     )
-    surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").optional_field(
+    surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").field(
         "genomes score answers in place of giving their own: the centre's, surrogate.attempts=16, "
-        "or the gold ones"
+        "or the gold ones",
+        optional=True,
     )
     temperature_schedule: Schedule = schedule_field("factor on sampling.temperature over the run")
     batch_per_pair: bool = chz.field(

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,11 @@ def answers(seed: int = 0) -> list[Example]:
     return found
 
 
-def learned(path: Path, examples: Sequence[Example], **how: object) -> dict[str, torch.Tensor]:
+def learned(path: Path, examples: Sequence[Example], **how: Any) -> dict[str, torch.Tensor]:
     """The gradient, and what is measured of the examples."""
     lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
     names = [name for name, _ in lm.named_parameters()]
-    found = Learner(lm, names, max_gradient_norm=1e9, **how)  # type: ignore[arg-type]
+    found = Learner(lm, names, max_gradient_norm=1e9, **how)
     measured = {
         f"{name} {number}": torch.tensor(values)
         for name, measure in (("logprobs", found.logprobs), ("entropies", found.entropies))
@@ -78,9 +79,9 @@ def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
     calls: list[object] = []
     original = learner_module.checkpoint
 
-    def counted(*args: object, **kwargs: object) -> object:
+    def counted(*args: Any, **kwargs: Any) -> object:
         calls.append(args)
-        return original(*args, **kwargs)  # type: ignore[arg-type]
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(learner_module, "checkpoint", counted)
     monkeypatch.setattr(learner_module, "total_bytes", lambda _: 2**22)

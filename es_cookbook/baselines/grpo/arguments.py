@@ -18,8 +18,8 @@ from unittest import mock
 
 import torch
 
-from es_cookbook.baselines.gradient_config import MOST_TOKENS
 from es_cookbook.baselines.grpo.config import Config
+from es_cookbook.baselines.learner import MOST_TOKENS
 from es_cookbook.common.errors import ConfigError, did_you_mean, not_installed
 from es_cookbook.common.fields.declared_types import fits
 
