@@ -160,6 +160,7 @@ PARSED_ONLY = {
     r"policy_gradient .* hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
+    r"policy_gradient recipe=chat model_name=elsewhere .*": "the chat model, and minutes",
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",
     r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
     r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
