@@ -42,7 +42,7 @@ from es_cookbook.rl.problem_env import (
     digest_of,
     render_prompt,
 )
-from es_cookbook.rl.rewards.answers import extracted
+from es_cookbook.rl.rewards.answers import extracted, last_number
 from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "chat", "words"]
@@ -79,7 +79,7 @@ class LogicEnv(ProblemEnv):
     async def graded(self, text: str) -> Grade:
         """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
         own, entry = scorer(self.problem.source), self.problem.entry
-        answer = extracted(text, "answer" if self.style == "words" else "text") or ""
+        answer = self._answer(text)
         found, late = None, False
         try:
             if own.is_cheap or not answer:
@@ -93,16 +93,25 @@ class LogicEnv(ProblemEnv):
         metrics = {
             "correct": correct,
             "score": value,
-            "well_formed": float(self._is_well_formed(answer)),
+            "well_formed": float(self._is_well_formed(text.strip() if self.style == "chat" else answer)),
             "not_scored": float(found is None),
             "late": float(late),
         }
         return Grade(value if self.reward == "score" else correct, metrics)
 
+    def _answer(self, text: str) -> str:
+        """What is scored: in a chat the last number of a sentence, where a number is asked for."""
+        if self.style == "chat" and self._asks_for_number:
+            return "" if (number := last_number(text)) is None else str(number)
+        return extracted(text, "answer" if self.style == "words" else "text") or ""
+
     def _is_well_formed(self, answer: str) -> bool:
         """Whether there is an answer, and a whole number where one is asked for."""
-        asks_for_number = _NUMBER.fullmatch(self.problem.gold or "")
-        return bool(_NUMBER.fullmatch(answer)) if asks_for_number else bool(answer)
+        return bool(_NUMBER.fullmatch(answer)) if self._asks_for_number else bool(answer)
+
+    @property
+    def _asks_for_number(self) -> bool:
+        return _NUMBER.fullmatch(self.problem.gold or "") is not None
 
 
 SMALL_TASK = "chain_sum"
@@ -196,8 +205,9 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
     prompt: PromptStyle = chz.field(
         default="compact",
-        doc="compact: for the bundled model, the answer is the whole text; chat: the same as a "
-        "chat if the model has one; words: as chat, the answer is in <answer> tags",
+        doc="compact: for the bundled model, the answer is the whole text; chat: the question as a "
+        "chat if the model has one, and where a whole number is asked for the last number counts; "
+        "words: as chat, the answer is in <answer> tags",
     )
     reward: RewardKind = chz.field(
         default="correct",

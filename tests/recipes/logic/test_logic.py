@@ -77,6 +77,26 @@ async def test_compact_prompts_ask_alone_and_words_ask_for_tags() -> None:
         assert (step.reward, step.metrics["well_formed"]) == (reward, well_formed), answer
 
 
+async def test_in_a_chat_the_last_number_counts_where_a_number_is_asked_for() -> None:
+    train, _ = await build(prompt="chat", options=("min_terms=2", "max_terms=2"))
+    own = env(next(each for each in train.builders if each.gold == "0"))
+    for answer, reward, well_formed in (
+        ("0", 1, 1),
+        (" 0\n", 1, 1),
+        ("4 - 4 = 0.", 1, 0),
+        ("0, or 3", 0, 0),
+        ("", 0, 0),
+        ("none", 0, 0),
+    ):
+        step = await own.step(Action((), answer, "stop"))
+        assert (step.reward, step.metrics["well_formed"]) == (reward, well_formed), answer
+    train, _ = await build(prompt="chat", task="spell_backward")
+    own = env(train.builders[0])
+    assert own.problem.gold is not None
+    for answer, reward in ((own.problem.gold, 1), (f"It is {own.problem.gold}", 0)):
+        assert (await own.step(Action((), answer, "stop"))).reward == reward
+
+
 async def test_a_part_of_the_score_is_paid_unless_only_right_answers_are() -> None:
     for reward, paid in (("score", 0.5), ("correct", 0.0)):
         train, _ = await build(task="spell_backward", reward=reward)
