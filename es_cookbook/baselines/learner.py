@@ -35,8 +35,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.terminal import show_bytes
 from es_cookbook.engines.torch.forward.prefix_cache import num_common
-from es_cookbook.engines.torch.memory import total_bytes
+from es_cookbook.engines.torch.memory import free_bytes, total_bytes
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
@@ -47,6 +48,10 @@ _ROOM = 1 / 32
 """Share of all memory for activations; what is free varies, and runs should come out the same."""
 _FEW, MOST_TOKENS = 512, 16_384
 """Tokens of a pass: products of fewer are slow, of more not faster."""
+_BYTES_OF_WEIGHT = 12
+"""Its gradient, and two moments of AdamW."""
+_BYTES_OF_LOGIT = 16
+"""It, what it is normalised to, and the gradients of both."""
 _ALIKE = 1e-3
 """Nats by which rounding may change a log-probability."""
 
@@ -87,7 +92,7 @@ class Learner:
         packs: several sequences into a row, which the model's class has to allow.
 
     Raises:
-        ConfigError: A name is no parameter's own.
+        ConfigError: A name is no parameter's own, or a step does not fit into the free memory.
     """
 
     def __init__(
@@ -111,6 +116,8 @@ class Learner:
         if not self.packs:
             self._packed_length = 0
         self._tokens_per_pass = tokens_per_pass or self._room()
+        if self.weights:
+            self._check_fits()
         self._optimizers = optimizers(self.weights) if self.weights else []
         self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
         name_of = {weight: name for name, weight in self.weights.items()}
@@ -207,6 +214,25 @@ class Learner:
                 layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
             tokens = int(room / self._bytes_per_token())
         return max(1, min(tokens, MOST_TOKENS))
+
+    def _check_fits(self) -> None:
+        """Refuse, before anything is sampled, what would be killed in the first step."""
+        free, numbers = free_bytes(self.model.device), sum(w.numel() for w in self.weights.values())
+        states, per_token = _BYTES_OF_WEIGHT * numbers, self._bytes_per_token()
+        tokens = min(self._tokens_per_pass, MOST_TOKENS)
+        logits = _BYTES_OF_LOGIT * min(LOGITS_AT_ONCE, tokens * self._halves.vocabulary_size)
+        if states + logits + tokens * per_token <= free:
+            return
+        fits = int((free - states - logits) / per_token)
+        smaller = f"tokens_per_pass={fits}, " if fits >= 1 else ""
+        raise ConfigError(
+            f"a step does not fit into the {show_bytes(free)} of memory that are free on "
+            f"{self.model.device.type}: gradients and moments of {numbers:,} weights need "
+            f"{show_bytes(states)}, logits {show_bytes(logits)}, and activations of {tokens:,} "
+            f"tokens (tokens_per_pass) {show_bytes(int(tokens * per_token))}; use {smaller}"
+            "fewer weights (rank=8 of sft, trained=linear of policy_gradient), a smaller model, or "
+            "a machine with more memory"
+        )
 
     def _bytes_per_token(self) -> float:
         """What a backward pass needs of a forward pass, but for the weights."""

@@ -1,6 +1,7 @@
 """How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from es_cookbook.baselines import learner as learner_module
 from es_cookbook.baselines.learner import Learner, Tree
 from es_cookbook.baselines.policy_gradient import PPO
 from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rollouts import Example
 from tests.tiny_models import VOCABULARY
 
@@ -104,3 +106,21 @@ def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Pa
     assert one.dtype == other.dtype == torch.float32
     alike = torch.nn.functional.cosine_similarity(one, other, dim=0)
     assert 0.99 < alike < 1 - 1e-9
+
+
+def test_a_step_that_does_not_fit_is_refused_with_what_would(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    names = [name for name, _ in lm.named_parameters()]
+    states = 12 * sum(weight.numel() for weight in lm.parameters())
+    logits = 16 * 8192 * VOCABULARY
+    monkeypatch.setattr(learner_module, "free_bytes", lambda _: 2 * (states + logits))
+    with pytest.raises(ConfigError, match=r"a step does not fit into .* free on cpu: ") as refused:
+        Learner(lm, names, tokens_per_pass=8192)
+    (fits,) = re.findall(r"use tokens_per_pass=(\d+), fewer weights", str(refused.value))
+    assert Learner(lm, names, tokens_per_pass=int(fits)).weights
+    monkeypatch.setattr(learner_module, "free_bytes", lambda _: states // 2)
+    with pytest.raises(ConfigError, match="use fewer weights"):
+        Learner(lm, names)
+    assert not Learner(lm, ()).weights  # only measures
