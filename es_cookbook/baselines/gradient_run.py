@@ -119,9 +119,14 @@ class GradientRun(Generic[_Learner]):
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder], attempts: int
     ) -> list[TrajectoryGroup]:
-        """The model's attempts at every problem: a group of one genome each, with logprobs."""
+        """The model's attempts at every problem: a group of one genome each, with logprobs.
+
+        Then the engine rests: what it remembers is of weights that are about to change.
+        """
         sampling = chz.replace(self._config.sampling_at(generation), logprobs=True)
-        return await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
+        found = await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
+        await self.engine.rest()
+        return found
 
     async def learn(self, learn: Callable[[_Learner], Metrics]) -> Metrics:
         """Let the learner learn, in a thread, and the engine take its weights."""

@@ -201,6 +201,12 @@ class Engine(Host):
     async def save(self, path: Path) -> None:
         """Write the centre as a Hugging Face model directory, whole or not at all."""
 
+    async def rest(self) -> None:
+        """Give back memory that only requests need: there are none for a while.
+
+        The next ones take it again. An engine that cannot does nothing.
+        """
+
     @abstractmethod
     def stats(self) -> Mapping[str, float]:
         """Counters since the engine was built, for example `tokens` and `requests`."""

@@ -119,7 +119,7 @@ class TorchEngine(Engine):
         base_dtype = str(model.dtype).removeprefix("torch.")
         self.traits = EngineTraits(weights.capacity, plan.context_length, base_dtype)
         self._queue = WorkQueue(plan.num_lanes)
-        cache = new_cache(model.device, plan.num_blocks, path.kept)
+        cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
         self._prefixes = PrefixCache(cache, plan.num_idle_blocks, self._queue.waiting)
         eos = np.array(sorted(end_of_sequence_ids(model, self.tokenizer)), np.int64)
         texts = batch_decoder(self.tokenizer), eos
@@ -171,6 +171,11 @@ class TorchEngine(Engine):
     async def save(self, path: Path) -> None:
         with self._usage.changing("save the centre"):
             await asyncio.to_thread(self._weights.save, path, self.tokenizer)
+
+    @override
+    async def rest(self) -> None:
+        with self._changing("rest"):
+            self._cache.release()
 
     @override
     def stats(self) -> Mapping[str, float]:

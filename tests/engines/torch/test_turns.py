@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.anyio
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(4)]
 TARGETS = (*range(len(GENOMES_G)), "centre", "base")
 TURNS = 4
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 async def _rollout(engine: TorchEngine, i: int) -> list[Action]:
@@ -107,6 +108,27 @@ async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: TinyModel) ->
         assert engine.stats()["cached_tokens"] == 25
         await engine.sample(request(1, prompt))  # another genome has kept nothing
         assert engine.stats()["cached_tokens"] == 25
+
+
+async def test_an_engine_that_rests_gives_its_memory_back_and_answers_as_before(
+    tiny_model: TinyModel,
+) -> None:
+    tracemalloc.start()
+    try:
+        async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+            await engine.load(GENOMES_G)
+            expected = await _rollouts(engine)
+            counted = engine.stats()
+            taken, _ = tracemalloc.get_traced_memory()
+            await engine.rest()
+            rested, _ = tracemalloc.get_traced_memory()
+            assert await _rollouts(engine) == expected
+            again, _ = tracemalloc.get_traced_memory()
+            assert min(taken, again) - rested > MIB
+            for name in ("prefilled_tokens", "cached_tokens"):
+                assert engine.stats()[name] == 2 * counted[name], name
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_genome_whose_numbers_overflow_changes_nobody_else(tiny_model: TinyModel) -> None:

@@ -142,6 +142,11 @@ class TokenCache:
         """Another one like it."""
         return TokenCache(num_blocks)
 
+    def release(self) -> None:
+        """Give the memory back; who writes next takes it again."""
+        with self._lock:
+            self._layers.clear()
+
     def write(
         self, index: int, places_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> None:
