@@ -63,6 +63,7 @@ JOBS: Mapping[str, Job] = {
     "tic_tac_toe": Job("loses_to_random", "illegal"),
     "chat_sums": chat("sums", 50, 10),
     "chat_differences": chat("differences"),
+    "chat_chain_sum": chat("chain_sum", 20, 15, "num_generations=12"),
     "chat_constraints": chat("constraints"),
     "chat_conciseness": chat("conciseness", 20, 15, "num_generations=40"),
     "chat_extraction": chat("extraction", 20, 15, "num_generations=12"),

@@ -2,6 +2,7 @@
 
     sums          What is 52 + 18? Answer briefly.
     differences   What is 52 - 18? Answer briefly.
+    chain_sum     State the final answer to the following arithmetic problem: 14 - 5 =
     constraints   Write about the sea. Write exactly 2 sentences. Use no commas.
     conciseness   What is the capital of Kenya?
     extraction    Answer with JSON that has the keys name, city from this text: Maria Lopez from ...
@@ -27,11 +28,18 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.files import parsed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold, distinct, fold_of_text
+from es_cookbook.recipes.logic.generators import Source, problems
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.answers import last_number
 
-Task: TypeAlias = Literal["sums", "differences", "constraints", "conciseness", "extraction"]
+Task: TypeAlias = Literal[
+    "sums", "differences", "chain_sum", "constraints", "conciseness", "extraction"
+]
 
+_CHAIN_SUM = Source(
+    "chain_sum", (("min_terms", 2), ("max_terms", 2), ("min_digits", 1), ("max_digits", 2))
+)
+"""Of reasoning-gym's generators, and so easy, what the chat model half knows."""
 FACTS = Path(__file__).parent / "facts.jsonl"
 LONGEST = 4000
 """Characters of an answer that are looked at."""
@@ -101,6 +109,11 @@ def _draw_difference(rng: random.Random) -> Problem:
     return Problem(f"What is {a} - {b}? Answer briefly.", f"{a} - {b} = {a - b}.")
 
 
+def _draw_chain_sum(rng: random.Random) -> Problem:
+    made = next(problems(_CHAIN_SUM, rng.getrandbits(32)))
+    return Problem(made.question, f"{made.entry['metadata']['expression']} = {made.gold}.")
+
+
 def _grade_number(text: str, problem: Problem) -> Grade:
     """The last number counts, in whatever words: half for being right, half by its digits.
 
@@ -110,7 +123,7 @@ def _grade_number(text: str, problem: Problem) -> Grade:
     correct, length = said == gold, max(len(said), len(gold))
     digits = sum(map(str.__eq__, reversed(said), reversed(gold))) / length
     left, equals, _ = problem.gold.rpartition(" = ")
-    answer = rf"({re.escape(left + equals)})?\d+\.?"
+    answer = rf"({re.escape(left + equals)})?-?\d+\.?"
     well_formed = re.fullmatch(answer, text, re.ASCII) is not None
     metrics = _metrics(correct=correct, well_formed=well_formed, digits=digits)
     return Grade((correct + digits) / 2, metrics)
@@ -265,6 +278,7 @@ def _metrics(**values: float) -> dict[str, float]:
 _DRAWS: Mapping[Task, Callable[[random.Random], Problem]] = {
     "sums": _draw_sum,
     "differences": _draw_difference,
+    "chain_sum": _draw_chain_sum,
     "constraints": _draw_constraints,
     "conciseness": _draw_fact,
     "extraction": _draw_text,
@@ -272,6 +286,7 @@ _DRAWS: Mapping[Task, Callable[[random.Random], Problem]] = {
 _GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
     "sums": _grade_number,
     "differences": _grade_number,
+    "chain_sum": _grade_number,
     "constraints": _grade_constraints,
     "conciseness": _grade_fact,
     "extraction": _grade_json,
@@ -279,6 +294,7 @@ _GRADES: Mapping[Task, Callable[[str, Problem], Grade]] = {
 MAX_TOKENS: Mapping[Task, int] = {
     "sums": 16,
     "differences": 16,
+    "chain_sum": 16,
     "constraints": 40,
     "conciseness": 16,
     "extraction": 40,
@@ -287,6 +303,7 @@ MAX_TOKENS: Mapping[Task, int] = {
 FULL_REWARD: Mapping[Task, float] = {
     "sums": 1.0,
     "differences": 1.0,
+    "chain_sum": 1.0,
     "constraints": 1.0,
     "conciseness": 0.0,
     "extraction": 1.0,

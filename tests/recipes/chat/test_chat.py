@@ -18,13 +18,18 @@ from es_cookbook.recipes.chat.problems import (
 from es_cookbook.runs.history.store import read_header
 from tests.recipe_problems import build, short_run
 
-TASKS: tuple[Task, ...] = ("sums", "differences", "constraints", "conciseness", "extraction")
+TASKS: tuple[Task, ...] = (
+    *("sums", "differences", "chain_sum"),
+    *("constraints", "conciseness", "extraction"),
+)
 ASCII = "".join(map(chr, range(33, 127))) + "ĠĊ"
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("task", TASKS)
 async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(task: Task) -> None:
+    if task == "chain_sum":
+        pytest.importorskip("reasoning_gym")
     dataset = ChatDatasetBuilder(task=task, num_train=300, num_test=60)
     train, test_P = await build(dataset, build_tokenizer(ASCII))  # which grades gold answers
     asked = {builder.name for builder in train.builders}
@@ -49,6 +54,7 @@ async def test_gold_answers_earn_everything_and_no_test_problem_is_trained_on(ta
         ("sums", (), "52 + 19 = 70", 1, 0),
         ("sums", (), "70 or 71", 0, 0),
         ("sums", (), "71", 0, 1),
+        ("sums", (), "-70.", 0, 1),
         ("conciseness", (), "70.", 1, 1),
         ("conciseness", (), "It is 70", 0, 0),
         ("conciseness", (), "71", 0, 1),
