@@ -38,6 +38,7 @@ from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
+from es_cookbook.engines.torch.memory import trim
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
@@ -210,7 +211,9 @@ class GradientRun(Generic[_Learner]):
 def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Metrics:
     """Learn; a thread that is not torch's first has but one core for products unless it says so."""
     torch.set_num_threads(num_cores())
-    return learn(learner)
+    measured = learn(learner)
+    trim()
+    return measured
 
 
 @contextlib.asynccontextmanager

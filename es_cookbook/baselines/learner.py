@@ -42,9 +42,9 @@ from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-LOGITS_AT_ONCE = 2**25
+LOGITS_AT_ONCE = 2**24
 """Most numbers."""
-_ROOM = 1 / 32
+_ROOM = 1 / 40
 """Share of all memory for activations; what is free varies, and runs should come out the same."""
 _FEW, MOST_TOKENS = 512, 16_384
 """Tokens of a pass: products of fewer are slow, of more not faster."""
@@ -245,7 +245,7 @@ class Learner:
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in own:
                     kept[storage.data_ptr()] = storage.nbytes()
-                return tensor
+                return tensor.detach()  # with the output of a node itself it would live for ever
 
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 _held = self._origins([[Example((3,) * size, (False,) * (size - 1) + (True,))]])

@@ -1,5 +1,6 @@
 """How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
 
+import gc
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -124,3 +125,15 @@ def test_a_step_that_does_not_fit_is_refused_with_what_would(
     with pytest.raises(ConfigError, match="use fewer weights"):
         Learner(lm, names)
     assert not Learner(lm, ()).weights  # only measures
+
+
+def test_measuring_activations_keeps_none(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+
+    def num_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    before = num_tensors()
+    found = Learner(lm, [name for name, _ in lm.named_parameters()])
+    assert found.weights and num_tensors() - before <= 3

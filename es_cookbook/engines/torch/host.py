@@ -43,7 +43,7 @@ from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane, batch_decoder
-from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, weight_bytes
+from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
 from es_cookbook.engines.torch.resident_weights import ResidentWeights, packs_weights
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -176,6 +176,7 @@ class TorchEngine(Engine):
     async def rest(self) -> None:
         with self._changing("rest"):
             self._cache.release()
+            trim()
 
     @override
     def stats(self) -> Mapping[str, float]:

@@ -8,6 +8,7 @@ large as the population, and of the cache blocks are taken for as many tokens as
 prompt and `max_tokens`, those that they share once.
 """
 
+import ctypes
 import dataclasses
 import math
 from pathlib import Path
@@ -95,6 +96,16 @@ def total_bytes(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
     return int(min(psutil.virtual_memory().total, _container()) * core_share())
+
+
+def trim() -> None:
+    """Let the C library give what is free of its heap back to the system, where it can (glibc's).
+
+    Of a gigabyte of activations it keeps most, and what another part needs comes on top.
+    """
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)
 
 
 def _container() -> int:

@@ -42,8 +42,9 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
 
     task: Task = chz.field(
         default="sums",
-        doc="sums or differences of two numbers; constraints on a text, which a program checks; "
-        "conciseness; extraction of fields into JSON",
+        doc="sums or differences of two numbers; both, as the generator chain_sum of reasoning-gym "
+        "asks them; constraints on a text, which a program checks; conciseness; extraction of "
+        "fields into JSON",
     )
     problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
     num_train: int = chz.field(default=1000, doc="most training problems used")
