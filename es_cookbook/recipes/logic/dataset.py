@@ -93,7 +93,9 @@ class LogicEnv(ProblemEnv):
         metrics = {
             "correct": correct,
             "score": value,
-            "well_formed": float(self._is_well_formed(text.strip() if self.style == "chat" else answer)),
+            "well_formed": float(
+                self._is_well_formed(text.strip() if self.style == "chat" else answer)
+            ),
             "not_scored": float(found is None),
             "late": float(late),
         }
