@@ -115,9 +115,7 @@ class Learner:
         self.packs = packed_length > 0 and self._can_pack()
         if not self.packs:
             self._packed_length = 0
-        self._tokens_per_pass = tokens_per_pass or self._room()
-        if self.weights:
-            self._check_fits()
+        self._tokens_per_pass = self._room(tokens_per_pass)
         self._optimizers = optimizers(self.weights) if self.weights else []
         self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
         name_of = {weight: name for name, weight in self.weights.items()}
@@ -205,21 +203,29 @@ class Learner:
             return False
         return max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= _ALIKE
 
-    def _room(self) -> int:
-        """Tokens whose activations have room; if these are few, layers compute theirs again."""
-        room = _ROOM * total_bytes(self.model.device)
-        tokens = int(room / self._bytes_per_token())
-        if tokens < _FEW:
-            for layer in self._halves.layers():
-                layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-            tokens = int(room / self._bytes_per_token())
-        return max(1, min(tokens, MOST_TOKENS))
+    def _room(self, given: int | None) -> int:
+        """Of a pass: those given, or whose activations have room; what does not fit is refused.
 
-    def _check_fits(self) -> None:
+        If few have room, layers compute theirs again.
+        """
+        per_token = self._bytes_per_token()
+        tokens = given
+        if tokens is None:
+            room = _ROOM * total_bytes(self.model.device)
+            if room < _FEW * per_token:
+                for layer in self._halves.layers():
+                    again = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+                    layer.forward = again
+                per_token = self._bytes_per_token()
+            tokens = max(1, min(int(room / per_token), MOST_TOKENS))
+        if self.weights:
+            self._check_fits(min(tokens, MOST_TOKENS), per_token)
+        return tokens
+
+    def _check_fits(self, tokens: int, per_token: float) -> None:
         """Refuse, before anything is sampled, what would be killed in the first step."""
         free, numbers = free_bytes(self.model.device), sum(w.numel() for w in self.weights.values())
-        states, per_token = _BYTES_OF_WEIGHT * numbers, self._bytes_per_token()
-        tokens = min(self._tokens_per_pass, MOST_TOKENS)
+        states = _BYTES_OF_WEIGHT * numbers
         logits = _BYTES_OF_LOGIT * min(LOGITS_AT_ONCE, tokens * self._halves.vocabulary_size)
         if states + logits + tokens * per_token <= free:
             return

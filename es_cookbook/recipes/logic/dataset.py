@@ -79,7 +79,8 @@ class LogicEnv(ProblemEnv):
     async def graded(self, text: str) -> Grade:
         """Metrics: `correct`, `score`, `well_formed`, `not_scored`, `late`."""
         own, entry = scorer(self.problem.source), self.problem.entry
-        answer = self._answer(text)
+        said = extracted(text, "answer" if self.style == "words" else "text") or ""
+        answer = self._last_number(said) if self.style == "chat" else said
         found, late = None, False
         try:
             if own.is_cheap or not answer:
@@ -93,19 +94,17 @@ class LogicEnv(ProblemEnv):
         metrics = {
             "correct": correct,
             "score": value,
-            "well_formed": float(
-                self._is_well_formed(text.strip() if self.style == "chat" else answer)
-            ),
+            "well_formed": float(self._is_well_formed(said)),
             "not_scored": float(found is None),
             "late": float(late),
         }
         return Grade(value if self.reward == "score" else correct, metrics)
 
-    def _answer(self, text: str) -> str:
-        """What is scored: in a chat the last number of a sentence, where a number is asked for."""
-        if self.style == "chat" and self._asks_for_number:
-            return "" if (number := last_number(text)) is None else str(number)
-        return extracted(text, "answer" if self.style == "words" else "text") or ""
+    def _last_number(self, said: str) -> str:
+        """Of an answer in whatever words, where a whole number is asked for; else all of it."""
+        if not self._asks_for_number:
+            return said
+        return "" if (number := last_number(said)) is None else str(number)
 
     def _is_well_formed(self, answer: str) -> bool:
         """Whether there is an answer, and a whole number where one is asked for."""
