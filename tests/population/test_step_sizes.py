@@ -111,13 +111,13 @@ def test_alpha_follows_from_sigma_genomes_and_generations() -> None:
 
 
 def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
-    losses = {0.01: 0.3, 0.0025: 0.01}
+    losses = {0.01: 1.2, 0.0025: 0.01}
     table = FoundSigma(0.008, losses, np.array([[1.0, 1.0, 0.0]]), 1.5).table()
     assert table.splitlines() == [
         "  sigma     nats that the centre's answers lose",
         "  0.0025    0.010",
-        "  0.01      0.300",
-        "sigma=0.008 is where they lose 0.3; reward of the centre 1, of 2 genomes 0 to 1, on 1 "
+        "  0.01      1.200",
+        "sigma=0.008 is where they lose 1; reward of the centre 1, of 2 genomes 0 to 1, on 1 "
         "problem; 1.5 s",
     ]
     same = FoundSigma(0.008, losses, np.zeros((3, 5)), 1.5).table().splitlines()
