@@ -90,7 +90,8 @@ class GenomeFactors:
     ) -> None:
         self._genomes_G, self._space, self._device, self._centre = genomes_G, space, device, centre
         self._places_G = range(len(genomes_G)) if places_G is None else places_G
-        self._kinds = space.shares.kinds(list(space.shapes))
+        terms = [term for genome in genomes_G for term in genome.terms]
+        self._of_each_kind, self._kinds = space.shares.kinds(list(space.shapes), terms)
         self._in_one_launch = on_gpu(device)
         self._jobs: list[Job] = []
         self.num_genomes = len(genomes_G)
@@ -107,7 +108,7 @@ class GenomeFactors:
         assert space.rank is not None
         self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)
         self.num_ranks = self._num_terms * space.rank
-        self._of_kind = [self._shared(name, space.rank) for name in self._kinds.values()]
+        self._of_kind = [self._shared(name, space.rank) for name in self._of_each_kind]
 
     def _shared(self, name: str, rank: int) -> _Terms:
         shares, genomes_G = self._space.shares, self._genomes_G
@@ -149,17 +150,14 @@ class GenomeFactors:
         if space.rank is not None:
             terms_of = [own.terms_G for own in self._of_kind]
         else:
-            of_names = self._kinds.values()
-            terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in of_names]
+            names = self._of_each_kind
+            terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in names]
         entries = entries_of(terms_of, self._places_G, self._device, space.rank)
         fill(self._jobs, entries, space.noise, space.mask)
         self._jobs = []
 
-    def _kind(self, name: str) -> int:
-        return list(self._kinds).index(self._space.shares.kind(name))
-
     def _write_terms(self, slots: Slots) -> None:
-        space, own = self._space, self._of_kind[self._kind(slots.name)]
+        space, own = self._space, self._of_kind[self._kinds[slots.name]]
         assert space.rank is not None
         shape = space.shapes[slots.name]
         factors_S = term_factors(own.seeds, slots.name, shape, space.rank, space.noise)
@@ -186,7 +184,7 @@ class GenomeFactors:
 
         space = self._space
         if space.rank is not None:
-            rank, kind = space.rank, self._kind(slots.name)
+            rank, kind = space.rank, self._kinds[slots.name]
             of_a, of_b = ((side, rank) for side in space.shapes[slots.name])
             a, b = Part.within(of_a, rows, _ALL), Part.within(of_b, columns, _ALL)
             yield Job(slots.b, f"{slots.name}.A", a, kind=kind)
@@ -201,4 +199,4 @@ class GenomeFactors:
         ):
             part = Part.within(space.shapes[factor], *of_factor)
             centre = self._centre.weights[factor][of_factor]
-            yield Job(out, factor, part, centre=centre, factor=by, kind=self._kind(factor))
+            yield Job(out, factor, part, centre=centre, factor=by, kind=self._kinds[factor])

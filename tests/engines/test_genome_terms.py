@@ -88,11 +88,11 @@ def test_factors_of_all_weights_are_written_scaled_and_cast(
     assert torch.equal(backwards[1].cpu()[:4], expected["w"][1].flip(1)[:4])
 
 
-@pytest.mark.parametrize("rank", [1, 3])
-def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
+@pytest.mark.parametrize(("rank", "partitions"), [(1, 1), (3, 1), (2, 2)])
+def test_a_weight_has_its_own_share_of_every_term(rank: int, partitions: int) -> None:
     parameters = [ParameterInfo(f"{i}.weight", (OUT, IN), "linear") for i in range(4)]
     options = {"sigma_patterns": ("1.*", "2.*"), "sigma_factors": (0.1, 3.0), "num_blocks": 2}
-    space = LowRank(rank=rank, **options)(parameters)
+    space = LowRank(rank=rank, partitions=partitions, **options)(parameters)
     genomes_G = [
         Genome((Term(4, 0.3), Term(7, -0.2))),
         Genome((Term(4, -0.3),)),
@@ -110,12 +110,16 @@ def test_a_weight_has_its_own_share_of_every_term(rank: int) -> None:
                 term = genome.terms[t] if t < len(genome.terms) else None
                 found_a, found_b = a_slots[g, ranks].cpu(), b_slots[g, :, ranks].cpu()
                 # Weights 0 and 1 are the block of even seeds, 2 and 3 of odd ones.
-                if term is None or term.seed % 2 != i // 2:
+                own = space.shares.of(name, [term]) if term is not None else []
+                if partitions == 1:
+                    assert bool(own) == (term is not None and term.seed % 2 == i // 2)
+                if term is None or not own:
                     assert not found_b.any()
                     assert (found_a != 9.0).all(), "not what was there before"
                     continue
                 a, b = (torch.from_numpy(made) for made in factors_of(space, name, term.seed))
-                scale = np.float32(term.coefficient * factor / math.sqrt(rank))
+                by = term.coefficient * factor * math.sqrt(partitions)
+                scale = np.float32(by / math.sqrt(rank))
                 assert torch.equal(found_b, a * torch.tensor(scale))
                 assert torch.equal(found_a, b.mT)
 

@@ -11,7 +11,8 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.common.schedules import Linear
-from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, ESOptimizer
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
@@ -104,7 +105,7 @@ async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Pat
     *rows, last = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["optimizer/learning_rate"] for row in rows] == [0.05, 0.025]
     first, _ = read_history(tmp_path / "history.jsonl")
-    again = ESOptimizer(optimizer, run_seed=0, num_generations=2)
+    again = optimizer(run_seed=0, num_generations=2, space=FullRankSpace({"w": (1,)}))
     again.tell(0, again.ask(0), None, np.array(first.fitness_G))
     assert again.sigma(1) != 0.1, "the fitness says something"
     assert [row["optimizer/sigma"] for row in rows] == [0.1, again.sigma(1)]

@@ -7,6 +7,10 @@ A `Mask` is a fixed random subset of a parameter's elements: element i, in C ord
 i of the 16-bit lanes of (mask seed, name + ".mask") is below density · 65536. So a mask is never
 stored, and a shard, or a kernel on a GPU, generates just its part.
 
+`Partitions` divide a parameter at random into K groups, run by run of 4,096 elements: run r is in
+group ⌊lane · K / 65536⌋, with lane r of (partition, name + ".partition"). A seed says which
+partition and which of its groups are its own.
+
 Uniform numbers, for stochastic rounding and for phases, are (lane + ½) / 65536: 0 < u < 1, exact in
 float32, with mean ½ exactly.
 
@@ -186,6 +190,63 @@ class Mask:
 def mask_name(name: str) -> str:
     """Key of the words of a parameter's mask."""
     return f"{name}.mask"
+
+
+SEEDS_OF_PARTITION = 2**16
+"""Seeds with the same quotient by this have the same partition."""
+RUN = 2**12
+"""Elements of a parameter that are in the same group of every partition."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partitions:
+    """Random divisions of the parameters into groups, of which a seed has one.
+
+    Attributes:
+        number: of groups.
+        stride: neighbouring seeds that have the same group.
+    """
+
+    number: int = 1
+    stride: int = 1
+
+    def group(self, seed: int) -> int:
+        """Which group of its partition a seed has."""
+        return seed % SEEDS_OF_PARTITION // self.stride % self.number
+
+    def runs(self, name: str, seed: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Which of elements `start` ... `stop` - 1 of a parameter are in a seed's group.
+
+        Yields:
+            First elements, and those past the last.
+        """
+        if self.number == 1:
+            yield start, stop
+            return
+        first, group = start // RUN, self.group(seed)
+        lanes_R = lanes_range(partition_of(seed), partition_name(name), first, -(-stop // RUN))
+        for r, lane in enumerate(lanes_R.tolist(), first):
+            if lane * self.number // LANE_VALUES == group:
+                yield max(r * RUN, start), min((r + 1) * RUN, stop)
+
+
+def partition_of(seed: int) -> int:
+    """Seed of the partition that a genome's seed has."""
+    return seed // SEEDS_OF_PARTITION
+
+
+def partition_seed(seed: int, i: int) -> int:
+    """Seed i of those that have the partition of `seed`.
+
+    >>> partition_seed(2**16 + 5, 2) == 2**16 + 2
+    True
+    """
+    return partition_of(seed) * SEEDS_OF_PARTITION + i
+
+
+def partition_name(name: str) -> str:
+    """Key of the words that divide a parameter."""
+    return f"{name}.partition"
 
 
 def uniform_range(seed: int, name: str, start: int, stop: int) -> NDArray[np.float32]:

@@ -46,7 +46,9 @@ from es_cookbook.evolution.noise.tensors import (
     Mask,
     NoiseKind,
     Part,
+    Partitions,
     mask_name,
+    partition_name,
 )
 
 _MAX_GRID = 2**16 - 1
@@ -206,11 +208,12 @@ def add_dense_(
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
     mask: Mask | None = None,
+    partitions: Partitions = Partitions(),  # noqa: B008
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
-    W is float32, contiguous or with two axes. The terms are added to the elements of the mask; to
-    all if None.
+    W is float32, contiguous or with two axes. The terms are added to the elements of the mask, and
+    each to the runs of its group of a partition; to all if None.
 
     Raises:
         ValueError: A kind, a part or a tensor that does not fit.
@@ -237,7 +240,11 @@ def add_dense_(
         *tiling,
         *rows.stride(),
         *((mask.seed, _key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
+        _key_of(partition_name(name)),
+        partitions.number,
+        partitions.stride,
         MASKED=mask is not None,
+        DIVIDED=partitions.number > 1,
         **settings,
     )
 

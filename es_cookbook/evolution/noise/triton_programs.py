@@ -26,6 +26,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
+from es_cookbook.evolution.noise.tensors import RUN, SEEDS_OF_PARTITION
+
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
 """torch for the CPU comes without it; this module can then be imported, and nothing in it run."""
 
@@ -45,6 +47,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _ANY_VALUE = (
     *("key", "num_terms", "num_updates", "num_entries", "tiles_across"),
     *("mask_seed", "mask_key", "mask_threshold"),
+    *("partition_key", "num_partitions", "stride_of_seeds"),
 )
 """Arguments that are not worth another compilation when they are 1 or a multiple of 16."""
 
@@ -142,6 +145,15 @@ def _inside(
 
 
 @_jit
+def _run_groups(first: tensor, partition: tensor, key: tensor, num_partitions: tensor) -> tensor:
+    """Groups of the run that has element `first`, and of the run behind it."""
+    run = first // _RUN + tl.arange(0, 2)
+    lanes = tl.reshape(_lanes(run // 16, partition, key, 16), (2, 16))
+    own = tl.arange(0, 16)[None, :] == (run % 16)[:, None]
+    return tl.sum(tl.where(own, lanes, 0), axis=1).to(tl.int64) * num_partitions >> 16
+
+
+@_jit
 def _times(a: tensor, b: tensor) -> tensor:
     """The product, rounded to float32 separately."""
     if INTERPRETED:
@@ -166,6 +178,7 @@ def _plus(a: tensor, b: tensor) -> tensor:
 
 
 if HAVE_TRITON:
+    _RUN, _SEEDS_OF_PARTITION = tl.constexpr(RUN), tl.constexpr(SEEDS_OF_PARTITION)
     INTERPRETED = tl.constexpr(not isinstance(_plus, triton.JITFunction))
     """Whether this process was asked, by TRITON_INTERPRET=1, to run programs on the CPU."""
 
@@ -240,26 +253,45 @@ def dense_program(
     mask_seed: tensor,
     mask_key: tensor,
     mask_threshold: tensor,
+    partition_key: tensor,
+    num_partitions: tensor,
+    stride_of_seeds: tensor,
     GAUSSIAN: constexpr,
     LANES: constexpr,
     BLOCKS: constexpr,
     MASKED: constexpr,
+    DIVIDED: constexpr,
 ) -> None:
     """W <- W + Σ scale * noise over the terms in order.
 
-    Where it is MASKED, elements whose lane of the mask is not below the threshold stay.
+    Where it is MASKED, elements whose lane of the mask is not below the threshold stay. Where it is
+    DIVIDED, a term changes the runs of its group alone, and its noise is made where there are any.
     """
     block, run, position, asked = _tile(
         tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
     )
     at = weight + run * run_stride + position * stride + tl.arange(0, BLOCKS * LANES) * stride
     values = tl.load(at, mask=asked, other=0.0)
+    first = start + run * pitch + position
     if MASKED:
-        first = start + run * pitch + position
         asked &= _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
+    is_in_next = first % _RUN + tl.arange(0, BLOCKS * LANES) >= _RUN
     for t in range(num_terms):
-        noise = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
-        values = _plus(values, _times(noise, tl.load(scales + t)))
+        seed = tl.load(seeds + t)
+        if DIVIDED:
+            group = seed % _SEEDS_OF_PARTITION // stride_of_seeds % num_partitions
+            partition = seed // _SEEDS_OF_PARTITION
+            are_own = _run_groups(first, partition, partition_key, num_partitions) == group
+            which = tl.arange(0, 2)
+            has_first = tl.sum(tl.where(which == 0, are_own, False).to(tl.int32)) == 1
+            has_next = tl.sum(tl.where(which == 1, are_own, False).to(tl.int32)) == 1
+            if has_first | has_next:
+                noise = _noise(block, seed, key, table, GAUSSIAN, LANES)
+                moved = _plus(values, _times(noise, tl.load(scales + t)))
+                values = tl.where(tl.where(is_in_next, has_next, has_first), moved, values)
+        else:
+            noise = _noise(block, seed, key, table, GAUSSIAN, LANES)
+            values = _plus(values, _times(noise, tl.load(scales + t)))
     tl.store(at, values, mask=asked)
 
 

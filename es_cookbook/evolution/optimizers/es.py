@@ -41,6 +41,7 @@ from es_cookbook.common.schedules import Schedule, schedule_field, warmup
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise.tensors import SEEDS_OF_PARTITION, partition_seed
 from es_cookbook.evolution.optimizers.base import (
     AUTO,
     Auto,
@@ -138,15 +139,29 @@ class ES(OptimizerBuilder):
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> "ESOptimizer":
-        return ESOptimizer(self, run_seed, num_generations)
+        return ESOptimizer(self, run_seed, num_generations, space)
 
 
 class ESOptimizer(Optimizer):
-    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told."""
+    """What it asks depends on the run seed, the generation and, if σ adapts, on what was told.
 
-    def __init__(self, config: ES, run_seed: int, num_generations: int) -> None:
+    Raises:
+        ConfigError: The population is too small for the space's partitions.
+    """
+
+    def __init__(self, config: ES, run_seed: int, num_generations: int, space: SearchSpace) -> None:
         self._config = config
         self._run_seed = run_seed
+        self._signs = (1, -1) if config.antithetic else (1,)
+        self._num_seeds = config.population_size // len(self._signs)
+        self._is_partitioned = space.shares.num_partitions > 1
+        groups = space.shares.num_partitions * space.shares.num_groups
+        if self._is_partitioned and not groups <= self._num_seeds <= SEEDS_OF_PARTITION:
+            raise ConfigError(
+                f"search_space.partitions needs {groups:,} to {SEEDS_OF_PARTITION:,} seeds per "
+                f"generation here, and optimizer.population_size={config.population_size} gives "
+                f"{self._num_seeds:,}" + ", one per mirrored pair" * config.antithetic
+            )
         self._num_generations = num_generations
         self._sigma_factor = 1.0
         self._told = -1, 1.0
@@ -178,13 +193,17 @@ class ESOptimizer(Optimizer):
     def ask(self, generation: int) -> list[Genome]:
         """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
         sigma = self.sigma(generation)
-        signs = (1, -1) if self._config.antithetic else (1,)
         genomes_G = [
-            Genome((Term(derive_seed(self._run_seed, "genome", generation, i), sign * sigma),))
-            for i in range(self._config.population_size // len(signs))
-            for sign in signs
+            Genome((Term(self._seed(generation, i), sign * sigma),))
+            for i in range(self._num_seeds)
+            for sign in self._signs
         ]
         return genomes_G + [Genome()] * self._config.evaluate_centre
+
+    def _seed(self, generation: int, i: int) -> int:
+        if self._is_partitioned:
+            return partition_seed(derive_seed(self._run_seed, "partition", generation), i)
+        return derive_seed(self._run_seed, "genome", generation, i)
 
     def tell(
         self,

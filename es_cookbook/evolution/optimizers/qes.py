@@ -88,9 +88,7 @@ class QES(ES):
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
-        if space.highest_code is None:
-            raise _needs_codes(space)
-        return _QESOptimizer(self, run_seed, num_generations, space.highest_code)
+        return _QESOptimizer(self, run_seed, num_generations, space)
 
 
 def _needs_codes(found: SearchSpaceBuilder | SearchSpace) -> ConfigError:
@@ -103,10 +101,14 @@ def _needs_codes(found: SearchSpaceBuilder | SearchSpace) -> ConfigError:
 class _QESOptimizer(ESOptimizer):
     """Moves codes by whole numbers and carries the rounding error on."""
 
-    def __init__(self, config: QES, run_seed: int, num_generations: int, highest: int) -> None:
-        super().__init__(config, run_seed, num_generations)
+    def __init__(
+        self, config: QES, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> None:
+        super().__init__(config, run_seed, num_generations, space)
+        if space.highest_code is None:
+            raise _needs_codes(space)
         self._residual_decay = config.residual_decay
-        self._highest = highest
+        self._highest = space.highest_code
         self._tried = deque[list[tuple[Term, float]]](maxlen=config.window)
 
     @override

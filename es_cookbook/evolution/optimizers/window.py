@@ -54,14 +54,16 @@ class WindowedES(ES):
 
     @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
-        return _WindowOptimizer(self, run_seed, num_generations)
+        return _WindowOptimizer(self, run_seed, num_generations, space)
 
 
 class _WindowOptimizer(ESOptimizer):
     """Remembers gradients, and steps as its config says."""
 
-    def __init__(self, config: WindowedES, run_seed: int, num_generations: int) -> None:
-        super().__init__(config, run_seed, num_generations)
+    def __init__(
+        self, config: WindowedES, run_seed: int, num_generations: int, space: SearchSpace
+    ) -> None:
+        super().__init__(config, run_seed, num_generations, space)
         self._step = config.step
         self._gradients = deque[Gradient](maxlen=config.window)
         self._kept: list[float] = []

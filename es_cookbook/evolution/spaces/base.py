@@ -14,7 +14,7 @@ exports know no space by its class: what they have to know of one is in the attr
 
 A term (seed, coefficient) means coefficient · E everywhere; with `Shares`, parameter p has
 
-    coefficient_p = coefficient * factor_p  if p is in group (seed mod number of groups), else none
+    coefficient_p = coefficient * factor_p * √K  if p is in the seed's group, else none
 
 a product in float64, which the space rounds to float32 once, as it rounds a coefficient. It is a
 function of (seed, name) alone: twins share their group, so a twin is still the exact mirror, and a
@@ -27,11 +27,16 @@ step of recorded terms means the same wherever and whenever it is taken.
   two, BAdam (Luo, Yu and Li 2024, arXiv:2404.02827) for gradients. There all of a step is one
   block's; here the seeds of one generation spread over all blocks, so each block is moved by about
   population / blocks genomes, and the variance that the other blocks' noise would add is gone.
+- K partitions are blocks that are drawn anew in every generation (CoPES, arXiv:2608.02391): the
+  parameters are divided at random into K groups of about equal size, a seed changes one of them,
+  and √K keeps the expected norm of its noise. The seeds of a generation are `partition_seed`s of
+  the same partition, N/K for each group, and each group has the step of those.
 """
 
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -48,7 +53,15 @@ from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.tensors import Mask, Part
+from es_cookbook.evolution.noise.philox import WORDS_PER_BLOCK, words
+from es_cookbook.evolution.noise.tensors import (
+    LANE_VALUES,
+    RUN,
+    Mask,
+    Part,
+    Partitions,
+    partition_of,
+)
 from es_cookbook.evolution.spaces.factors import AdapterFactors, ReadAdapter
 
 if TYPE_CHECKING:
@@ -117,32 +130,84 @@ class Shares:
             names that are not in it.
         groups: name -> 0 ... num_groups - 1; 0 for names that are not in it.
         num_groups: a term changes the parameters of group seed mod num_groups.
+        num_partitions: groups of a generation's random partition, of which a term changes one.
+        units: name -> place in `sizes` of what is in the same group of every partition; names that
+            are not in it are divided themselves (`Partitions`).
+        sizes: elements of each unit.
     """
 
     factors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     groups: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     num_groups: int = 1
+    num_partitions: int = 1
+    units: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    sizes: tuple[int, ...] = ()
 
-    def kind(self, name: str) -> tuple[float, int]:
-        """Factor and group: parameters that have the same get the same of every term."""
-        return self.factors.get(name, 1.0), self.groups.get(name, 0)
+    def kinds(
+        self, names: Sequence[str], terms: Sequence[Term]
+    ) -> tuple[list[str], dict[str, int]]:
+        """What parameters get of these terms, told apart.
 
-    def kinds(self, names: Sequence[str]) -> dict[tuple[float, int], str]:
-        """One name of each kind."""
-        return {self.kind(name): name for name in names}
+        Returns:
+            One parameter of each kind, and the place in that list of each parameter's own kind.
+        """
+        groups_U = [self._groups(p) for p in sorted(_partitions_of(terms))] if self.units else []
+        numbers: dict[tuple[float | int, ...], int] = {}
+
+        def number(name: str) -> int:
+            of_partitions = (groups[self.units[name]] for groups in groups_U if name in self.units)
+            key = self.factors.get(name, 1.0), self.groups.get(name, 0), *of_partitions
+            return numbers.setdefault(key, len(numbers))
+
+        kinds = {name: number(name) for name in names}
+        return list({kind: name for name, kind in kinds.items()}.values()), kinds
 
     def of(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
         """The terms that change a parameter, in order, each with the coefficient it has there."""
-        factor, group = self.kind(name)
-        if factor == 1 and self.num_groups == 1:
+        factor, group = self.factors.get(name, 1.0), self.groups.get(name, 0)
+        if factor == 1 and self.num_groups == self.num_partitions == 1:
             return terms  # Of a long history they are many.
         if factor == 0:
             return []
-        return [
-            Term(term.seed, term.coefficient * factor)
-            for term in terms
-            if term.seed % self.num_groups == group
-        ]
+        own = [term for term in terms if term.seed % self.num_groups == group]
+        if (unit := self.units.get(name)) is not None:
+            group_of, part = (
+                {p: self._groups(p)[unit] for p in _partitions_of(own)},
+                self._partitions,
+            )
+            own = [t for t in own if group_of[partition_of(t.seed)] == part.group(t.seed)]
+        root = math.sqrt(self.num_partitions)
+        return [Term(term.seed, term.coefficient * factor * root) for term in own]
+
+    def partitions_of(self, name: str) -> Partitions:
+        """How a parameter is divided: not at all, where it is in one group as a whole."""
+        return Partitions() if name in self.units else self._partitions
+
+    @property
+    def _partitions(self) -> Partitions:
+        return Partitions(self.num_partitions, self.num_groups)
+
+    def _groups(self, partition: int) -> Sequence[int]:
+        return _groups_of_units(partition, self.sizes, self.num_partitions)
+
+
+def _partitions_of(terms: Iterable[Term]) -> set[int]:
+    return {partition_of(term.seed) for term in terms}
+
+
+@functools.lru_cache(maxsize=1024)
+def _groups_of_units(partition: int, sizes: tuple[int, ...], number: int) -> list[int]:
+    """A partition's group of each unit: `balanced_blocks` of the units in a random order.
+
+    It is the order of the words of (partition, "partition"), one a unit.
+    """
+    drawn = words(partition, "partition", 0, -(-len(sizes) // WORDS_PER_BLOCK))[: len(sizes)]
+    order = np.argsort(drawn, kind="stable").tolist()
+    groups = [0] * len(sizes)
+    blocks = balanced_blocks([sizes[unit] for unit in order], number)
+    for unit, block in zip(order, blocks, strict=True):
+        groups[unit] = block
+    return groups
 
 
 def balanced_blocks(sizes: Sequence[int], num_blocks: int) -> list[int]:
@@ -277,6 +342,11 @@ class SearchSpaceBuilder(ABC):
         default=1,
         doc="a seed perturbs one of so many blocks of neighbouring parameters, of about one size",
     )
+    partitions: int = chz.field(
+        default=1,
+        doc="a seed perturbs one of so many parts of the parameters, drawn at random in every "
+        "generation (CoPES), by sigma times the root of their number",
+    )
 
     @chz.validate
     def _literals_and_shares(self) -> None:
@@ -293,7 +363,7 @@ class SearchSpaceBuilder(ABC):
                     f"search_space.sigma_factors must be above 0 and finite, found {factor}; to "
                     "leave parameters as they are, name them in search_space.exclude"
                 )
-        check_range(self, "num_blocks", at_least=1, prefix="search_space.")
+        check_range(self, "num_blocks", "partitions", at_least=1, prefix="search_space.")
 
     @property
     def kinds(self) -> tuple[ParameterKind, ...]:
@@ -353,15 +423,19 @@ class SearchSpaceBuilder(ABC):
         self,
         shapes: Mapping[str, tuple[int, ...]],
         together: Sequence[Sequence[str]] | None = None,
+        *,
+        divided: bool = False,
     ) -> Shares:
         """What of a term each parameter of the space has; for subclasses.
 
         Args:
             shapes: of the space's parameters, in order.
             together: names of those that are in one block; each alone if None.
+            divided: partitions divide parameters themselves, run by run.
 
         Raises:
-            ConfigError: A pattern that matches none of them, or more blocks than there are.
+            ConfigError: A pattern that matches none of them, or more blocks or partitions than
+                there are parameters or runs.
         """
         factors: dict[str, float] = {}
         for pattern, factor in zip(self.sigma_patterns, self.sigma_factors, strict=True):
@@ -374,15 +448,26 @@ class SearchSpaceBuilder(ABC):
                 )
             factors |= dict.fromkeys(matched - factors.keys(), factor)
         units = together or [(name,) for name in shapes]
-        if self.num_blocks > max(1, len(units)):
-            raise ConfigError(
-                f"search_space.num_blocks must be at most {len(units)}, the number of weights that "
-                f"are perturbed, found {self.num_blocks}"
-            )
-        sizes = [sum(math.prod(shapes[name]) for name in unit) for unit in units]
+        sizes = tuple(sum(math.prod(shapes[name]) for name in unit) for unit in units)
+        num_runs = sum(-(-math.prod(shape) // RUN) for shape in shapes.values())
+        weights = len(units), "the number of weights that are perturbed"
+        runs = min(num_runs, LANE_VALUES), f"the number of runs of {RUN:,} elements"
+        limits = {"num_blocks": weights, "partitions": runs if divided else weights}
+        for field, (most, what) in limits.items():
+            if getattr(self, field) > max(1, most):
+                raise ConfigError(
+                    f"search_space.{field} must be at most {most}, {what}, found "
+                    f"{getattr(self, field)}"
+                )
         blocks = balanced_blocks(sizes, self.num_blocks)
         groups = {n: b for unit, b in zip(units, blocks, strict=True) for n in unit}
-        return Shares(factors, groups if self.num_blocks > 1 else {}, self.num_blocks)
+        shares = Shares(factors, groups if self.num_blocks > 1 else {}, self.num_blocks)
+        if self.partitions == 1:
+            return shares
+        own = {} if divided else {name: u for u, unit in enumerate(units) for name in unit}
+        return dataclasses.replace(
+            shares, num_partitions=self.partitions, units=own, sizes=sizes if own else ()
+        )
 
 
 parts(SearchSpaceBuilder, *SEARCH_SPACE_NAMES.values())

@@ -7,15 +7,16 @@ E = ε(seed, name), of the parameter's own shape. Applied exactly to the centre,
 with s = float32(coefficient), the product and the sum each rounded to float32 by itself. Every term
 costs a pass of noise over the whole model, so an engine hosts few such genomes at once.
 
-Two ways of perturbing less of it at once:
+Ways of perturbing less of it at once:
 
 - `density` below 1: only the elements of a fixed random mask are ever perturbed; all others keep
   every bit. Sparse MeZO (Liu et al. 2024, arXiv:2402.15751) does so with the smallest weights of
   each layer; here chance chooses them, so that nothing but a seed has to be known. There are fewer
   dimensions to search, but it saves nothing: the noise of all elements is made, and the mask costs
   one more pass whenever a weight gains its terms.
-- `num_blocks` above 1: a seed perturbs one block of neighbouring parameters (see `Shares`), so a
-  genome and a term of a step cost 1 / num_blocks of the noise. Weights and memory stay the same.
+- `num_blocks` or `partitions` above 1: a seed perturbs one block of neighbouring parameters, or one
+  part of all elements, chosen by chance in runs of 4,096 (see `Shares`). So a genome and a term of
+  a step cost 1 / num_blocks or 1 / partitions of the noise. Weights and memory stay the same.
 """
 
 from collections.abc import Sequence
@@ -75,7 +76,8 @@ class FullRank(DenseBuilder):
     ) -> "FullRankSpace":
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)
-        return FullRankSpace(shapes, self.noise, self.shares(shapes), self.mask())
+        shares = self.shares(shapes, divided=True)
+        return FullRankSpace(shapes, self.noise, shares, self.mask())
 
 
 class FullRankSpace(SearchSpace):
@@ -91,11 +93,15 @@ class FullRankSpace(SearchSpace):
         if not present:
             return
         buffer = np.empty(min(PIECE, weight.numel()), np.float32)
+        partitions = self.shares.partitions_of(name)
         for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            inside = self.mask.range(name, start, stop) if self.mask else True
+            inside = self.mask.range(name, start, stop) if self.mask else None
             for term in present:
-                change = self.change(name, term, start, stop, out=buffer[: piece.size])
-                np.add(piece, change, out=piece, where=inside)
+                for first, last in partitions.runs(name, term.seed, start, stop):
+                    change = self.change(name, term, first, last, out=buffer[: last - first])
+                    run = slice(first - start, last - start)
+                    where = True if inside is None else inside[run]
+                    np.add(piece[run], change, out=piece[run], where=where)
 
     def change(
         self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
@@ -108,10 +114,9 @@ class FullRankSpace(SearchSpace):
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         from es_cookbook.evolution.noise.triton_kernels import add_dense_, device_terms
 
-        there = {
-            kind: device_terms(self.shares.of(name, terms), device)
-            for kind, name in self.shares.kinds(list(self.shapes)).items()
-        }
+        names, kinds = self.shares.kinds(list(self.shapes), terms)
+        there = [device_terms(self.shares.of(name, terms), device) for name in names]
         return lambda name, weight, part: add_dense_(
-            weight, name, there[self.shares.kind(name)], self.noise, part, self.mask
+            *(weight, name, there[kinds[name]], self.noise, part, self.mask),
+            self.shares.partitions_of(name),
         )

@@ -95,12 +95,10 @@ class LowRankSpace(SearchSpace):
     def device_adder(self, terms: Sequence[Term], device: "torch.device") -> AddTerms:
         from es_cookbook.evolution.noise.triton_kernels import add_low_rank_, device_terms
 
-        there = {
-            kind: device_terms(self.shares.of(name, terms), device, self.rank)
-            for kind, name in self.shares.kinds(list(self.shapes)).items()
-        }
+        names, kinds = self.shares.kinds(list(self.shapes), terms)
+        there = [device_terms(self.shares.of(name, terms), device, self.rank) for name in names]
         return lambda name, weight, part: add_low_rank_(
-            weight, name, there[self.shares.kind(name)], self.rank, self.noise, part
+            weight, name, there[kinds[name]], self.rank, self.noise, part
         )
 
     def _add_updates(

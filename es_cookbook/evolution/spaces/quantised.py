@@ -87,7 +87,8 @@ class QuantScales(SearchSpaceBuilder):
         selected = self.select(parameters)
         shapes = {p.name: p.shape for p in selected}
         bits = {p.name: p.bits for p in selected if p.kind == "zeros" and p.bits is not None}
-        return _QuantScalesSpace(shapes, self.noise, self.shares(shapes), bits=bits)
+        shares = self.shares(shapes, divided=True)
+        return _QuantScalesSpace(shapes, self.noise, shares, bits=bits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,8 @@ class QuantCodes(SearchSpaceBuilder):
         selected = self.select(parameters)
         shapes = {p.name: p.shape for p in selected}
         highest = 2 ** max(p.bits or 0 for p in selected) - 1
-        return QuantCodesSpace(shapes, self.noise, self.shares(shapes), highest_code=highest)
+        shares = self.shares(shapes, divided=True)
+        return QuantCodesSpace(shapes, self.noise, shares, highest_code=highest)
 
 
 @dataclasses.dataclass(frozen=True)

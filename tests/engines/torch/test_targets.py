@@ -94,6 +94,7 @@ async def test_adapters_of_some_targets_with_shares_masks_and_an_orthogonal_star
         perturb="alternating",
         density=0.5,
         num_blocks=2,
+        partitions=2,
         sigma_patterns=("*lora_A*",),
         sigma_factors=(2.5,),
     )

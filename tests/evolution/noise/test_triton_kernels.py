@@ -61,6 +61,9 @@ SHARING: tuple[SearchSpaceBuilder, ...] = (
     FullRank(density=0.3, mask_seed=2**40, noise="rademacher", **_SHARES),
     LowRank(rank=3, **_SHARES),
     Adapter(rank=4, perturb="alternating", density=0.5, **_SHARES),
+    FullRank(density=0.3, partitions=3, **_SHARES),
+    FullRank(noise="rademacher", partitions=2),
+    LowRank(rank=3, partitions=2, **_SHARES),
 )
 
 # Random123's kat_vectors for philox4x64-10: counter and key, answer.
@@ -185,7 +188,10 @@ class TestPrograms:
     @pytest.mark.parametrize("builder", SHARING)
     @pytest.mark.parametrize("in_part", [False, True])
     def test_shares_and_masks(self, builder: SearchSpaceBuilder, in_part: bool) -> None:
-        space = builder([ParameterInfo(f"{i}.q.weight", (9, 150), "linear") for i in range(3)])
+        widths = (1000, 150, 150)  # The first one has three runs of a partition.
+        space = builder(
+            [ParameterInfo(f"{i}.q.weight", (9, width), "linear") for i, width in enumerate(widths)]
+        )
         terms = [*TERMS, Term(4, 0.3), Term(9, -0.3)]
         add = space.device_adder(terms, DEVICE)
         for name, (num_rows, num_columns) in space.shapes.items():
@@ -340,10 +346,11 @@ TILE = {"start": "i64", "pitch": "i64", "length": "i64", "tiles_across": "i32", 
 TERMS_ARGUMENTS = {"table": "*fp32", "seeds": "*i64", "scales": "*fp32", "num_terms": "i32"}
 STRIDES = dict.fromkeys(["run_stride", "stride"], "i32")
 MASK = {"mask_seed": "i64", "mask_key": "i64", "mask_threshold": "i32"}
+PARTITION = {"partition_key": "i64", "num_partitions": "i32", "stride_of_seeds": "i32"}
 COMPILED = {
     "dense_program": (
-        {"weight": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK},
-        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "MASKED": True},
+        {"weight": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK, **PARTITION},
+        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "MASKED": True, "DIVIDED": True},
     ),
     "slots_program": (
         {

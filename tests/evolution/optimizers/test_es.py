@@ -1,10 +1,12 @@
 """ES asks for mirrored pairs, moves towards fitness, and stays put when nothing was learnt."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,13 +14,17 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.noise.tensors import Partitions, partition_of
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     mirrored,
     tied_fraction,
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged
+from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (4,)})
@@ -61,6 +67,55 @@ def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
     again.tell(0, again.ask(0), None, np.array([1.0, 2.0, 3.0, 4.0]))
     assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
     assert again.ask(5) != config(run_seed=2, num_generations=9, space=SPACE).ask(5)
+
+
+def partitioned(number: int) -> LowRankSpace:
+    shapes = {f"{i}.weight": (3, 2) for i in range(4)}
+    units = {name: i for i, name in enumerate(shapes)}
+    shares = Shares(num_partitions=number, units=units, sizes=(6,) * 4)
+    return LowRankSpace(shapes, shares=shares, rank=1)
+
+
+@pytest.mark.parametrize("antithetic", [True, False])
+def test_genomes_of_a_generation_share_a_partition_out_equally(antithetic: bool) -> None:
+    config = ES(population_size=16, antithetic=antithetic)
+    es = config(run_seed=0, num_generations=10, space=partitioned(4))
+    for generation in range(3):
+        genomes_G = es.ask(generation)
+        partitions = {partition_of(seed) for seed in seeds(genomes_G)}
+        assert len(partitions) == 1
+        assert len(set(seeds(genomes_G))) == (8 if antithetic else 16)
+        groups = Counter(Partitions(4).group(seed) for seed in seeds(genomes_G))
+        assert groups == {0: 4, 1: 4, 2: 4, 3: 4}
+    assert partition_of(seeds(es.ask(0))[0]) != partition_of(seeds(es.ask(1))[0])
+
+
+def test_a_step_of_partitions_is_each_groups_own_step_and_as_long_as_any() -> None:
+    """w_k <- w_k + α/N · √K · Σ fitness · ε over the genomes of group k, N all genomes."""
+    space = partitioned(2)
+    config = ES(population_size=8, learning_rate=0.5, antithetic=False)
+    es = config(run_seed=3, num_generations=10, space=space)
+    genomes_G, fitness_G = es.ask(0), np.array([1.0, -2, 0.5, 0, 3, 1, -1, 2])
+    step = es.tell(0, genomes_G, None, fitness_G)
+    owners: dict[str, set[int]] = {}
+    for name, (rows, columns) in space.shapes.items():
+        found, expected = torch.zeros(rows, columns), np.zeros((rows, columns))
+        space.add_terms_(name, found, step.terms)
+        for genome, fitness in zip(genomes_G, fitness_G, strict=True):
+            seed = genome.terms[0].seed
+            if space.shares.of(name, genome.terms):
+                owners.setdefault(name, set()).add(seed % 2)
+                a, b = noise(seed, f"{name}.A", (rows, 1)), noise(seed, f"{name}.B", (columns, 1))
+                expected += 0.5 / 8 * math.sqrt(2) * fitness * (a @ b.T)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert sorted(map(sorted, owners.values())) == [[0], [0], [1], [1]]
+
+
+@pytest.mark.parametrize(("size", "antithetic"), [(6, True), (3, False)])
+def test_more_partitions_than_seeds_are_refused(size: int, antithetic: bool) -> None:
+    config = ES(population_size=size, antithetic=antithetic)
+    with pytest.raises(ConfigError, match=r"partitions needs 4 to 65,536 seeds .* gives 3"):
+        config(run_seed=0, num_generations=1, space=partitioned(4))
 
 
 def test_the_step_is_the_formula_with_one_term_a_pair() -> None:

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import chz
 import numpy as np
@@ -15,8 +17,14 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names, config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import noise, noise_range
+from es_cookbook.evolution.noise.tensors import (
+    SEEDS_OF_PARTITION,
+    Part,
+    Partitions,
+    partition_seed,
+)
+from es_cookbook.evolution.spaces import full_rank
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     SEARCH_SPACE_NAMES,
@@ -45,9 +53,21 @@ class _Config:
     search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, "low_rank").field("the space")
 
 
-def moved(builder: SearchSpaceBuilder, terms: tuple[Term, ...] = TERMS) -> dict[str, torch.Tensor]:
+LARGE = [
+    ParameterInfo(f"{i}.{name}.weight", (200, 120), "linear")
+    for i in range(4)
+    for name in ("q", "up")
+]
+"""Six runs each."""
+
+
+def moved(
+    builder: SearchSpaceBuilder,
+    terms: tuple[Term, ...] = TERMS,
+    parameters: Sequence[ParameterInfo] = PARAMETERS,
+) -> dict[str, torch.Tensor]:
     """What the terms make of parameters that were all 0."""
-    space = builder(PARAMETERS)
+    space = builder(parameters)
     weights = {name: torch.zeros(shape) for name, shape in space.shapes.items()}
     for name, weight in weights.items():
         space.add_terms_(name, weight, terms)
@@ -59,7 +79,8 @@ def test_a_share_is_a_factor_and_a_group() -> None:
     assert shares.of("a", TERMS) == [Term(10, 0.15)]
     assert shares.of("b", TERMS) == []
     assert shares.of("c", TERMS) == [Term(11, -0.7), Term(2**63 - 1, 0.01)]
-    assert shares.kinds(["a", "c", "d", "e"]) == {(0.5, 0): "a", (1.0, 1): "c", (1.0, 0): "e"}
+    one_of_each, kinds = shares.kinds(["a", "c", "d", "e"], TERMS)
+    assert kinds == {"a": 0, "c": 1, "d": 2, "e": 2} and one_of_each == ["a", "c", "e"]
     assert Shares().of("a", TERMS) is TERMS
 
 
@@ -107,6 +128,88 @@ def test_a_seed_changes_one_block_of_neighbours_alone(space: type[SearchSpaceBui
     both = moved(builder, (Term(4, 0.3), Term(5, -0.1)))
     assert torch.equal(both[names[0]], moved(plain, (Term(4, 0.3),))[names[0]])
     assert torch.equal(both[names[-1]], moved(plain, (Term(5, -0.1),))[names[-1]])
+
+
+def seeds_of(partition: int, number: int) -> list[int]:
+    return [partition_seed(partition * SEEDS_OF_PARTITION, i) for i in range(number)]
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_blocks": 2, "sigma_patterns": ("*q*",), "sigma_factors": (0.3,)}]
+)
+def test_the_seeds_of_a_partition_share_all_parameters_out(
+    space: type[SearchSpaceBuilder], options: dict[str, object]
+) -> None:
+    """Each element has the noise of one seed, √K times as large; another partition differs."""
+    builder = space(partitions=2, **options)
+    num_blocks = 2 if options else 1
+    undivided = space(sigma_patterns=("*",), sigma_factors=(math.sqrt(2),))
+    found: list[list[int]] = []
+    places: set[bytes] = set()
+    for partition in range(8):
+        seeds = seeds_of(partition, 2 * num_blocks)
+        of_seeds = [moved(builder, (Term(seed, 0.3),), LARGE) for seed in seeds]
+        whole = [moved(undivided, (Term(seed, 0.3),), LARGE) for seed in seeds]
+        sizes = [sum(int(w.count_nonzero()) for w in weights.values()) for weights in of_seeds]
+        for name in of_seeds[0]:
+            times = sum((weights[name] != 0).int() for weights in of_seeds)
+            assert isinstance(times, torch.Tensor) and (times == 1).all()
+            for part, all_of_it in zip(of_seeds, whole, strict=True):
+                own = part[name] != 0
+                if not options:
+                    assert torch.equal(part[name][own], all_of_it[name][own])
+        found.append(sizes)
+        places.add(b"".join((w != 0).numpy().tobytes() for w in of_seeds[0].values()))
+    assert len(places) > 3
+    means = np.mean(found, axis=0)
+    assert means.max() / means.min() < 1.7
+
+
+def test_noise_that_is_not_used_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counting(*args: Any) -> Any:
+        made.append(args[3] - args[2])
+        return noise_range(*args)
+
+    monkeypatch.setattr(full_rank, "noise_range", counting)
+    for seed in seeds_of(5, 4):
+        moved(FullRank(partitions=4), (Term(seed, 0.3),), LARGE)
+    assert sum(made) == sum(math.prod(each.shape) for each in LARGE)
+
+
+def test_known_partitions() -> None:
+    # Pinned: a recorded seed has to mean the same part in every version.
+    def parts(builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo]) -> list[list[int]]:
+        shares = builder(parameters).shares
+        names = list(builder(parameters).shapes)
+        return [
+            [i for i, name in enumerate(names) if shares.of(name, [Term(seed, 1.0)])]
+            for seed in seeds_of(1, 2)
+        ]
+
+    assert parts(LowRank(partitions=2), PARAMETERS) == [[1, 3], [0, 2]]
+    assert Partitions(3, stride=2).group(2**16 + 5) == 2
+    of_seeds = [[*Partitions(2).runs("w", seed, 100, 20_000)] for seed in seeds_of(1, 2)]
+    assert of_seeds == [
+        [(100, 4096), (4096, 8192), (12288, 16384), (16384, 20000)],
+        [(8192, 12288)],
+    ]
+
+
+def test_a_part_of_a_divided_parameter_moves_as_the_whole_does() -> None:
+    space = FullRank(partitions=3)(LARGE)
+    terms = [Term(seed, 0.3) for seed in seeds_of(2, 2)]
+    shares: list[float] = []
+    for name, (height, width) in space.shapes.items():
+        whole, part = torch.zeros(height, width), Part((50, height), (3, 99), width)
+        space.add_terms_(name, whole, terms)
+        held = torch.zeros(part.shape)
+        space.add_terms_(name, held, terms, part)
+        assert torch.equal(held, whole[50:, 3:99])
+        shares.append(int(held.count_nonzero()) / held.numel())
+    assert any(0 < share < 1 for share in shares)
 
 
 def test_an_adapters_two_factors_are_in_one_block() -> None:
@@ -198,7 +301,7 @@ def test_the_options_work_on_the_command_line(capsys: pytest.CaptureFixture[str]
 def test_a_config_from_before_these_options_means_what_it_meant(
     space: type[SearchSpaceBuilder],
 ) -> None:
-    new = ("sigma_patterns", "sigma_factors", "num_blocks", "density", "mask_seed")
+    new = ("sigma_patterns", "sigma_factors", "num_blocks", "partitions", "density", "mask_seed")
     plain = json.loads(config_to_json(_Config(search_space=space())))
     for name in (*new, "targets", "init", "perturb"):
         plain["search_space"].pop(name, None)
@@ -228,6 +331,8 @@ def test_a_config_from_before_these_options_means_what_it_meant(
         ),
         ({"num_blocks": 0}, "num_blocks must be at least 1, found 0"),
         ({"num_blocks": 5}, "num_blocks must be at most 4, the number of weights .*, found 5"),
+        ({"partitions": 0}, "partitions must be at least 1, found 0"),
+        ({"partitions": 5}, "partitions must be at most 4, the number of .*, found 5"),
     ],
 )
 @pytest.mark.parametrize("space", SPACES)

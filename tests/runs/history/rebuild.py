@@ -23,11 +23,22 @@ def key(text: str, size: int, person: bytes = b"") -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=size, person=person).digest()[::-1])
 
 
+def words(seed: int, name: str, size: int) -> Any:
+    generator = np.random.Philox(key=seed | key(name, 8) << 64)
+    return generator.random_raw(size // 4 + 4).astype("<u8")
+
+
 def noise(seed: int, name: str, size: int) -> Any:
-    words = np.random.Philox(key=seed | key(name, 8) << 64).random_raw(size // 4 + 4)
     if space["noise"] == "gaussian":
-        return T[words.astype("<u8").view("<u2")[:size]]
-    return np.unpackbits(words.astype("<u8").view("u1"), bitorder="little")[:size] * F(2) - 1
+        return T[words(seed, name, size).view("<u2")[:size]]
+    bits = np.unpackbits(words(seed, name, size).view("u1"), bitorder="little")
+    return bits[:size] * F(2) - 1
+
+
+def inside(seed: int, name: str, w: Any, parts: int) -> Any:
+    lanes = words(seed >> 16, name + ".partition", w.size // 4096).view("<u2").astype("u4")
+    own = lanes * parts >> 16 == seed % 65536 % parts
+    return np.repeat(own, 4096)[: w.size].reshape(w.shape)
 
 
 def add(w: Any, name: str, terms: Any) -> Any:
@@ -39,7 +50,9 @@ def add(w: Any, name: str, terms: Any) -> Any:
             for k in range(space["rank"]):
                 w += (s * a[:, k])[:, None] * b[:, k]
         elif s:
-            w += s * noise(seed, name, w.size).reshape(w.shape)
+            parts = space.get("partitions", 1)
+            own = inside(seed, name, w, parts)
+            w[own] += F(coefficient * parts**0.5) * noise(seed, name, w.size).reshape(w.shape)[own]
     return w
 
 

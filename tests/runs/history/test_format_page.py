@@ -28,7 +28,7 @@ from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
-from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.evolution.spaces.base import SearchSpace, Shares
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
 from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
@@ -44,11 +44,13 @@ SCRIPT = Path(__file__).parent / "rebuild.py"
 RECORDED = ROOT / "tests/data/recorded/low_rank"
 
 SETTINGS: dict[str, Any] = {"population_size": 4, "sigma": 0.1, "learning_rate": 0.05}
+DIVIDED = {**SETTINGS, "population_size": 12}
 CROSSING = Genetic(population_size=6, sigma=0.1, num_elites=0, crossover_rate=1.0)
 """Parents have little in common, so the centre goes back to the base now and then."""
 RUNS: dict[str, dict[str, Any]] = {
     "low rank": {"search_space": LowRank(rank=3)},
     "dense": {"search_space": FullRank(noise="rademacher")},
+    "divided": {"search_space": FullRank(partitions=3), "optimizer": ES(**DIVIDED)},
     "decayed": {"optimizer": ES(**SETTINGS, weight_decay=0.2)},
     "decayed to the base": {"search_space": FullRank(), "optimizer": CROSSING},
     "adam": {"optimizer": Adam(**SETTINGS, window=3, weight_decay=0.1)},
@@ -68,6 +70,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         ("low rank", "bfloat16", "auto"),
         ("dense", "float32", "auto"),
+        ("divided", "float32", "auto"),
         ("decayed", "float32", "bfloat16"),
         ("decayed to the base", "float32", "auto"),
         ("adam", "float32", "auto"),
@@ -107,7 +110,7 @@ def assert_the_page_rebuilds(log_path: Path, model: Path, generation: int, path:
 
 def test_the_script_is_short_and_knows_nothing_of_the_package() -> None:
     text = SCRIPT.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 80
+    assert len(text.splitlines()) <= 95
     nodes = list(ast.walk(ast.parse(text)))
     imported = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     imported |= {str(n.module) for n in nodes if isinstance(n, ast.ImportFrom)}
@@ -129,11 +132,13 @@ CODES = torch.tensor([[7.0, 0, 15], [3, 8, 12]])
 TERMS = (Term(1, 0.1), Term(2, -0.2))
 ADAM = AdamRule((1, 1), (0.1, 0.9), (0.5, 0.5), rate=0.01, epsilon=1e-8)
 FEEDBACK = ErrorFeedbackRule((1, 2), (1.3, 0.7, -2.4), residual_decay=0.9, highest=15)
+HALVES = Shares(num_partitions=2)
 DENSE, QUANTISED = FullRankSpace(W), QuantCodesSpace(W, highest_code=15)
 EXAMPLES: dict[str, tuple[SearchSpace, torch.Tensor, list[Step]]] = {
     "nothing": (DENSE, BASE, []),
     "`LowRank`, `rank` 2": (LowRankSpace(W, rank=2), BASE, [Step(TERMS)]),
     "`FullRank`": (DENSE, BASE, [Step(TERMS)]),
+    "`FullRank`, `partitions` 2": (FullRankSpace(W, shares=HALVES), BASE, [Step(TERMS)]),
     "`FullRank`, `noise` `rademacher`": (FullRankSpace(W, "rademacher"), BASE, [Step(TERMS)]),
     "`FullRank`, `density` 0.5, `mask_seed` 3": (
         FullRankSpace(W, mask=Mask(3, 2**15)),
@@ -245,5 +250,5 @@ def test_the_pages_digests_are_those_of_the_header(models: dict[str, Path]) -> N
     assert base_identity(str(model)) == (digest(described), of_files)
 
 
-def test_the_page_is_at_most_250_lines() -> None:
-    assert len(PAGE.splitlines()) <= 250
+def test_the_page_is_at_most_260_lines() -> None:
+    assert len(PAGE.splitlines()) <= 260
