@@ -23,7 +23,7 @@ parameter for each thread while it moves. Of "block": as momentum; with beta1 = 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import chz
 from typing_extensions import override
@@ -45,6 +45,8 @@ from es_cookbook.evolution.rules import AdamRule
 @chz.chz
 class Adam(WindowedES):
     """Evolution strategies with Adam."""
+
+    adds_terms: ClassVar[bool] = False
 
     beta1: float = chz.field(default=0.9, doc="share of the mean gradient that is kept")
     beta2: float = chz.field(default=0.99, doc="share of the mean squared gradient that is kept")

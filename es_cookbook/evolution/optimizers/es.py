@@ -22,6 +22,17 @@ centre itself attempt the problems; without mirrored pairs its fitness is the ba
 over the genomes' mean and standard deviation: where the centre beats its neighbours by more than
 the target, σ is too large for the landscape and falls.
 
+`sharpness` ρ above 0 is sharpness-aware ES (ESSAM, arXiv:2602.01003; SAM, Foret et al. 2021,
+arXiv:2010.01412): the step is found where fitness is lower nearby, so that the centre comes to flat
+places. A step takes two generations, twice the rollouts:
+
+    generation 2i:      centre <- centre - d,       d = ρ/N · Σ fitness · sign · ε
+    generation 2i + 1:  centre <- centre + d + α g  with the g of the genomes around centre - d
+
+Both are sums of terms, so a history needs nothing else. In ESSAM both populations attempt the same
+problems; here each generation has its own. Trap: between the two the centre is meant to be worse,
+so evaluate after an even number of generations.
+
 Optimizers that use the fitness-weighted sum otherwise (momentum, Adam, ClipUp, Muon, QES) override
 `move`, most of them in `optimizers/window.py`.
 """
@@ -91,6 +102,8 @@ class ES(OptimizerBuilder):
     """Evolution strategies (Salimans et al. 2017)."""
 
     finds: ClassVar[Collection[str]] = ("sigma", "learning_rate")
+    adds_terms: ClassVar[bool] = True
+    """Whether steps are sums of terms, without a rule."""
 
     sigma: Auto = chz.field(
         default=1e-3,
@@ -110,6 +123,11 @@ class ES(OptimizerBuilder):
     )
     weight_decay: float = chz.field(
         default=0.0, doc="share of the way back to the base model in each step"
+    )
+    sharpness: float = chz.field(
+        default=0.0,
+        doc="ρ of the move ρ/N · Σ fitness · noise to where fitness is lower, which every other "
+        "generation makes and the next one takes back (ESSAM); 0: not made",
     )
     evaluate_centre: bool = chz.field(
         default=False, doc="the centre attempts the problems too, as one more genome"
@@ -132,6 +150,12 @@ class ES(OptimizerBuilder):
             check_range(self, "learning_rate", at_least=0)
         check_range(self, "warmup_generations", at_least=0)
         check_range(self, "weight_decay", at_least=0, below=1)
+        check_range(self, "sharpness", at_least=0)
+        if self.sharpness and not self.adds_terms:
+            raise ConfigError(
+                "sharpness is for optimizers whose steps are sums of noise (es, momentum, "
+                f"clip_up), and not for {type(self).__name__}"
+            )
         if self.adaptive_sigma is not None and not self.evaluate_centre:
             raise ConfigError(
                 "adaptive_sigma compares the centre with its genomes: set evaluate_centre=True"
@@ -154,6 +178,13 @@ class ESOptimizer(Optimizer):
         self._run_seed = run_seed
         self._signs = (1, -1) if config.antithetic else (1,)
         self._num_seeds = config.population_size // len(self._signs)
+        if config.sharpness and num_generations % 2:
+            raise ConfigError(
+                "optimizer.sharpness makes a step of two generations, so num_generations must be "
+                f"even, found {num_generations}"
+            )
+        self._moved_away: tuple[Term, ...] = ()
+        """What the centre was moved by, to be taken back."""
         self._is_partitioned = space.shares.num_partitions > 1
         groups = space.shares.num_partitions * space.shares.num_groups
         if self._is_partitioned and not groups <= self._num_seeds <= SEEDS_OF_PARTITION:
@@ -188,7 +219,7 @@ class ESOptimizer(Optimizer):
     @property
     @override
     def asks_ahead(self) -> bool:
-        return self._config.adaptive_sigma is None
+        return self._config.adaptive_sigma is None and not self._config.sharpness
 
     def ask(self, generation: int) -> list[Genome]:
         """Fresh seeds; with antithetic on, genomes 2i and 2i + 1 are +σ and -σ of one seed."""
@@ -199,6 +230,14 @@ class ESOptimizer(Optimizer):
             for sign in self._signs
         ]
         return genomes_G + [Genome()] * self._config.evaluate_centre
+
+    @override
+    def begin_after(self, steps: Sequence[Step]) -> None:
+        if self._config.sharpness and len(steps) % 2:
+            raise ConfigError(
+                "optimizer.sharpness makes a step of two generations: fork at an even generation, "
+                f"found {len(steps)}"
+            )
 
     def _seed(self, generation: int, i: int) -> int:
         if self._is_partitioned:
@@ -217,9 +256,16 @@ class ESOptimizer(Optimizer):
         self._told = generation, self._sigma_factor
         if (adapt := self._config.adaptive_sigma) is not None:
             self._sigma_factor = adapt(self._sigma_factor, genomes_G, fitness_G.tolist())
+        if self._config.sharpness and generation % 2 == 0:
+            # centre <- centre - ρ g
+            self._moved_away = self.gradient(genomes_G, fitness_G, -self._config.sharpness)
+            return Step(self._moved_away)
         step = self.move(generation, genomes_G, fitness_G)
         decay = self._config.weight_decay * self.rate_factor(generation)
-        return dataclasses.replace(step, decay=decay) if step.terms or step.rule else step
+        if not (step.terms or step.rule or self._moved_away):
+            return step
+        back = tuple(Term(t.seed, -(1 - decay) * t.coefficient) for t in self._moved_away)
+        return dataclasses.replace(step, terms=(*back, *step.terms), decay=decay)
 
     def move(self, generation: int, genomes_G: Sequence[Genome], fitness_G: Floats) -> Step:
         """The step, decay left out: plain ES's α · g."""

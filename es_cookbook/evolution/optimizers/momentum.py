@@ -80,6 +80,8 @@ class Muon(Momentum):
     moves; 15 products of its shorter side squared times its longer side.
     """
 
+    adds_terms: ClassVar[bool] = False
+
     iterations: int = chz.field(default=5, doc="rounds of the Newton-Schulz iteration")
 
     @chz.validate

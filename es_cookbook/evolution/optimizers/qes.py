@@ -34,6 +34,7 @@ clipped to ±1.5 where codes cannot move any further.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import chz
 from typing_extensions import override
@@ -50,6 +51,8 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 @chz.chz
 class QES(ES):
     """Quantized Evolution Strategies (Xu et al. 2026), on search_space=quant_codes."""
+
+    adds_terms: ClassVar[bool] = False
 
     sigma: float = chz.field(
         default=5e-3, doc="standard deviation of the perturbations before rounding, in codes"

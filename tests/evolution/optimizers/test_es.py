@@ -16,12 +16,15 @@ from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.tensors import Partitions, partition_of
+from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     mirrored,
     tied_fraction,
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged
+from es_cookbook.evolution.optimizers.momentum import Muon
+from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
@@ -315,6 +318,59 @@ def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
     assert es.sigma(2) == pytest.approx(0.005)
     es.tell(2, es.ask(2), None, np.array([1.0, 0.0, -50.0]))
     assert es.sigma(3) == pytest.approx(0.02)
+
+
+def test_a_sharpness_aware_step_is_taken_where_fitness_is_lower() -> None:
+    """θ - ρ g, then back, and α g' with what the genomes around θ - ρ g earned."""
+    config = ES(population_size=4, sigma=0.1, learning_rate=0.3, sharpness=0.5, weight_decay=0.2)
+    es = config(run_seed=0, num_generations=4, space=SPACE)
+
+    def moved(step: Step, start: np.ndarray) -> np.ndarray:
+        weight = torch.from_numpy(((1 - step.decay) * start).astype(np.float32))  # the base is 0
+        SPACE.add_terms_("x", weight, step.terms)
+        return weight.numpy()
+
+    start = np.array([1.0, 2.0, -1.0, 0.5])
+    for generation in (0, 2):
+        told = np.array([2.0, -1.0, 0.5, 1.0]), np.array([0.0, 1.0, -2.0, 2.0])
+        gradients: list[np.ndarray] = []
+        for g, fitness_G in enumerate(told):
+            population_G = es.ask(generation + g)
+            assert {abs(genome.terms[0].coefficient) for genome in population_G} == {0.1}
+            noises_G = [noise(genome.terms[0].seed, "x", (4,)) for genome in population_G]
+            signs_G = [math.copysign(1, genome.terms[0].coefficient) for genome in population_G]
+            triples = zip(fitness_G, signs_G, noises_G, strict=True)
+            gradients.append(sum((f * sign * e for f, sign, e in triples), np.zeros(4)) / 4)
+            step = es.tell(generation + g, population_G, None, fitness_G)
+            if g == 0:
+                assert step.decay == 0
+                np.testing.assert_allclose(
+                    moved(step, start), start - 0.5 * gradients[0], rtol=1e-5
+                )
+                there = moved(step, start)
+        expected = 0.8 * start + 0.3 * gradients[1]
+        np.testing.assert_allclose(moved(step, there), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_sharpness_takes_back_what_it_moved_also_without_signal() -> None:
+    config = ES(population_size=4, sharpness=1.0)
+    es = config(run_seed=0, num_generations=2, space=SPACE)
+    away = es.tell(0, es.ask(0), None, np.array([1.0, 0, 0, 0]))
+    back = es.tell(1, es.ask(1), None, np.zeros(4))
+    assert away.terms and [Term(t.seed, -t.coefficient) for t in away.terms] == list(back.terms)
+    assert not es.asks_ahead
+
+
+def test_sharpness_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"num_generations must be even, found 3"):
+        ES(sharpness=1.0)(run_seed=0, num_generations=3, space=SPACE)
+    with pytest.raises(ConfigError, match=r"fork at an even generation, found 1"):
+        optimizer(ES(sharpness=1.0)).begin_after([Step()])
+    for other in (Adam, RMSProp, Muon, QES):
+        with pytest.raises(ConfigError, match=rf"sums of noise .* not for {other.__name__}"):
+            other(sharpness=1.0)
+    with pytest.raises(ConfigError, match="sharpness must be 0 or more, found"):
+        ES(sharpness=-1.0)
 
 
 def test_merging_averages_what_was_inherited_and_follows_fitness_along_what_is_new() -> None:
