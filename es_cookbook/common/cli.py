@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, Protocol, TypeVar, cast
 
 import chz
 import chz.factories
@@ -196,6 +196,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
     `config` is a class, or a config whose values they are.
     """
     config_class = config if isinstance(config, type) else type(config)
+    given = _with_preset(config_class, given)
     values = {} if config is config_class else _values(config)
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
@@ -220,6 +221,8 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
             right.insert(0, "")
         pairs = itertools.zip_longest([left], right, fillvalue="")
         lines += [f"{start:<{_DOC_COLUMN}}{end}".rstrip() for start, end in pairs]
+    if presets := _presets_of(config_class):
+        lines += ["", f"Settings of papers: preset={'|'.join(presets)}"]
     return "\n".join(lines)
 
 
@@ -279,6 +282,7 @@ def built(
     Every option is checked by name and by value, then chz builds the config. What is not given is
     as in `config`, or has the class's defaults.
     """
+    given = _with_preset(config_class, given)
     values = {} if config is None else _values(config)
     found = _options(config_class, "", given, values, kept=config is not None)
     options = {option.path: option for option in found}
@@ -317,6 +321,46 @@ def built(
             if note := names.note(part, inside):
                 say_once(f"{path}={text}: {note}")
     return built_config
+
+
+class Preset(Protocol):
+    """Options that a name stands for, of a config class that has `presets` by name."""
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """As a user would type them."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Where they are from."""
+        ...
+
+
+def _presets_of(config_class: type) -> Mapping[str, Preset]:
+    return getattr(config_class, "presets", {})
+
+
+def _with_preset(config_class: type, given: Mapping[str, str]) -> Mapping[str, str]:
+    """Options with those of the preset that is given behind them; says which of it are replaced."""
+    presets, name = _presets_of(config_class), given.get("preset")
+    if name is None or not presets:
+        return given
+    if name not in presets:
+        raise _OptionError(f"preset={name}: {nearest(name, presets)}")
+    own = {path: text for path, text in given.items() if path != "preset"}
+    options = presets[name].options
+    replaced = [path for path, text in options.items() if own.get(path, text) != text]
+    # Another part has other options.
+    kept = {
+        path: text
+        for path, text in options.items()
+        if not any(path.startswith(f"{part}.") for part in replaced)
+    }
+    if replaced:
+        which = ", ".join(f"{path}={own[path]} in place of {options[path]}" for path in replaced)
+        say_once(f"preset={name}: {which}; this is no longer what {presets[name].source} describes")
+    return {**kept, **own}
 
 
 def _located(sentence: str, part: str, options: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ So the same Config gives the same history, wherever and however often the run is
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import chz
 from typing_extensions import override
@@ -32,6 +32,7 @@ from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.trusted import scripts_not_trusted, trust_option, with_sealed
+from es_cookbook.train.presets import PRESETS, Preset
 
 MAY_DIFFER = (
     "log_path",
@@ -53,6 +54,8 @@ MAY_DIFFER = (
 @chz.chz
 class Config(RunConfig):
     """One training run, whole."""
+
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
 
     search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, default="low_rank").field(
         "which parameters genomes perturb, and how"
