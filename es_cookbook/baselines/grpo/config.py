@@ -29,6 +29,11 @@ def _arguments(config: "Config") -> str | None:
 class Config(GradientConfig):
     """Train by GRPO on the problems and rewards of any data set."""
 
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens of one backward pass, if all rows were as long as the context; 16,384 if "
+        "unset",
+    )
     temperature_schedule: Schedule = schedule_field(
         "factor on sampling.temperature over the run; TRL's own temperature follows it"
     )
