@@ -26,8 +26,10 @@ from es_cookbook.population.statistics import (
 )
 from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcomes
 from es_cookbook.rl.rollouts import mean_over_attempts
-from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, TrajectoryGroup
+from es_cookbook.rl.types import ANSWER, EnvGroupBuilder, LostRollout, TrajectoryGroup
 
+VOTE = "vote"
+"""The metric of the answer that most attempts give."""
 _SOLVED = (SOLVED, "solved")
 """Metrics that say whether a problem was solved, the first that is there."""
 
@@ -79,12 +81,14 @@ class Results:
         tags_P: under which tags each counts.
         outcomes: rewards and metrics, of one genome.
         lost_P: why attempts were lost, of each problem.
+        answers_P: of each attempt, what its task read as the answer; None where it read none.
     """
 
     names_P: Sequence[str]
     tags_P: Sequence[tuple[str, ...]]
     outcomes: Outcomes
     lost_P: Sequence[Sequence[str]]
+    answers_P: Sequence[Sequence[str | None]] = ()
 
     @property
     def attempts(self) -> int:
@@ -108,6 +112,11 @@ class Results:
         """Why attempts were lost, and how many for each reason."""
         return Counter(reason for lost in self.lost_P for reason in lost)
 
+    @property
+    def can_vote(self) -> bool:
+        """Whether any attempt has an answer that can be compared with others'."""
+        return any(answer is not None for answers in self.answers_P for answer in answers)
+
     def of(self, problems: Sequence[int]) -> "Results":
         """The results of some of the problems, by their places."""
         chosen, found = list(problems), self.outcomes
@@ -117,6 +126,7 @@ class Results:
             [self.tags_P[p] for p in chosen],
             Outcomes(found.rewards_P_G_K[chosen], found.tokens_P_G_K[chosen], metrics),
             [self.lost_P[p] for p in chosen],
+            [self.answers_P[p] for p in chosen] if self.answers_P else (),
         )
 
     def values(self, metric: str) -> NDArray[np.float64]:
@@ -173,6 +183,64 @@ class Results:
         low, high = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
         return Estimate(_mean(scores_P), low, high, "bootstrap", len(scores_P), is_share=True)
 
+    def majority_at(
+        self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
+    ) -> Estimate:
+        """The metric of the answer that most of k attempts give (maj@k), over all problems.
+
+        The mean over as many separate sets of k attempts as there are, one after the other.
+
+        Raises:
+            ConfigError: No attempt reported the metric.
+        """
+        values_P = majorities(self.answers_P, self.values(metric), k)
+        low, high = bootstrap_interval(values_P, _seed(seed), resamples=resamples)
+        return Estimate(_mean(values_P), low, high, "bootstrap", len(values_P), is_share=True)
+
+    def voted(self, metric: str) -> "Results":
+        """The same with the metric `VOTE`: that of the answer that most of the attempts give."""
+        values_P_K = self.values(metric)
+        votes_P = majorities(self.answers_P, values_P_K, self.attempts)
+        votes_P_G_K = np.broadcast_to(votes_P[:, None, None], self.outcomes.rewards_P_G_K.shape)
+        metrics = {**self.outcomes.metrics, VOTE: votes_P_G_K}
+        return dataclasses.replace(
+            self, outcomes=dataclasses.replace(self.outcomes, metrics=metrics)
+        )
+
+
+def majorities(
+    answers_P: Sequence[Sequence[str | None]], values_P_K: NDArray[np.float64], k: int
+) -> NDArray[np.float64]:
+    """What the answer that most of k attempts give is worth, at each problem.
+
+    Attempts without an answer do not vote. Of answers with equally many votes each counts alike,
+    and where there is none the problem is worth 0.
+
+    >>> values = np.array([[0.0, 1.0, 1.0, 0.0]])
+    >>> majorities([["4", "7", "7", None]], values, 4)
+    array([1.])
+    >>> majorities([["4", "7", "7", "5"]], values, 2)
+    array([0.5])
+    """
+
+    def worth(answers: Sequence[str | None], values: NDArray[np.float64]) -> float:
+        votes = Counter(answer for answer in answers if answer is not None)
+        most = max(votes.values(), default=0)
+        of_winners = [
+            value
+            for answer, value in zip(answers, values.tolist(), strict=True)
+            if answer is not None and votes[answer] == most and not math.isnan(value)
+        ]
+        return math.fsum(of_winners) / len(of_winners) if of_winners else 0.0
+
+    starts = range(0, values_P_K.shape[1] - k + 1, k)
+    return np.array(
+        [
+            math.fsum(worth(answers[i : i + k], values_K[i : i + k]) for i in starts) / len(starts)
+            for answers, values_K in zip(answers_P, values_P_K, strict=True)
+        ]
+    )
+
 
 def results_of(
     env_group_builders_P: Sequence[EnvGroupBuilder], groups_P: Sequence[TrajectoryGroup]
@@ -184,6 +252,13 @@ def results_of(
         outcomes=outcomes(groups_P),
         lost_P=[
             [t.reason for t in group.trajectories_G_K[0] if isinstance(t, LostRollout)]
+            for group in groups_P
+        ],
+        answers_P=[
+            [
+                None if isinstance(t, LostRollout) else t.transitions[-1].logs.get(ANSWER)
+                for t in group.trajectories_G_K[0]
+            ]
             for group in groups_P
         ],
     )

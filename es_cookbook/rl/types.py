@@ -30,6 +30,8 @@ Metrics: TypeAlias = Mapping[str, float]
 """Numbers; averaged over rollouts."""
 Logs: TypeAlias = Mapping[str, str]
 """Text; shown, never averaged."""
+ANSWER = "answer"
+"""The log with the answer that a task read; attempts with equal ones vote together."""
 _LARGEST = 1e100
 _REAL = (float, int, Real)
 """The usual types first: asking an abstract class takes ten times as long."""
@@ -189,7 +191,7 @@ class StepResult:
         done: True ends the rollout; then `next_observation` is None.
         next_observation: what the policy sees next.
         metrics: numbers, averaged over rollouts and reported as `env/<tag>/<metric>`.
-        logs: text shown with sampled rollouts.
+        logs: text shown with sampled rollouts; `ANSWER` is what was read as the answer.
         reading: the text whose mean log-probability is in the reward, for policy gradients.
     """
 

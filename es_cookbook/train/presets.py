@@ -91,5 +91,16 @@ PRESETS: Mapping[str, Preset] = {
         "arXiv:2605.30148",
         "decay of the L1 norm",
     ),
+    "randopt": Preset(
+        {
+            **_ES_AT_SCALE,
+            "optimizer.learning_rate": "0.0",
+            "optimizer.population_size": "5000",
+            "num_generations": "1",
+        },
+        "arXiv:2603.12228",
+        "genomes have one of three sigmas there, 0.0005, 0.001 or 0.002; the vote is `es-cookbook "
+        "evaluate RUN voters=K`",
+    ),
 }
 """By the name of the method."""

@@ -13,6 +13,7 @@ from a snapshot where there is one, and must have the recorded fingerprint.
 
 import asyncio
 import functools
+import math
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -200,6 +201,29 @@ class RecordedRun:
                 f"{len(genomes_G) - 1}"
             )
         return genomes_G[number]
+
+    def best(self, generation: int, count: int) -> list[Genome]:
+        """The genomes of a recorded generation with the highest fitness, best first.
+
+        Raises:
+            ConfigError: The generation is not recorded, or fewer of its genomes have fitness.
+            HistoryError: As `genomes`.
+        """
+        genomes_G = self.genomes(generation)
+        if generation >= len(self.records):
+            raise ConfigError(
+                f"the fitness of generation {generation} is not known yet: {len(self.records)} "
+                "are recorded"
+            )
+        fitness_G = self.records[generation].fitness_G
+        ranked = [g for g, genome in enumerate(genomes_G) if genome.terms or genome.offsets]
+        ranked = [g for g in ranked if not math.isnan(fitness_G[g])]
+        if count > len(ranked):
+            raise ConfigError(
+                f"generation {generation} has {len(ranked)} genomes with fitness, and {count} are "
+                "asked for"
+            )
+        return [genomes_G[g] for g in sorted(ranked, key=lambda g: -fitness_G[g])[:count]]
 
     def _asked(self, generation: int) -> Sequence[Genome]:
         config = self.config

@@ -9,7 +9,7 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.population.evaluate import attempt, ks_of, summary
-from es_cookbook.population.results import Results, compare, results_of
+from es_cookbook.population.results import VOTE, Results, compare, majorities, results_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.objectives import Outcomes
@@ -137,3 +137,33 @@ async def test_values_are_those_that_an_evaluation_of_a_run_reports(attempts: in
         key: value for key, value in reported.items() if not key.startswith("rollouts/")
     }, "bit for bit"
     assert all(e.low <= e.value <= e.high for e in expected.values())
+
+
+def test_the_answer_of_most_counts_and_ties_count_alike() -> None:
+    answers_P = [
+        ["4", "7", "7", None],  # 7 wins
+        ["4", "4", "7", "7"],  # a tie of a wrong and a right one
+        [None, None, None, None],
+        ["5", "6", "6", "8"],  # 6 is wrong
+    ]
+    values = np.array([[0, 1, 1, 0], [0, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]], float)
+    assert majorities(answers_P, values, 4).tolist() == [1.0, 0.5, 0.0, 0.0]
+    # Sets of two: 4 or 7, and then 7; 4 and then 7; none; 5 or 6, and then 6 or 8.
+    assert majorities(answers_P, values, 2).tolist() == [0.75, 0.5, 0.0, 0.25]
+    # A lost attempt has no answer and no value.
+    lost = np.array([[NAN, 1, 0]])
+    assert majorities([[None, "7", "4"]], lost, 3).tolist() == [0.5]
+
+
+def test_votes_are_a_metric_that_can_be_compared() -> None:
+    many = dataclasses.replace(
+        results([[1, 1, 0], [0, 0, 1]]), answers_P=[list("774"), list("445")]
+    )
+    one = dataclasses.replace(results([[0], [1]]), answers_P=[["4"], ["5"]])
+    assert many.can_vote and not results([[1]]).can_vote
+    voted = many.voted("correct")
+    assert voted.values(VOTE).tolist() == [[1, 1, 1], [0, 0, 0]]
+    found = compare(voted, one.voted("correct"), VOTE)
+    assert (found.first, found.second, found.better, found.worse) == (0.5, 0.5, 1, 1)
+    assert many.majority_at(3).value == 0.5
+    assert many.of([0]).majority_at(3).value == 1.0

@@ -18,6 +18,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.replay import open_replay
 from es_cookbook.train.presets import PRESETS
 from tests.said import typed
 from tests.tiny_run import write_tiny_model
@@ -130,6 +131,17 @@ def test_anchored() -> None:
     close(found, (1 - 5e-4 * 10) * moved)
 
 
+def test_randopt() -> None:
+    """Base + σ ε, and no step."""
+    config = preset("randopt", **{"optimizer.population_size": "6"})
+    assert config.num_generations == 1
+    run = Stepped(config)
+    assert np.array_equal(run.step(0), START)
+    genome, centre = run.optimizer.ask(0)[2], Centre({NAME: torch.zeros(SHAPE)}, run.space)
+    epsilon = noise(genome.terms[0].seed, NAME, SHAPE)
+    assert np.array_equal(centre.perturbed(genome, NAME).numpy(), np.float32(1e-3) * epsilon)
+
+
 def test_eggroll() -> None:
     """α/N Σ s A Bᵀ, s the reward less its problem's mean over genomes, over one deviation."""
     sigma, rate = "0.01", "0.02"
@@ -176,6 +188,7 @@ def test_a_preset_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_run_of_each_that_is_resumed_ends_in_the_same_bits(tmp_path: Path, name: str) -> None:
+    """And the history rebuilds them."""
     model = write_tiny_model(tmp_path / "tiny")
     options = {
         "model_name": str(model),
@@ -192,6 +205,7 @@ def test_a_run_of_each_that_is_resumed_ends_in_the_same_bits(tmp_path: Path, nam
             more = {"log_path": str(log_path), "num_generations": num_generations}
             again = {"behavior_if_log_dir_exists": "resume"} if log_path.exists() else {}
             train.run(preset(name, **{**options, **more, **again}))
+        dict(open_replay(log_path, 4).centre_tensors())  # by the recorded fingerprint
         return [(r.step, r.fingerprint) for r in read_history(log_path / "history.jsonl")]
 
     assert steps(tmp_path / "once", "4") == steps(tmp_path / "twice", "2", "4")

@@ -3,6 +3,7 @@
     python -m es_cookbook evaluate runs/mine
     python -m es_cookbook evaluate runs/mine against=base answers=10
     python -m es_cookbook evaluate runs/mine generation=20 attempts=8 temperature=1
+    python -m es_cookbook evaluate runs/mine voters=16 against=base
     python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
     python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
 
@@ -10,6 +11,9 @@ The problems are the run's own held-out ones, a recipe's, or rows as in `train`.
 set and of the engine are those of a run: `dataset.num_test=1000`, `sampling.max_tokens=64`,
 `engine=vllm`. Without options a run is measured as it measures itself, so the numbers are those in
 its `metrics.jsonl`, bit for bit.
+
+With `voters=16` the best 16 genomes of a generation answer once each in place of its centre, and
+the answer that most of them give counts.
 
 `against=` names another run or model, another generation, or the file of an earlier evaluation.
 Both attempt the same problems with the same sampling seeds.
@@ -51,7 +55,9 @@ from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.config import RunConfig
 from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.population.results import VOTE
 from es_cookbook.rl.objectives import REWARD
+from es_cookbook.rl.types import ANSWER
 from es_cookbook.runs.config_differences import differences
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
@@ -102,12 +108,21 @@ class EvaluateConfig(OnProblems):
         doc="attempts per problem; more than one also measures pass@k; None: the run's "
         "eval_attempts",
     )
+    voters: int = chz.field(
+        default=0,
+        doc="the best genomes of the generation, by fitness, that answer in place of the centre, "
+        "once each; the answer that most of them give is the vote",
+    )
     answers: int = chz.field(default=0, doc="problems whose answers are printed, to read")
     output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
 
     @chz.validate
     def _answers(self) -> None:
-        check_range(self, "answers", at_least=0)
+        check_range(self, "answers", "voters", at_least=0)
+        if self.voters and not self.log_path:
+            raise ConfigError("voters are genomes of a run: give log_path=RUN")
+        if self.voters and (self.attempts or 1) > 1:
+            raise ConfigError(f"voters answer once each: leave attempts={self.attempts} out")
 
 
 def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
@@ -125,8 +140,28 @@ def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Sub
     else:
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
-        subject = _of_run(config.log_path, run, config.generation, fields)
+        voters = config.voters if isinstance(config, EvaluateConfig) else 0
+        generation = config.generation
+        if voters and generation is None and isinstance(run.config, train.Config):
+            generation = min(run.last_with_genomes, len(run.records) - 1)
+        subject = _of_run(config.log_path, run, generation, fields)
+        if voters:
+            _check_voters(subject, voters)
+            subject = dataclasses.replace(subject, voters=voters)
     return _setting(config, task, fields), subject
+
+
+def _check_voters(subject: Subject, voters: int) -> None:
+    """Refuse a run without genomes, or too few of them, before a model is loaded."""
+    run, (generation,) = subject.run, subject.generations
+    if run is None:
+        raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
+    if run.centre_of(generation) != generation:
+        raise ConfigError(
+            f"the genomes of generation {generation} stand around an earlier centre "
+            "(max_staleness=1), so they cannot vote in an evaluation"
+        )
+    run.best(generation, voters)
 
 
 def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
@@ -187,6 +222,7 @@ def _task(
 def _setting(config: OnProblems, task: RunConfig, fields: Mapping[str, str]) -> Setting:
     attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
     attempts = task.eval_attempts if attempts is None else attempts
+    attempts = 1 if isinstance(config, EvaluateConfig) and config.voters else attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     check_evaluation(attempts, temperature, prefix="")
     seed = task.seed if config.seed is None else config.seed
@@ -226,6 +262,8 @@ def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) 
         )
     if is_own and first.run is not None:
         other = _of_run(first.name, first.run, generation, fields)
+        if first.voters:
+            return [first, other]
         if other.generations == first.generations:
             raise ConfigError(
                 f"against={config.against} is what is evaluated itself; give another one"
@@ -297,6 +335,9 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         "interrupted; nothing was written",
     )
     against = others[0] if others else against
+    if config.voters:
+        evaluation = _voted(evaluation, config.metric)
+        against = against and _voted(against, config.metric)
     results, seed = evaluation.results, setting.config.seed
     solved = config.metric if config.metric in results.metrics else results.solved_metric
     estimates = estimates_of(results, seed, solved)
@@ -310,6 +351,18 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     parts += [answers_text(before_and_after, config.answers)]
     parts += [notes, f"written to {output}" if output is not None else ""]
     print_text("\n\n".join(filter(None, parts)))
+
+
+def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
+    """With the metric `vote`; of one policy's attempts, too, so that both can be compared."""
+    results = evaluation.results
+    if not results.can_vote:
+        raise ConfigError(
+            f"{evaluation.name}: votes need answers that can be compared, and the Envs of these "
+            f"problems report none (the log {ANSWER!r} of a StepResult, or `read` of a Reward)"
+        )
+    of_votes = results.voted(metric or results.solved_metric or REWARD)
+    return dataclasses.replace(evaluation, results=of_votes)
 
 
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
@@ -327,7 +380,8 @@ def _check_model(config: EvaluateConfig, subject: Subject) -> None:
 
 def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     results = evaluation.results
-    metric = config.metric or results.solved_metric or REWARD
+    of_votes = VOTE if evaluation.voters else ""
+    metric = of_votes or config.metric or results.solved_metric or REWARD
     results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
     return metric if metric in results.metrics else REWARD
 

@@ -5,12 +5,14 @@ A run is only read, and may be going on. Two generations of one run share an eng
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
 import anyio
+import chz
 
 from es_cookbook.common.errors import ConfigError, ESCookbookError
 from es_cookbook.common.terminal import plural, say
@@ -21,7 +23,13 @@ from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import TrainedOn
-from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, RLDatasetBuilder, Trajectory
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    LostRollout,
+    RLDatasetBuilder,
+    Trajectory,
+    TrajectoryGroup,
+)
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
@@ -36,6 +44,7 @@ class Subject:
         run: None for a model.
         generations: at which it is evaluated; (0,) for a model.
         trained: by which run: its directory and data set; None where nothing tells.
+        voters: how many of a generation's best genomes answer in place of the centre; 0: none.
     """
 
     name: str
@@ -45,6 +54,7 @@ class Subject:
     run: RecordedRun | None = None
     generations: Sequence[int] = (0,)
     trained: tuple[Path, RLDatasetBuilder] | None = None
+    voters: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +96,7 @@ class Evaluation:
         metrics: means by the names that a run gives them, without `test/`.
         trained_on: how many of the problems its run may have trained on; None if that is not known.
         answers_P: what was said last at the first attempt; empty of one that was read from a file.
+        voters: how many genomes answered in place of the centre; 0: none.
     """
 
     name: str
@@ -95,11 +106,15 @@ class Evaluation:
     results: Results
     trained_on: int | None = None
     answers_P: Sequence[str] = ()
+    voters: int = 0
 
     @property
     def title(self) -> str:
         if self.generation is None:
             return self.name
+        if self.voters:
+            best = f"the best {plural(self.voters, 'genome')}" if self.voters > 1 else "best genome"
+            return f"{self.name}, {best} of generation {self.generation}"
         if self.generation == 0:
             return f"{self.name} before its first generation (the base)"
         return f"{self.name} after {plural(self.generation, 'generation')}"
@@ -181,16 +196,33 @@ async def _evaluation(
     after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
     say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
     config = setting.config
-    how = config.eval_attempts, config.eval_temperature
-    groups_P = await attempt(config.sampler(engine), problems_P, *how)
+    if subject.run is not None and subject.voters:
+        voters = subject.run.best(generation, subject.voters)
+        sampling = chz.replace(config.sampling, temperature=config.eval_temperature)
+        sampler = config.sampler(engine, sampling=sampling)
+        groups_P = list(map(_as_attempts, await sampler.rollout(generation, problems_P, voters)))
+    else:
+        how = config.eval_attempts, config.eval_temperature
+        groups_P = await attempt(config.sampler(engine), problems_P, *how)
     return Evaluation(
         name=subject.name,
         generation=None if subject.run is None else generation,
         model=await _identity(subject, generation, engine),
-        metrics=summary(groups_P, config.eval_attempts),
+        metrics=summary(groups_P, len(groups_P[0].trajectories_G_K[0])),
         results=results_of(problems_P, groups_P),
         trained_on=await trained_on(subject, generation, engine, problems_P),
         answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
+        voters=subject.voters,
+    )
+
+
+def _as_attempts(group: TrajectoryGroup) -> TrajectoryGroup:
+    """One attempt of each genome as the attempts of one policy."""
+    given_G_K = group.group_rewards_G_K
+    return dataclasses.replace(
+        group,
+        trajectories_G_K=[list(itertools.chain(*group.trajectories_G_K))],
+        group_rewards_G_K=given_G_K and [list(itertools.chain(*given_G_K))],
     )
 
 

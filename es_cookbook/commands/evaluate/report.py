@@ -45,12 +45,15 @@ _PACKAGES = ("numpy", "torch", "transformers")
 
 
 def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, dict[str, Estimate]]:
-    """By tag, and `all`, every metric; pass@k of the metric `solved` over all problems."""
+    """By tag, and `all`, every metric; pass@k and maj@k of `solved` over all problems."""
     found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
     if results.attempts > 1 and solved is not None:
         found["all"] |= {
             f"pass@{k}": results.pass_at(k, seed, solved) for k in ks_of(results.attempts)
         }
+        if results.can_vote:
+            of_more = [k for k in ks_of(results.attempts) if k > 2]
+            found["all"] |= {f"maj@{k}": results.majority_at(k, seed, solved) for k in of_more}
     for tag in results.tags:
         found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
     return found
@@ -78,7 +81,7 @@ def report(
     comparisons: Sequence[Comparison] = (),
 ) -> str:
     """All of it as text; `metric` is the one that is shown by tag and told of in words."""
-    attempts = setting.config.eval_attempts
+    attempts = evaluation.results.attempts
     parts = [heading(setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
         parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
@@ -117,9 +120,12 @@ def heading(setting: Setting, evaluation: Evaluation) -> str:
     which = "held-out problem" if setting.split == "test" else "training problem"
     temperature = config.eval_temperature
     how = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    attempts = plural(config.eval_attempts, "attempt")
+    if evaluation.voters:
+        attempts = f"{plural(evaluation.voters * count, 'rollout')}: one attempt of each genome"
     said = (
         f"{plural(count, which)}{f' of {setting.problems}' if setting.problems else ''}, "
-        f"{plural(config.eval_attempts, 'attempt')} at each, {how}, at most "
+        f"{attempts} at each, {how}, at most "
         f"{plural(config.sampling.max_tokens, 'token')}, seed {config.seed}"
     )
     lines = [evaluation.title, _wrapped(said), _not_held_out(setting, evaluation)]
@@ -360,6 +366,7 @@ def _problems(results: Results) -> list[dict[str, object]]:
             "tokens": results.outcomes.tokens_P_G_K[p, 0].tolist(),
             "metrics": {metric: metrics[metric][p, 0].tolist() for metric in sorted(metrics)},
             "lost": list(results.lost_P[p]),
+            "answers": _numbered(results.answers_P[p]) if results.answers_P else [],
         }
         for p, name in enumerate(results.names_P)
     ]
@@ -377,6 +384,9 @@ def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
             {m: _values([problem["metrics"][m] for problem in problems]) for m in metrics},
         ),
         lost_P=[list(map(str, problem["lost"])) for problem in problems],
+        answers_P=[
+            _answers(problem.get("answers"), len(problem["reward"])) for problem in problems
+        ],
     )
     generation = plain["generation"]
     return Evaluation(
@@ -390,6 +400,20 @@ def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
         results=results,
         trained_on=None if (count := plain.get("trained_on")) is None else int(count),
     )
+
+
+def _numbered(answers: Sequence[str | None]) -> list[int | None]:
+    """Equal answers as equal numbers, without a word of the model's."""
+    numbers: dict[str, int] = {}
+    return [None if a is None else numbers.setdefault(a, len(numbers)) for a in answers]
+
+
+def _answers(found: object, attempts: int) -> list[str | None]:
+    """Of an older file, or of another number than there are attempts, none."""
+    answers = cast("list[object]", found) if isinstance(found, list) else []
+    if len(answers) != attempts:
+        return [None] * attempts
+    return [None if answer is None else str(answer) for answer in answers]
 
 
 def _values(values_P_K: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:

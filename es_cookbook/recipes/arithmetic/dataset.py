@@ -22,7 +22,7 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.answers import last_number
-from es_cookbook.rl.types import Observation, Tokenizer
+from es_cookbook.rl.types import ANSWER, Observation, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class ArithmeticEnv(ProblemEnv):
             "well_formed": float(well_formed),
             "forgot_carry": float(forgot_a_carry(self.terms, answer)),
         }
-        return Grade(0.5 * correct + 0.5 * digits, metrics)
+        return Grade(0.5 * correct + 0.5 * digits, metrics, {ANSWER: answer} if answer else None)
 
     def _read(self, text: str, longest: int) -> tuple[str, bool]:
         """The digits of the answer, ones first, and whether the text is nothing else.

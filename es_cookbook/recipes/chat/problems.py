@@ -31,6 +31,7 @@ from es_cookbook.recipes.generated import Fold, distinct, fold_of_text
 from es_cookbook.recipes.logic.generators import Source, problems
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.answers import last_number
+from es_cookbook.rl.types import ANSWER
 
 Task: TypeAlias = Literal[
     "sums", "differences", "chain_sum", "constraints", "conciseness", "extraction"
@@ -126,7 +127,7 @@ def _grade_number(text: str, problem: Problem) -> Grade:
     answer = rf"({re.escape(left + equals)})?-?\d+\.?"
     well_formed = re.fullmatch(answer, text, re.ASCII) is not None
     metrics = _metrics(correct=correct, well_formed=well_formed, digits=digits)
-    return Grade((correct + digits) / 2, metrics)
+    return Grade((correct + digits) / 2, metrics, {ANSWER: said} if said != "None" else None)
 
 
 def _draw_fact(rng: random.Random) -> Problem:
@@ -147,7 +148,8 @@ def _grade_fact(text: str, problem: Problem) -> Grade:
     excess = len(text) - len(problem.gold)
     knows, brief = problem.gold.casefold() in text.casefold(), 0 <= excess <= 1
     metrics = _metrics(correct=knows and brief, well_formed=brief, knows=knows, excess=excess)
-    return Grade(-float(abs(excess)) if text else -float(LONGEST), metrics)
+    reward = -float(abs(excess)) if text else -float(LONGEST)
+    return Grade(reward, metrics, {ANSWER: text.casefold().removesuffix(".")})
 
 
 _INSTRUCTIONS: Mapping[str, str] = {
@@ -268,7 +270,8 @@ def _grade_json(text: str, problem: Problem) -> Grade:
     metrics = _metrics(
         correct=well_formed and all(right), well_formed=well_formed, fields=sum(right) / len(right)
     )
-    return Grade(sum(parts) / len(parts), metrics)
+    answer = None if found is None else {ANSWER: json.dumps(values, sort_keys=True)}
+    return Grade(sum(parts) / len(parts), metrics, answer)
 
 
 def _metrics(**values: float) -> dict[str, float]:

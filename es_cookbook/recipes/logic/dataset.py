@@ -43,7 +43,7 @@ from es_cookbook.rl.problem_env import (
     render_prompt,
 )
 from es_cookbook.rl.rewards.answers import extracted, last_number
-from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
+from es_cookbook.rl.types import ANSWER, Observation, RLDataset, Tokenizer
 
 PromptStyle: TypeAlias = Literal["compact", "chat", "words"]
 RewardKind: TypeAlias = Literal["score", "correct"]
@@ -98,7 +98,8 @@ class LogicEnv(ProblemEnv):
             "not_scored": float(found is None),
             "late": float(late),
         }
-        return Grade(value if self.reward == "score" else correct, metrics)
+        reward = value if self.reward == "score" else correct
+        return Grade(reward, metrics, {ANSWER: answer} if answer else None)
 
     def _last_number(self, said: str) -> str:
         """Of an answer in whatever words, where a whole number is asked for; else all of it."""

@@ -196,7 +196,7 @@ class MathEnv(ProblemEnv):
         weight = self.format_weight
         metrics = {"correct": correct.reward, "format": form, "answered": float(answered)}
         reward = (1 - weight) * correct.reward + weight * form
-        return Grade(reward, {**metrics, **correct.metrics})
+        return Grade(reward, {**metrics, **correct.metrics}, correct.logs)
 
 
 def extract_of(style: PromptStyle) -> Extract:

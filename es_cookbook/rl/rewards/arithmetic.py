@@ -25,6 +25,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.format import extract_answer, paper_format_reward, tag_format_reward
+from es_cookbook.rl.types import ANSWER
 
 Number: TypeAlias = int | Fraction
 
@@ -184,4 +185,7 @@ def grade_countdown(
         "well_formed": float(well_formed),
         "correct_well_formed": float(correct and well_formed),
     }
-    return Grade(reward.answer_weight * correct + reward.format_weight * format_score, metrics)
+    earned = reward.answer_weight * correct + reward.format_weight * format_score
+    if answer is None or evaluated is None:
+        return Grade(earned, metrics)
+    return Grade(earned, metrics, {ANSWER: "".join(answer.split())})

@@ -23,7 +23,7 @@ import chz
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import Metrics, check_metrics, is_measured, shown
+from es_cookbook.rl.types import ANSWER, Metrics, check_metrics, is_measured, shown
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""
@@ -63,6 +63,14 @@ class Reward(ABC):
     async def grade(self, text: str, row: Fields) -> Score:
         """The same from an Env; one that may take long overrides it and runs elsewhere."""
         return self(text, row)
+
+    def read(self, text: str, row: Fields) -> str | None:
+        """What it reads as the answer, equal for equal answers; None where it reads none.
+
+        By default none, so that attempts cannot vote.
+        """
+        del text, row
+        return None
 
     def check(self) -> None:
         """Refuse, before a run, what cannot be graded on this machine; by default nothing.
@@ -111,7 +119,8 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
         value, metrics = reward_and_metrics(found)
     except EnvError as error:
         raise EnvError(f"{who} {error}") from None
-    return Grade(value, metrics)
+    answer = reward.read(text, row) if isinstance(reward, Reward) else None
+    return Grade(value, metrics, None if answer is None else {ANSWER: answer})
 
 
 def reward_and_metrics(found: object) -> tuple[float, Metrics]:

@@ -122,6 +122,11 @@ class Crossword(Reward):
         }
 
     @override
+    def read(self, text: str, row: Fields) -> str | None:
+        answer = first_answer(text)
+        return None if answer is None else canonical(answer[:LONGEST_ANSWER])
+
+    @override
     def check_row(self, row: Fields) -> None:
         count, enumeration = len(canonical(self._solution(row))), enumeration_of(row)
         if enumeration is not None and letters(enumeration) != count:

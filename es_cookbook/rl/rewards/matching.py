@@ -23,6 +23,8 @@ from es_cookbook.rl.rewards.answers import (
 from es_cookbook.rl.rewards.base import Fields, Reward
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LONGEST_READ = 1000
+"""Characters of an answer by which attempts vote."""
 LONGEST_CHOICE = 2000
 """Characters at an answer's end in which a choice is looked for."""
 LONGEST_PATTERN = 1000
@@ -51,6 +53,11 @@ class Exact(Reward):
         if answer is None or len(answer) > 1000 + 4 * max(map(len, golds)):
             return 0.0
         return float(self._folded(answer) in map(self._folded, golds))
+
+    @override
+    def read(self, text: str, row: Fields) -> str | None:
+        answer = extracted(text, self.extract)
+        return None if answer is None else self._folded(answer[:LONGEST_READ])
 
     def _folded(self, text: str) -> str:
         if self.fold_spaces:
@@ -90,6 +97,13 @@ class Choice(Reward):
         right = self._right(field_of(row, self.field), choices)
         answer = extracted(text, self.extract)
         return float(answer is not None and named_last(answer, choices) == right)
+
+    @override
+    def read(self, text: str, row: Fields) -> str | None:
+        choices = [" ".join(choice.split()) for choice in texts_of(row, self.choices)]
+        answer = extracted(text, self.extract)
+        named = None if answer is None else named_last(answer, choices)
+        return None if named is None else LETTERS[named]
 
     def _right(self, gold: object, choices: Sequence[str]) -> int:
         if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
@@ -189,6 +203,12 @@ class Number(Reward):
         answer = extracted(text, self.extract)
         value = None if answer is None else last_number(answer)
         return float(value is not None and any(self._is_close(value, gold) for gold in golds))
+
+    @override
+    def read(self, text: str, row: Fields) -> str | None:
+        answer = extracted(text, self.extract)
+        value = None if answer is None else last_number(answer)
+        return None if value is None else str(value)
 
     def _gold(self, text: str) -> Fraction:
         gold = last_number(text)

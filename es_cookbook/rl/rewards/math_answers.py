@@ -56,6 +56,12 @@ class Math(Reward):
         return equal_to_any(golds, answers, is_imported()) if answers else 0.0
 
     @override
+    def read(self, text: str, row: Fields) -> str | None:
+        """The answer without white space; what is equal in mathematics alone votes apart."""
+        answer = extracted(text, self.extract)
+        return None if answer is None else "".join(answer[:LONGEST_ANSWER].split())
+
+    @override
     async def grade(self, text: str, row: Fields) -> Score:
         """1 or 0, from a worker process, and whether it was late."""
         golds, answers = self.golds_and_answers(text, row)

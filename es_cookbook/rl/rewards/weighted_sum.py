@@ -93,6 +93,12 @@ class WeightedSum(Reward):
         return self._sum(scores)
 
     @override
+    def read(self, text: str, row: Fields) -> str | None:
+        """What the first of them reads that reads anything."""
+        found = (part.read(text, row) for _, part in self._of(row))
+        return next((answer for answer in found if answer is not None), None)
+
+    @override
     def check(self) -> None:
         for name in self.rewards:
             self._parts()[name].check()

@@ -11,6 +11,7 @@ from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.rl.types import ANSWER
 
 pytestmark = pytest.mark.anyio
 
@@ -45,17 +46,19 @@ async def grade(text: str, answer: object, **options: float) -> Grade:
 
 @pytest.mark.usefixtures("stand_in")
 async def test_a_comparison_runs_in_a_worker_without_alarms() -> None:
-    assert await grade(r"so \boxed{x +  1}", "x + 1") == Grade(1.0, {"math_timeouts": 0.0})
-    assert await grade("<answer>$x$ it is</answer>", ["y", "x"]) == Grade(
-        1.0, {"math_timeouts": 0.0}
-    )
-    assert await grade("x", "x") == Grade(1.0, {"math_timeouts": 0.0})
-    assert await grade("<answer>x", "x") == Grade(0.0, {"math_timeouts": 0.0})
+    in_time = {"math_timeouts": 0.0}
+    assert await grade(r"so \boxed{x +  1}", "x + 1") == Grade(1.0, in_time, {ANSWER: "x+1"})
+    found = await grade("<answer>$x$ it is</answer>", ["y", "x"])
+    assert found == Grade(1.0, in_time, {ANSWER: "$x$itis"})
+    assert await grade("x", "x") == Grade(1.0, in_time, {ANSWER: "x"})
+    assert await grade("<answer>x", "x") == Grade(0.0, in_time)
 
 
 @pytest.mark.usefixtures("stand_in")
 async def test_an_answer_that_takes_for_ever_is_worth_nothing_and_counted() -> None:
-    assert await grade(r"\boxed{9^9^9}", "9", timeout=0.2) == Grade(0.0, {"math_timeouts": 1.0})
+    assert await grade(r"\boxed{9^9^9}", "9", timeout=0.2) == Grade(
+        0.0, {"math_timeouts": 1.0}, {ANSWER: "9^9^9"}
+    )
     assert (await grade(r"\boxed{9}", "9")).reward == 1.0
 
 

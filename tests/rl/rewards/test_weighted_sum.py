@@ -8,6 +8,7 @@ from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
+from es_cookbook.rl.types import ANSWER
 
 pytestmark = pytest.mark.anyio
 TEXT = "<think>2+2</think><answer>4.0</answer>"
@@ -15,7 +16,8 @@ TEXT = "<think>2+2</think><answer>4.0</answer>"
 
 async def test_the_sum_and_each_reward_by_its_name() -> None:
     reward = WeightedSum(rewards=("number", "exact", "format"), weights=(2.0, 1.0, 0.5))
-    expected = Grade(2.5, {"number": 1.0, "exact": 0.0, "format": 1.0})
+    metrics = {"number": 1.0, "exact": 0.0, "format": 1.0}
+    expected = Grade(2.5, metrics, {ANSWER: "4"})  # as the number is read
     assert await graded(reward, TEXT, {"answer": "4"}, "row 1") == expected
     assert reward(TEXT, {"answer": "4"}) == (2.5, expected.metrics)
 
