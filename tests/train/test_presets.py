@@ -194,6 +194,7 @@ def test_a_run_of_each_that_is_resumed_ends_in_the_same_bits(tmp_path: Path, nam
         "model_name": str(model),
         "optimizer.population_size": "8",
         "dataset.problems_per_generation": "4",
+        "dataset.num_train": "40",
         "dataset.num_test": "0",
         "sampling.max_tokens": "4",
         "num_generations": "4",

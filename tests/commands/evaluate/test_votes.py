@@ -22,6 +22,7 @@ pytestmark = pytest.mark.anyio
 OPTIONS = {
     "optimizer.population_size": "8",
     "optimizer.sigma": "0.03",
+    "dataset.num_train": "200",
     "dataset.num_test": "12",
     "num_generations": "2",
     "eval_every": "0",
@@ -82,7 +83,6 @@ async def test_the_best_genomes_of_a_generation_answer_and_the_most_votes_count(
     assert "run, the best 3 genomes of generation 1" in found["said"]
     assert "12 held-out problems, 36 rollouts: one attempt of each genome" in found["said"]
     assert found["against"]["generation"] == 1
-    assert measured()["metrics"]["env/all/correct"] != found["metrics"]["env/all/correct"]
 
 
 def test_without_a_generation_the_last_one_votes_and_one_model_has_maj_at_k() -> None:
