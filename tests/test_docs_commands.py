@@ -168,6 +168,7 @@ PARSED_ONLY = {
     r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
     r"evaluate log_path=runs/plain .*": "a run of 24 generations, of another recipe",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
+    r"evaluate .*voters=.*": "an Env that reads answers; evaluate/test_votes.py runs it",
     r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
     r"report .*watch=true": "serves until Ctrl-C; the command's test does",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
