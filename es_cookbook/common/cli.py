@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import NoReturn, Protocol, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import chz
 import chz.factories
@@ -68,6 +68,19 @@ _DOC_COLUMN = 46
 
 class _OptionError(ESCookbookError):
     """An option that is not one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preset:
+    """Options that a name stands for, where a config class has `presets` by name.
+
+    Attributes:
+        options: as a user would type them.
+        source: where they are from.
+    """
+
+    options: Mapping[str, str]
+    source: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -321,20 +334,6 @@ def built(
             if note := names.note(part, inside):
                 say_once(f"{path}={text}: {note}")
     return built_config
-
-
-class Preset(Protocol):
-    """Options that a name stands for, of a config class that has `presets` by name."""
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        """As a user would type them."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Where they are from."""
-        ...
 
 
 def _presets_of(config_class: type) -> Mapping[str, Preset]:

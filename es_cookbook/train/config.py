@@ -11,6 +11,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import Preset
 from es_cookbook.common.configs import Names, read_config, text_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
@@ -32,7 +33,7 @@ from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory import CONFIG, check_is_run
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.trusted import scripts_not_trusted, trust_option, with_sealed
-from es_cookbook.train.presets import PRESETS, Preset
+from es_cookbook.train.presets import PRESETS
 
 MAY_DIFFER = (
     "log_path",

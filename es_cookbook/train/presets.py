@@ -2,27 +2,13 @@
 
 A preset stands behind the options that a user gives: each of those wins, and is told, because the
 run is then no longer what the paper describes. The formulas that a preset leads to are compared
-with the papers' in tests/train/test_presets.py.
+with the papers' in tests/train/test_presets.py; docs/hyper_parameters.md says what of a paper its
+options do not say.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """What a paper says of a run.
-
-    Attributes:
-        options: as a user would type them.
-        source: the paper.
-        omitted: what of it the options do not say.
-    """
-
-    options: Mapping[str, str]
-    source: str
-    omitted: str
-
+from es_cookbook.common.cli import Preset
 
 _PLAIN = {
     "optimizer": "es",
@@ -42,11 +28,7 @@ _ES_AT_SCALE = {
     "dataset.problems_per_generation": "200",
 }
 PRESETS: Mapping[str, Preset] = {
-    "es_at_scale": Preset(
-        _ES_AT_SCALE,
-        "arXiv:2509.24372",
-        "each generation has the same 200 problems there, and others here",
-    ),
+    "es_at_scale": Preset(_ES_AT_SCALE, "arXiv:2509.24372"),
     "eggroll": Preset(
         {
             **_PLAIN,
@@ -56,7 +38,6 @@ PRESETS: Mapping[str, Preset] = {
             "fitness": "per_problem_baseline",
         },
         "arXiv:2511.16652",
-        "sigma, learning rate and population, which differ from task to task there",
     ),
     "copes": Preset(
         {
@@ -68,7 +49,6 @@ PRESETS: Mapping[str, Preset] = {
             "dataset.problems_per_generation": "64",
         },
         "arXiv:2608.02391",
-        "parts of single parameters; here they are of runs of 4,096",
     ),
     "essam": Preset(
         {
@@ -79,7 +59,6 @@ PRESETS: Mapping[str, Preset] = {
             "optimizer.population_size": "40",
         },
         "arXiv:2602.01003",
-        "both populations of a step attempt the same problems there",
     ),
     "anchored": Preset(
         {
@@ -89,7 +68,6 @@ PRESETS: Mapping[str, Preset] = {
             "optimizer.learning_rate": "0.0004975",
         },
         "arXiv:2605.30148",
-        "decay of the L1 norm",
     ),
     "randopt": Preset(
         {
@@ -99,8 +77,6 @@ PRESETS: Mapping[str, Preset] = {
             "num_generations": "1",
         },
         "arXiv:2603.12228",
-        "genomes have one of three sigmas there, 0.0005, 0.001 or 0.002; the vote is `es-cookbook "
-        "evaluate RUN voters=K`",
     ),
 }
 """By the name of the method."""

@@ -140,28 +140,26 @@ def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Sub
     else:
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
-        voters = config.voters if isinstance(config, EvaluateConfig) else 0
-        generation = config.generation
-        if voters and generation is None and isinstance(run.config, train.Config):
-            generation = min(run.last_with_genomes, len(run.records) - 1)
-        subject = _of_run(config.log_path, run, generation, fields)
-        if voters:
-            _check_voters(subject, voters)
-            subject = dataclasses.replace(subject, voters=voters)
+        subject = _of_run(config.log_path, run, config.generation, fields)
     return _setting(config, task, fields), subject
 
 
-def _check_voters(subject: Subject, voters: int) -> None:
-    """Refuse a run without genomes, or too few of them, before a model is loaded."""
-    run, (generation,) = subject.run, subject.generations
+def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple[Setting, Subject]:
+    """The genomes of a run in place of its centre, once each; refused before a model is loaded."""
+    run = subject.run
     if run is None:
         raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
+    generation = config.generation
+    if generation is None:
+        generation = min(run.last_with_genomes, len(run.records) - 1)
+    run.best(generation, config.voters)
     if run.centre_of(generation) != generation:
         raise ConfigError(
             f"the genomes of generation {generation} stand around an earlier centre "
             "(max_staleness=1), so they cannot vote in an evaluation"
         )
-    run.best(generation, voters)
+    once = dataclasses.replace(setting, config=chz.replace(setting.config, eval_attempts=1))
+    return once, dataclasses.replace(subject, voters=config.voters, generations=(generation,))
 
 
 def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
@@ -222,7 +220,6 @@ def _task(
 def _setting(config: OnProblems, task: RunConfig, fields: Mapping[str, str]) -> Setting:
     attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
     attempts = task.eval_attempts if attempts is None else attempts
-    attempts = 1 if isinstance(config, EvaluateConfig) and config.voters else attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     check_evaluation(attempts, temperature, prefix="")
     seed = task.seed if config.seed is None else config.seed
@@ -320,6 +317,8 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
     output = new_output(config.output, config.log_path) if config.output else None
     setting, first = resolve(config, fields)
+    if config.voters:
+        setting, first = _voting(config, setting, first)
     subjects, against, notes = [first], None, ""
     if config.against.endswith(".json"):
         against, settings = read(Path(config.against))

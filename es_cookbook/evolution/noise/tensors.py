@@ -230,6 +230,9 @@ class Partitions:
                 yield max(r * RUN, start), min((r + 1) * RUN, stop)
 
 
+UNDIVIDED = Partitions()
+
+
 def partition_of(seed: int) -> int:
     """Seed of the partition that a genome's seed has."""
     return seed // SEEDS_OF_PARTITION

@@ -43,6 +43,7 @@ from es_cookbook.evolution.noise import triton_programs as programs
 from es_cookbook.evolution.noise.tensors import (
     GAUSSIANS_PER_BLOCK,
     SIGNS_PER_BLOCK,
+    UNDIVIDED,
     Mask,
     NoiseKind,
     Part,
@@ -208,7 +209,7 @@ def add_dense_(
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
     mask: Mask | None = None,
-    partitions: Partitions = Partitions(),  # noqa: B008
+    partitions: Partitions = UNDIVIDED,
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 

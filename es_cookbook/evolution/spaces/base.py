@@ -57,6 +57,7 @@ from es_cookbook.evolution.noise.philox import WORDS_PER_BLOCK, words
 from es_cookbook.evolution.noise.tensors import (
     LANE_VALUES,
     RUN,
+    UNDIVIDED,
     Mask,
     Part,
     Partitions,
@@ -181,7 +182,7 @@ class Shares:
 
     def partitions_of(self, name: str) -> Partitions:
         """How a parameter is divided: not at all, where it is in one group as a whole."""
-        return Partitions() if name in self.units else self._partitions
+        return UNDIVIDED if name in self.units else self._partitions
 
     @property
     def _partitions(self) -> Partitions:

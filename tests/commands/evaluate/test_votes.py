@@ -87,11 +87,10 @@ async def test_the_best_genomes_of_a_generation_answer_and_the_most_votes_count(
 
 def test_without_a_generation_the_last_one_votes_and_one_model_has_maj_at_k() -> None:
     assert measured("voters=2")["generation"] == 1
-    found = measured("attempts=4", "temperature=1")["estimates"]["all"]
-    assert found.keys() >= {"pass@4", "maj@4", "correct"} and "vote" not in found
-    numbers = [
-        problem["answers"] for problem in measured("attempts=4", "temperature=1")["problems"]
-    ]
+    found = measured("attempts=4", "temperature=1")
+    estimates = found["estimates"]["all"]
+    assert estimates.keys() >= {"pass@4", "maj@4", "correct"} and "vote" not in estimates
+    numbers = [problem["answers"] for problem in found["problems"]]
     assert all(isinstance(n, int | None) for answers in numbers for n in answers)
 
 
