@@ -25,8 +25,9 @@ from typing import NamedTuple
 from gguf import GGUFReader, ReaderField
 
 from benchmarks.harness import report, row
-from es_cookbook.checkpoints import gguf
+from es_cookbook.checkpoints.gguf.conversion import converted
 from es_cookbook.checkpoints.gguf_export import write_gguf
+from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.common.errors import ModelError
 from tests.gguf_models import make_gguf_model
 
@@ -70,7 +71,7 @@ def good_file(name: str, home: Path) -> Good:
     """A small file of one of the models that tests make."""
     model, file = make_gguf_model(name, home / name), home / f"{name}.gguf"
     write_gguf(model, file, "float16", str(model))
-    gguf.converted(file)
+    converted(file)
     reader = GGUFReader(file)
     fields = [f for f in reader.fields.values() if not f.name.startswith("GGUF.")]
     starts = [field.offset + 8 + len(field.name.encode()) for field in fields]
@@ -123,7 +124,7 @@ def main(count: int) -> None:
     ended: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        os.environ[gguf.CACHE] = str(home / "cache")
+        os.environ[CACHE] = str(home / "cache")
         goods, bad = [good_file(name, home) for name in MODELS], home / "bad.gguf"
         most = _memory() + 200 * 2**20 + 2 * max(len(good.data) for good in goods)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -133,7 +134,7 @@ def main(count: int) -> None:
             bad.write_bytes(broken(goods[seed % len(goods)], random.Random(seed)))
             began = time.process_time()
             try:
-                gguf.converted(bad)
+                converted(bad)
                 ended["converted"] += 1
             except ModelError as error:
                 ended["a sentence" if "\n" not in str(error) else "several lines"] += 1

@@ -91,7 +91,9 @@ _SAMPLING = functools.partial(SamplingParams, max_tokens=4)
 class Config(train.Config):
     """Train a model to guess a digit from hints."""
 
-    model_name: str = chz.field(default=str(BUNDLED_MODEL), doc="model directory or Hub name")
+    model_name: str = chz.field(
+        default=str(BUNDLED_MODEL), doc="directory, GGUF file, Hub name, run"
+    )
     dataset: RLDatasetBuilder = chz.field(default_factory=GuessDatasetBuilder, doc="the digits")
     log_path: str = chz.field(default="runs/custom-env", doc="run directory")
     optimizer: OptimizerBuilder = chz.field(

@@ -12,9 +12,8 @@ from es_cookbook.baselines.gradient_config import MAY_DIFFER, GradientConfig
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.runs.checkpoints import MODEL, Checkpoint, latest_checkpoint
+from es_cookbook.runs.checkpoints import Checkpoint, latest_checkpoint
 from es_cookbook.runs.directory import (
-    CHECKPOINTS,
     CONFIG,
     GENERATION_KEYS,
     HISTORY,
@@ -70,7 +69,7 @@ def _state_of(config: GradientConfig) -> tuple[Checkpoint | None, bool]:
             "on with; give another log_path"
         )
     config_json = config_to_json(config)
-    elsewhere = f"begin from its weights: model_name={log_path}/{CHECKPOINTS}/GENERATION/{MODEL}"
+    elsewhere = f"begin from its weights: model_name={log_path}"
     if decided(log_path, config_json, behavior, MAY_DIFFER, elsewhere) == "delete":
         delete_run(log_path)
         return None, False

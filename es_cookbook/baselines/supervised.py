@@ -107,7 +107,7 @@ class Evaluation:
 class SFTConfig:
     """Fine-tune a LoRA adapter, or all weights, on rows that say what the model should write."""
 
-    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
     output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
     rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")

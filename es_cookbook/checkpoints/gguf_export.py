@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from es_cookbook.checkpoints.gguf import (
+from es_cookbook.checkpoints.gguf.conversion import (
     ROPE_FACTORS,
     SPLITS,
     WHOLE_WORDS,
@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.gguf import (
     read_config,
     rope_of,
 )
-from es_cookbook.checkpoints.gguf_header import import_gguf, read_header
+from es_cookbook.checkpoints.gguf.header import import_gguf, read_header
 from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import weight_files

@@ -7,21 +7,28 @@ that it began with, with or without a network; `hf download owner/name` brings a
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 
 A GGUF file, `owner/name:file.gguf` on the Hub, stands for the directory that it is converted into
-(`es_cookbook.checkpoints.gguf`).
+(`es_cookbook.checkpoints.gguf`), and a run, `runs/mine@12`, for its centre after 12 generations.
+The latter has to be rebuilt from a history, which this room knows nothing of: what does is named
+here as engines are, and imported when such a name comes.
 """
 
 import contextlib
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.gguf import SUFFIX, converted
+from es_cookbook.checkpoints.gguf.conversion import SUFFIX, converted
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
+from es_cookbook.common.references import resolve
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
 from es_cookbook.common.terminal import one_line, say
 
+GENERATION_SIGN = "@"
+"""Between a run and the number of its generation."""
+_OF_RUNS = "es_cookbook.runs.models:model_of_run"
+"""The model directory that a run stands for, or None."""
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """What of a model must be there; with the weights also the rest."""
 
@@ -51,13 +58,13 @@ _FILES = {
 """Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
 _ACCEPTED = (
-    "accepted: a model directory, a GGUF file, a name whose files are in the cache, and with a "
-    "network a name on the Hub (HF_ENDPOINT for a mirror)"
+    "accepted: a model directory, a GGUF file, a run (runs/mine, runs/mine@GENERATION), a name "
+    "whose files are in the cache, and with a network a name on the Hub (HF_ENDPOINT for a mirror)"
 )
 
 
 def model_directory(model_name: str, part: Part = "weights") -> Path:
-    """The directory with a model's files: itself, a Hub name's in the cache, or a GGUF file's.
+    """The directory with a model's files: itself, or that of a Hub name, a GGUF file or a run.
 
     Of a Hub name at least `part` is there, fetched if it was not.
 
@@ -67,6 +74,8 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     if (file := gguf_file(model_name)) is not None:
         return converted(file)
     path = Path(model_name)
+    if (found := _of_run(model_name)) is not None:
+        return found
     if path.is_dir():
         _refuse_adapter(path)
         return _checked(path)
@@ -74,12 +83,26 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
         kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         raise ModelError(
             f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
-            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, a GGUF file, or a name "
-            "on the Hub"
+            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, a GGUF file, a run, or a "
+            "name on the Hub"
         )
     if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
         raise ModelError(f"model_name: there is no directory {model_name!r}")
     return _checked(_cached(model_name, part) or _fetched(model_name, part))
+
+
+def _of_run(model_name: str) -> Path | None:
+    """A run's model directory, if this may be the name of one."""
+    path = Path(model_name)
+    if GENERATION_SIGN not in model_name and (not path.is_dir() or _weights_of(path) is not None):
+        return None
+    of_run = cast("Callable[[str], Path | None]", resolve(_OF_RUNS))
+    return of_run(model_name)
+
+
+def is_on_hub(model_name: str) -> bool:
+    """Whether a model that there is comes from the Hub, and not from here."""
+    return GENERATION_SIGN not in model_name and not Path(model_name).exists()
 
 
 def gguf_file(model_name: str) -> Path | None:

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
+from es_cookbook.checkpoints.model_files import is_on_hub
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
@@ -228,7 +229,7 @@ def _targeted(parameter: str, targets: Collection[str]) -> bool:
 
 def location(model_name: str) -> str:
     """Where loaders find a model from any directory."""
-    return str(Path(model_name).resolve()) if Path(model_name).exists() else model_name
+    return model_name if is_on_hub(model_name) else str(Path(model_name).resolve())
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:

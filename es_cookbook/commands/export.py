@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import chz
 
-from es_cookbook.checkpoints.gguf import FloatType
+from es_cookbook.checkpoints.gguf.conversion import FloatType
 from es_cookbook.commands.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli

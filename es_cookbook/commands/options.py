@@ -53,8 +53,8 @@ class RunOrModel(RecordedAt):
     log_path: str = chz.field(default="", doc="run directory (read only)", metadata=UNNAMED)
     model_name: str | None = chz.field(
         default=None,
-        doc="a model instead of a run: directory or Hub name; with log_path, the run's base model "
-        "if it has moved",
+        doc="a model instead of a run: directory, GGUF file, Hub name; with log_path, the run's "
+        "base model if it has moved",
     )
 
     @chz.validate

@@ -43,7 +43,7 @@ ENGINES = Names(ENGINE_NAMES, default="torch")
 class RunConfig(ABC):
     """A run that moves a model by its answers to the problems of a data set."""
 
-    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
     log_path: str = chz.field(doc="run directory")
     engine: EngineBuilder = ENGINES.field("where genomes run")

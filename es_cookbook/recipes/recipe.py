@@ -126,7 +126,9 @@ class RecipeConfig(train.Config):
     """A run of a recipe, which has a default for everything: `class CLIConfig(..., recipe=...)`."""
 
     recipe: ClassVar[Recipe]
-    model_name: str = chz.field(default="", doc="Hugging Face model directory or Hub name")
+    model_name: str = chz.field(
+        default="", doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)"
+    )
     dataset: RLDatasetBuilder = chz.field(
         default=cast(RLDatasetBuilder, None), doc="problems to train on, and held-out ones"
     )

@@ -299,7 +299,7 @@ def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
     if not or_of_gradients and is_of_gradients(log_path):
         raise RunDirectoryError(
             f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
-            f"reads it; its weights are a model: {log_path}/{CHECKPOINTS}/GENERATION/model"
+            f"reads it; its weights are a model: model_name={log_path}"
         )
     check_kinds(log_path)
     if not os.path.exists(config):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.checkpoints import gguf
+from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ CHAT_MODEL = ROOT / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 @pytest.mark.slow
 @pytest.mark.skipif(not CHAT_MODEL.exists(), reason="the chat model is missing (make chat-model)")
 def test_the_chat_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(gguf.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     model = load_causal_lm(str(CHAT_MODEL), "auto", torch.device("cpu"))
     tokenizer = load_tokenizer(str(CHAT_MODEL))
     assert model.dtype == torch.bfloat16

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.checkpoints import gguf as reading
-from es_cookbook.checkpoints.gguf import FloatType, converted
+from es_cookbook.checkpoints import model_cache
+from es_cookbook.checkpoints.gguf.conversion import FloatType, converted
+from es_cookbook.checkpoints.gguf.header import read_header
 from es_cookbook.checkpoints.gguf_export import write_gguf
-from es_cookbook.checkpoints.gguf_header import read_header
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
@@ -33,8 +33,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv(reading.CACHE, str(tmp_path / "cache"))
-    return tmp_path / "cache/gguf"
+    monkeypatch.setenv(model_cache.CACHE, str(tmp_path / "cache"))
+    return tmp_path / "cache/models"
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_two_processes_convert_a_file_once(
     program = tmp_path / "twice.py"
     program.write_text(
         "import os\n"
-        "from es_cookbook.checkpoints.gguf import *\n"
+        "from es_cookbook.checkpoints.gguf.conversion import *\n"
         "from es_cookbook.common.terminal import as_program\n"
         "first = os.fork()\n"
         f"with as_program(): print(converted(Path({str(file)!r})))\n"
@@ -151,7 +151,7 @@ def test_the_least_recently_used_model_goes_first(
     ]
     first, second = map(converted, files[:2])
     size = sum(path.stat().st_size for path in first.iterdir())
-    monkeypatch.setattr(reading, "CACHE_SIZE", int(2.8 * size))
+    monkeypatch.setattr(model_cache, "CACHE_SIZE", int(2.8 * size))
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
     assert converted(files[0]) == first
@@ -174,7 +174,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(
 def test_a_cache_that_cannot_be_made_is_said(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(reading.CACHE, str(tmp_path / "llama.gguf/cache"))
+    monkeypatch.setenv(model_cache.CACHE, str(tmp_path / "llama.gguf/cache"))
     with pytest.raises(ModelError, match="Not a directory; ES_COOKBOOK_CACHE may name another dir"):
         converted(file)
 

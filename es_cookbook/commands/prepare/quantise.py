@@ -21,7 +21,7 @@ from es_cookbook.common.terminal import plural, say, show_bytes
 class QuantiseConfig:
     """Write a model with quantised linear weights, as a compressed-tensors checkpoint."""
 
-    model_name: str = chz.field(doc="Hugging Face model directory or Hub name")
+    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     output: str = chz.field(doc="directory to create; must not exist")
     bits: Literal[4, 8] = chz.field(default=4, doc="bits per weight")
     group_size: int | None = chz.field(

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 import es_cookbook
-from es_cookbook.checkpoints.gguf import FloatType
+from es_cookbook.checkpoints.gguf.conversion import FloatType
+from es_cookbook.checkpoints.model_files import is_on_hub
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
@@ -134,7 +135,7 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
 def _front_matter(model_name: str, written: Written) -> str:
     lines = [f"library_name: {written.library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- es_cookbook", "- evolution-strategies"]
-    if not Path(model_name).exists():  # The Hub refuses a base model that is no name on it.
+    if is_on_hub(model_name):  # The Hub refuses a base model that is no name on it.
         repository = model_name.partition(":")[0]
         lines += [f"base_model: {repository}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.checkpoints.gguf import FloatType
+from es_cookbook.checkpoints.gguf.conversion import FloatType
 from es_cookbook.checkpoints.gguf_export import write_gguf, write_gguf_adapter
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import (

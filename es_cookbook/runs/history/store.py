@@ -284,9 +284,11 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
         if was is not None and was != found
     ]
     if differing:
+        hint = ": another is there now (of a run that went on: RUN@GENERATION)"
         raise HistoryError(
             f"{path} began with model_name={one_line(then.model_name)} and cannot go on with "
             f"model_name={now.model_name}: {', '.join(differing)}; give the base that it began with"
+            f"{hint if then.model_name == now.model_name else ''}"
         )
 
 

@@ -10,8 +10,8 @@ import gguf
 import pytest
 import torch
 
-from es_cookbook.checkpoints import gguf as reading
 from es_cookbook.checkpoints.gguf_export import write_gguf
+from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(reading.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
 
 
 def write(run: Path, output: Path, **fields: Any) -> str:

@@ -4,7 +4,7 @@ A file is dequantised once, into a model directory in a cache, and from there on
 any other: for engines, plans, exports and identities. transformers and `gguf` convert it. Plain
 floats keep their type; what is quantised becomes bfloat16.
 
-Before a library sees the file, its header is checked (`gguf_header.py`).
+Before a library sees the file, its header is checked (`header.py`).
 """
 
 import contextlib
@@ -15,14 +15,14 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.gguf_header import Header, Value, import_gguf, read_header, refused
+from es_cookbook.checkpoints.gguf.header import Header, Value, import_gguf, read_header, refused
+from es_cookbook.checkpoints.model_cache import cached_model
 from es_cookbook.common.errors import ModelError
-from es_cookbook.common.files import ANY_SIZE, opened, whole_directory
+from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say, stderr_into
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from tokenizers.models import BPE
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-CACHE = "ES_COOKBOOK_CACHE"
-"""Environment variable: the directory of converted models; by default in that of the Hub."""
-CACHE_SIZE = 64 * 2**30
-"""Bytes of converted models that are kept; the least recently used one goes first."""
 _CONVERSION = 2
 """Of a change after which a file is another model directory: what older versions made is unused."""
 SUFFIX = ".gguf"
@@ -86,32 +82,8 @@ def converted(path: Path) -> Path:
     except OSError as error:
         raise ModelError(f"model_name: {error}") from error
     digest = _digest(path, status.st_size, status.st_mtime_ns, status.st_ino)
-    directory = _cache() / f"{digest}-{_CONVERSION}"
-    if not directory.exists():
-        from filelock import FileLock
-
-        try:
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(directory.with_suffix(".lock")):  # Two processes may come at once.
-                if not directory.exists():
-                    _convert(path, directory)
-                    _evict(keep=directory)
-        except OSError as error:
-            reason = error.strerror or error
-            raise refused(
-                path,
-                f"cannot be converted into {directory.parent}: {reason}; {CACHE} "
-                "may name another directory",
-            ) from error
-    with contextlib.suppress(OSError):  # Somebody else's cache, which may be read.
-        os.utime(directory)
-    return directory
-
-
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook") / "gguf"
+    what = f"the GGUF file {str(path)!r:.300}"
+    return cached_model(what, f"{digest}-{_CONVERSION}", functools.partial(_convert, path))
 
 
 @functools.lru_cache(16)
@@ -120,30 +92,19 @@ def _digest(path: Path, *_version: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _evict(keep: Path) -> None:
-    """Delete the least recently used models until the others fit."""
-    models = [path for path in keep.parent.iterdir() if path.is_dir() and path != keep]
-    left = CACHE_SIZE
-    for model in (keep, *sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)):
-        left -= sum(file.stat().st_size for file in model.iterdir())
-        if left < 0 and model != keep:
-            shutil.rmtree(model, ignore_errors=True)
-
-
 def _convert(path: Path, directory: Path) -> None:
     from es_cookbook.checkpoints.tensors import first_line
 
     import_gguf()
     header = read_header(path)
-    say(f"converting {path.name} once, into {directory}")
-    with whole_directory(directory) as beside:
-        try:
-            with _quiet():
-                _write_model(path, header, beside)
-        except ModelError:
-            raise
-        except Exception as error:  # The libraries raise many kinds; to the user it is one mistake.
-            raise refused(path, f"cannot be converted: {first_line(error)}") from error
+    say(f"converting {path.name} once")
+    try:
+        with _quiet():
+            _write_model(path, header, directory)
+    except ModelError:
+        raise
+    except Exception as error:  # The libraries raise many kinds; to the user it is one mistake.
+        raise refused(path, f"cannot be converted: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""Models in GGUF, the format of llama.cpp: reading what a stranger wrote, and converting it."""
