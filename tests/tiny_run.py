@@ -44,13 +44,16 @@ def tiny(log_path: Path, **fields: Any) -> TinyConfig:
     return TinyConfig(log_path=str(log_path), **settings | fields)
 
 
-def write_tiny_model(path: Path, seed: int = 0) -> Path:
-    """A model for a tiny run's problems, the same for the same seed; gives the path."""
+def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95) -> Path:
+    """A model for a tiny run's problems, the same for the same seed; gives the path.
+
+    The end of sequence is token 95.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     shape = Qwen2Config(
-        vocab_size=95,
+        vocab_size=vocab_size,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=1,

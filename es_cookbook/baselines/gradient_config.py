@@ -60,8 +60,7 @@ class GradientConfig(RunConfig):
 
     @chz.validate
     def _gradient_ranges(self) -> None:
-        check_range(self, "attempts", at_least=2)
-        check_range(self, "tokens_per_pass", at_least=1)
+        check_range(self, "attempts", "tokens_per_pass", at_least=1)
         check_range(self, "checkpoint_every", "weight_decay", at_least=0)
         check_range(self, "learning_rate", "max_gradient_norm", above=0)
 

@@ -8,7 +8,7 @@ K times at temperature 1, and what it said becomes likelier or less likely:
 
     maximise  1/N · Σ over N answers  weight · Σ_t log π(token_t | all tokens before it)
 
-The methods are three ways to make weights of rewards:
+Three methods are ways to make weights of rewards:
 
 - `group`: the reward less the mean of the K answers to one problem, as in GRPO (Shao et al. 2024,
   arXiv:2402.03300). Divided by their standard deviation as there, or not, as in Dr. GRPO (Liu et
@@ -18,6 +18,10 @@ The methods are three ways to make weights of rewards:
   direction the token has no gradient (Schulman et al. 2017, arXiv:1707.06347).
 - `expert`: supervised training on the answers that were right, or earned the most of their group
   (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
+
+A fourth learns from what the problems' gold answers say in place of what the model did, the end of
+sequence included (`gold`): supervised training on the batches, the gradient of what genomes score
+with `surrogate=gold`.
 
 A reward may be how likely a text is that the model reads (`StepResult.reading`, as in the recipe
 markovian). Then it has a gradient of its own: `reading` times the text's mean log-probability is
@@ -49,9 +53,16 @@ from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.rl.objectives import SOLVED, solved_in
+from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
-from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    Metrics,
+    Tokenizer,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -66,24 +77,27 @@ _ROW = 512
 
 @chz.chz
 class Method(ABC):
-    """From rewards to weights, and from weights to what is maximised."""
+    """What is learned from, and what of it is maximised."""
 
     epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
     steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
-    reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
 
     @chz.validate
     def _counts(self) -> None:
         check_range(self, "epochs", "steps", at_least=1)
-        check_range(self, "reading", at_least=0)
 
     @abstractmethod
-    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
-        """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+    ) -> tuple[list[Example], float]:
+        """What a generation has to learn from, and the share of one answer in the objective.
 
-    def reading_weight(self, weight: float) -> float:
-        """Of what was read for the reward of an answer with this weight."""
-        return self.reading
+        Raises:
+            DataError: There is nothing; names the problem.
+        """
 
     def objective(
         self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
@@ -93,11 +107,48 @@ class Method(ABC):
         return weights * logprobs
 
 
-parts(Method, f"{__name__}:Group", f"{__name__}:PPO", f"{__name__}:Expert")
+@chz.chz
+class Weighted(Method):
+    """The model's own answers, with weights that are made of their rewards."""
+
+    reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
+
+    @chz.validate
+    def _reading(self) -> None:
+        check_range(self, "reading", at_least=0)
+
+    @override
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+    ) -> tuple[list[Example], float]:
+        return to_examples(self, groups_P)
+
+    @abstractmethod
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+
+    def reading_weight(self, weight: float) -> float:
+        """Of what was read for the reward of an answer with this weight."""
+        return self.reading
+
+
+_METHODS = Names(
+    {
+        "group": f"{__name__}:Group",
+        "ppo": f"{__name__}:PPO",
+        "expert": f"{__name__}:Expert",
+        "gold": f"{__name__}:Gold",
+    },
+    default="group",
+)
+parts(Method, *_METHODS.accepted.values())
 
 
 @chz.chz
-class Group(Method):
+class Group(Weighted):
     """REINFORCE with the mean of the group as baseline.
 
     >>> Group(normalise=False).weights([0.0, 1.0, 0.0, 1.0], [])
@@ -132,7 +183,7 @@ class PPO(Group):
 
 
 @chz.chz
-class Expert(Method):
+class Expert(Weighted):
     """Expert iteration: 1 for answers worth imitating, 0 for all others.
 
     >>> Expert(keep="best").weights([0.1, 0.6, 0.6], [0.0, 0.0, 0.0])
@@ -164,10 +215,21 @@ class Expert(Method):
         return self.reading * weight
 
 
-_METHODS = Names(
-    {"group": f"{__name__}:Group", "ppo": f"{__name__}:PPO", "expert": f"{__name__}:Expert"},
-    default="group",
-)
+@chz.chz
+class Gold(Method):
+    """The gold answers, each once: supervised training."""
+
+    @override
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+    ) -> tuple[list[Example], float]:
+        known_P = [with_gold(each, "method=gold learns from") for each in problems_P]
+        told_P = [await each.told_gold(tokenizer) for each in known_P]
+        examples = [example for told in told_P for example in sequences_of(told, 1.0)]
+        return examples, 1 / max(len(problems_P), 1)
 
 
 @chz.chz
@@ -183,6 +245,8 @@ class Config(GradientConfig):
 
     @chz.validate
     def _sampling(self) -> None:
+        if isinstance(self.method, Weighted):
+            check_range(self, "attempts", at_least=2)
         if (self.sampling.temperature, self.sampling.top_p) != (1.0, 1.0):
             raise ConfigError(
                 "sampling.temperature and sampling.top_p must be 1, found "
@@ -207,7 +271,8 @@ async def main(config: Config) -> None:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)
-                examples, share = to_examples(config.method, groups_P)
+                of_batch = problems_P, groups_P, run.engine.tokenizer
+                examples, share = await config.method.examples(*of_batch)
                 measured = await run.learn(partial(learn, config, generation, examples, share))
                 await run.record(generation, groups_P, measured)
 
@@ -234,7 +299,9 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
     )
 
 
-def to_examples(method: Method, groups_P: Sequence[TrajectoryGroup]) -> tuple[list[Example], float]:
+def to_examples(
+    method: Weighted, groups_P: Sequence[TrajectoryGroup]
+) -> tuple[list[Example], float]:
     """What there is to learn from: rollouts of weight 0 are left out, equal ones are one.
 
     Also 1/N, the share of one rollout in the objective.

@@ -71,9 +71,10 @@ async def evaluate(
         `test/reward/mean`, `test/env/all/<metric>` and, by tag, `test/env/<tag>/<metric>`, all over
         the rollouts that were not lost, `test/rollouts/failed`, and how long answers are
         (`answer_lengths`). For several attempts, where Envs report the metric `correct`,
-        `test/pass@<k>`: the mean over the problems that have k attempts left. `test/problems`
-        counts the problems, and `test/low/<key>` and `test/high/<key>` are the 95 % interval over
-        them of each mean that is not of a tag. Nothing without problems.
+        `test/pass@<k>`: the mean over the problems that have k attempts left; and `test/maj@<k>`,
+        of the answer that most of k give, where Envs say what they read. `test/problems` counts the
+        problems, and `test/low/<key>` and `test/high/<key>` are the 95 % interval over them of each
+        mean that is not of a tag. Nothing without problems.
 
     Raises:
         TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
@@ -99,11 +100,17 @@ def _intervals(
     estimate = functools.partial(results.estimate, resamples=_RESAMPLES)
     found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
     found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
+    votes: dict[str, Estimate] = {}
     if attempts > 1 and SOLVED in results.outcomes.metrics:
         found |= {f"pass@{k}": results.pass_at(k, resamples=_RESAMPLES) for k in ks_of(attempts)}
+        if results.can_vote:
+            of_more = [k for k in ks_of(attempts) if k > 2]
+            votes = {f"maj@{k}": results.majority_at(k, resamples=_RESAMPLES) for k in of_more}
+            found |= votes
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
     return {
         "problems": float(len(groups_P)),
+        **{key: estimate.value for key, estimate in votes.items()},
         **{f"low/{key}": estimate.low for key, estimate in known.items()},
         **{f"high/{key}": estimate.high for key, estimate in known.items()},
     }

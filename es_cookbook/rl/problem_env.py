@@ -176,6 +176,22 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             )
 
 
+def with_gold(asked: EnvGroupBuilder, use: str) -> ProblemGroupBuilder:
+    """The problem, if it has a gold answer.
+
+    Args:
+        asked: any problem.
+        use: what of a gold answer the user asked for; follows "which" in the sentence.
+
+    Raises:
+        DataError: It has none; names the problem.
+    """
+    if isinstance(asked, ProblemGroupBuilder) and asked.gold is not None:
+        return asked
+    name = getattr(asked, "name", type(asked).__name__)
+    raise DataError(f"{name}: it has no gold answer, which {use}")
+
+
 def check_prompt(name: str, length: int, context_length: int) -> None:
     """Refuse a prompt of so many tokens if nothing is left of the context for an answer.
 

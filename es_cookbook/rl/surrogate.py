@@ -36,9 +36,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
     Action,
@@ -61,6 +61,7 @@ SURROGATE_NAMES = {
 }
 """What a user types on the command line."""
 
+_SCORED = "surrogate=gold has genomes score; leave surrogate out"
 NOTHING = Observation((0,))
 """What an Env observes that asks its policy for no answer; no policy sees it."""
 
@@ -176,23 +177,14 @@ class GoldAnswers(AnswerSource):
     @override
     def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
         for asked in batch_P:
-            _with_gold(asked)
+            with_gold(asked, _SCORED)
 
     @override
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        told = await _with_gold(asked).told_gold(tokenizer)
+        told = await with_gold(asked, _SCORED).told_gold(tokenizer)
         return AnswersProblem(sequences_of(told, 1.0), answered.tags)
-
-
-def _with_gold(asked: EnvGroupBuilder) -> ProblemGroupBuilder:
-    if isinstance(asked, ProblemGroupBuilder) and asked.gold is not None:
-        return asked
-    raise DataError(
-        f"{getattr(asked, 'name', type(asked).__name__)}: it has no gold answer, which "
-        "surrogate=gold has genomes score; leave surrogate out"
-    )
 
 
 def group_weights(rewards_K: Sequence[float], *, normalise: bool) -> list[float]:

@@ -1,11 +1,13 @@
 """Policy gradients on real engines and Envs: what is learned from, that it learns, and runs."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import anyio
 import chz
@@ -18,18 +20,21 @@ from es_cookbook.baselines.policy_gradient import (
     PPO,
     Config,
     Expert,
+    Gold,
     Group,
-    Method,
+    Weighted,
     main,
     to_examples,
 )
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, readings_of, sequences_of
+from es_cookbook.rl.surrogate import GoldAnswers
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -44,6 +49,7 @@ from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.curves import points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngine, problem
 from tests.grpo_runs import (
     EchoGroup,
     check_resumed_as_if_never_stopped,
@@ -206,6 +212,33 @@ async def test_each_method_learns_what_earns_rewards(
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
 
 
+async def test_gold_answers_are_learned_whatever_the_model_says(
+    tmp_path: Path,
+) -> None:
+    model = write_tiny_model(tmp_path / "model", vocab_size=96)
+    log_path = tmp_path / "run"
+    how = {"method": Gold(), "learning_rate": 0.05, "num_generations": 12, "attempts": 1}
+    await main(config(model, log_path, **how, eval_every=12, checkpoint_every=0))
+    rows = metrics_of(log_path)
+    assert {row["policy/weighted"] for row in rows[:-1]} == {1.0}, "each problem's, once"
+    before, after = (rows[t]["test/reward/mean"] for t in (0, -1))
+    assert before < 0.8 < after == 1
+
+
+async def test_what_gold_answers_teach_is_what_genomes_score() -> None:
+    tokenizer, problems_P = FakeEngine().tokenizer, [problem(4, "train"), problem(5, "train")]
+    nothing = TrajectoryGroup([])
+    examples, share = await Gold().examples(problems_P, [nothing] * 2, tokenizer)
+    scored_P = [await GoldAnswers().problem(each, nothing, tokenizer) for each in problems_P]
+    assert examples == [answer for scored in scored_P for answer in scored.answers]
+    assert share == 1 / 2
+    nameless = dataclasses.replace(cast(ProblemGroupBuilder, problem(4, "train")), gold=None)
+    with pytest.raises(
+        DataError, match=r"^train 4: it has no gold answer, which method=gold learns"
+    ):
+        await Gold().examples([nameless], [nothing], tokenizer)
+
+
 # --- a run ---------------------------------------------------------------------------------------
 
 
@@ -328,7 +361,7 @@ def test_what_was_read_is_learned_with_the_weight_of_its_mean() -> None:
         (Expert(keep="best"), {3: 1 / 3}),
     ],
 )
-def test_methods_say_what_is_read(method: Method, weights: dict[int, float]) -> None:
+def test_methods_say_what_is_read(method: Weighted, weights: dict[int, float]) -> None:
     group = TrajectoryGroup([[thought(3, 1.0), thought(4, 0.0, correct=0.0)]])
     examples, _ = to_examples(method, [group])
     found = {each.tokens_T[1]: each.weight for each in examples if each.is_read}

@@ -1,5 +1,6 @@
 """The centre is measured greedily on held-out problems; what is lost is left out and said."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from es_cookbook.population.evaluate import check_evaluation, evaluate
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.rl.types import ANSWER, Observation, SamplingParams
 from tests.fakes import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -135,6 +136,28 @@ async def test_pass_at_k_is_measured_for_powers_of_two_and_all_attempts() -> Non
     metrics = await evaluate(sampler(FakeEngine(answer=answer)), problems(2), 6, 1.0)
     expected = [f"test/{end}pass@{k}" for end in ("", "low/", "high/") for k in (1, 2, 4, 6)]
     assert [key for key in metrics if "@" in key] == expected
+
+
+class Read(Even):
+    """Says which answer it read."""
+
+    def grade(self, text: str) -> Grade:
+        return dataclasses.replace(super().grade(text), logs={ANSWER: text})
+
+
+async def test_the_answer_of_most_attempts_is_measured_where_envs_say_what_they_read() -> None:
+    said = iter("122211221113")
+
+    def one_by_one(who: Genome | str, request: SampleRequest) -> str:
+        return next(said)
+
+    builders = [
+        ProblemGroupBuilder(lambda t=t: Read(Observation((t,))), str(t)) for t in range(1, 4)
+    ]
+    metrics = await evaluate(sampler(FakeEngine(answer=one_by_one)), builders, 4, 1.0)
+    assert metrics["test/maj@4"] == pytest.approx((1 + 1 / 2 + 0) / 3), "of a tie, the half"
+    assert metrics["test/low/maj@4"] <= metrics["test/maj@4"] <= metrics["test/high/maj@4"]
+    assert "test/maj@2" not in metrics, "of two attempts most are both, or any"
 
 
 class Unmarked(Even):

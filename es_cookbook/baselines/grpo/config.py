@@ -73,6 +73,7 @@ class Config(GradientConfig):
 
     @chz.validate
     def _grpo_ranges(self) -> None:
+        check_range(self, "attempts", at_least=2)
         check_range(self, "num_iterations", "steps", at_least=1)
         check_range(self, "epsilon", "beta", at_least=0)
         check_range(self, "epsilon_high", at_least=0)

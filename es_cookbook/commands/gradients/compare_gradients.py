@@ -9,10 +9,12 @@ Contestants start with the recipe's model, problems and settings:
 - `es`: as the recipe trains;
 - `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
 - `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`);
+- `gold`: supervised training on the gold answers, by the same program;
 - `grpo`: TRL's trainer (`es_cookbook.baselines.grpo`), which needs `es-cookbook[baselines]`.
 
 An option applies to every contestant; prefixed with a contestant's name, only to that one. All must
-make the same number of rollouts, and by default do.
+make the same number of rollouts, and by default do (but for `gold`). With `at_equal=seconds` they
+need not: give each as many generations as take the same time, and read the column of equal seconds.
 
 Each contestant's learning rate is first multiplied by each of `factors`, in runs with a seed of
 their own. The factor with the highest training reward, as a mean over the last quarter of the
@@ -43,7 +45,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 import anyio
 import chz
@@ -81,7 +83,7 @@ from es_cookbook.train.sweep import batch_of, rollouts_of
 
 AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
 """Of a run of evolution strategies, or of gradients."""
-GRADIENTS = ("group", "ppo", "expert", "grpo")
+GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
@@ -100,6 +102,10 @@ class CompareGradients:
         default=(0.3, 1.0, 3.0), doc="learning rates to try, as multiples of its own; 1 tries none"
     )
     tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
+    at_equal: Literal["rollouts", "seconds"] = chz.field(
+        default="rollouts",
+        doc="what all runs spend alike; seconds: rollouts may differ, and are told",
+    )
     second: str = chz.field(
         default="", doc="another recipe, on whose held-out problems forgetting is measured"
     )
@@ -194,12 +200,12 @@ def contestants(
         _check_options(name, config, options)
         found[name] = changed(config, options), changed(compare, own).factors
     counts = {name: rollouts(config) for name, (config, _) in found.items()}
-    if len(set(counts.values())) > 1:
+    if len(set(counts.values())) > 1 and compare.at_equal == "rollouts":
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigError(
             f"contestants must make the same number of rollouts, found {listed}: change "
             "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
-            "group.attempts"
+            "group.attempts, or compare them at_equal=seconds"
         )
     return found
 
@@ -222,7 +228,8 @@ def first_config(recipe: str, name: str) -> AnyConfig:
     if name == "grpo":
         return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
-        return changed(of_recipe(policy_gradient.Config, recipe), {"method": name})
+        own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
+        return changed(of_recipe(policy_gradient.Config, recipe), own)
     config = recipe_defaults(recipe)
     if name == "surrogate":
         answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
@@ -457,11 +464,13 @@ def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[Run
 
 
 def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
+    counts = {rollouts(entry.config) for entry in entries.values()}
+    many = f"{counts.pop():,} rollouts" if len(counts) == 1 else "at equal seconds"
     lines = [
-        f"{compare.recipe}, {rollouts(next(iter(entries.values())).config):,} rollouts, seeds "
+        f"{compare.recipe}, {many}, seeds "
         f"{', '.join(map(str, compare.seeds))}: mean (lowest … highest)",
         "",
-        _table(entries, base, compare.pass_at, second=bool(compare.second)),
+        _table(compare, entries, base),
     ]
     if tried := [_tried(name, entry) for name, entry in entries.items() if entry.tried]:
         title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
@@ -469,25 +478,25 @@ def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metr
     return "\n".join(lines)
 
 
-def _table(entries: Mapping[str, _Entry], base: Metrics, attempts: int, *, second: bool) -> str:
+def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     """All contestants, and the base, as a Markdown table."""
     least = min(min(entry.seconds_R) for entry in entries.values())
+    ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
+    shown = [k for k in ks if f"test/{k}" in base]
     head = [
-        *("", "held-out, greedy", f"after {least:.0f} s", "s of training"),
-        *(f"pass@{k}, T = 1" for k in (1, attempts)),
+        *("", "held-out, greedy", f"after {least:.0f} s", "s of training", "rollouts"),
+        *(f"{k}, T = 1" for k in shown),
         "KL to the base, nats a token",
-        *(["second task"] if second else []),
+        *(["second task"] if compare.second else []),
         *("peak memory, MiB", "kept, kB"),
     ]
 
     def finals(of: Sequence[Metrics], kl: str) -> list[str]:
-        shares = [
-            _percent([each.get(f"test/pass@{k}", math.nan) for each in of]) for k in (1, attempts)
-        ]
-        return [*shares, kl, *([_percent(list(map(_second, of)))] if second else [])]
+        shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
+        return [*shares, kl, *([_percent(list(map(_second, of)))] if compare.second else [])]
 
     start, *_ = next(iter(entries.values())).scores_R[0].values()
-    rows = [["base", _percent([start]), "", "", *finals([base], "0"), "", ""]]
+    rows = [["base", _percent([start]), "", "", "", *finals([base], "0"), "", ""]]
     for name, entry in entries.items():
         peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
         kl = fmean(final["test/env/kl/kl"] for final in finals_R)
@@ -497,6 +506,7 @@ def _table(entries: Mapping[str, _Entry], base: Metrics, attempts: int, *, secon
                 _percent(entry.at_seconds(math.inf)),
                 _percent(entry.at_seconds(least)),
                 f"{fmean(entry.seconds_R):.0f}",
+                f"{rollouts(entry.config):,}",
                 *finals(finals_R, f"{kl:.3f}"),
                 f"{fmean(peaks_R) / 2**20:.0f}",
                 f"{fmean(kept_R) / 1000:.0f}",
@@ -512,8 +522,6 @@ def _second(metrics: Metrics) -> float:
 
 
 def _percent(values_R: Sequence[float]) -> str:
-    if any(map(math.isnan, values_R)):
-        return "–"
     return f"{100 * values_R[0]:.1f} %" if len(values_R) == 1 else mean_and_range(values_R)
 
 

@@ -45,6 +45,17 @@ def test_all_begin_as_the_recipe_and_make_as_many_rollouts() -> None:
     assert methods == ["PPO", "Expert"]
 
 
+def test_at_equal_seconds_rollouts_may_differ() -> None:
+    gold = "contestants=es,gold", "gold.num_generations=30"
+    assert "contestants must make the same number" in refused(
+        "compare-gradients", *ARITHMETIC, *gold
+    )
+    found = contestants_of(*ARITHMETIC, *gold, "at_equal=seconds")
+    counts = {name: rollouts(config) for name, (config, _) in found.items()}
+    assert counts == {"es": 256 * 4 * 12, "gold": 4 * 30}
+    assert type(found["gold"][0].method).__name__ == "Gold"
+
+
 def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
     found = contestants_of(
         *ARITHMETIC,
