@@ -175,13 +175,19 @@ def mistakes_exit() -> Generator[None]:
 def split_options(
     config_class: type, argv: Sequence[str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Options of a config class, for `run_cli`, and all others, for `changed`."""
+    """Options of a config class, for `run_cli`, and all others, for `changed`.
+
+    What is behind a name that is a text, as in `second.seed` of a `second: str`, is another's.
+    """
     own: list[str] = []
     others: dict[str, str] = {}
+    fields = chz.chz_fields(config_class)
     for argument in sys.argv[1:] if argv is None else argv:
         name, equals, value = argument.lstrip("-").partition("=")
         is_option = equals and not _is_path(argument)
-        if is_option and name.partition(".")[0] not in chz.chz_fields(config_class):
+        field = fields.get(name.partition(".")[0])
+        is_others = field is None or ("." in name and field.x_type is str)
+        if is_option and is_others:
             others[name] = value
         else:
             own.append(argument)

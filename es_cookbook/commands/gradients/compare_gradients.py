@@ -3,6 +3,7 @@
     python -m es_cookbook compare-gradients recipe=arithmetic
     ... recipe=countdown contestants=es,group seeds=0,1 factors=1
     ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
+    ... recipe=chat second=chat second.dataset.task=extraction text=README.md at_equal=seconds
 
 Contestants start with the recipe's model, problems and settings:
 
@@ -24,8 +25,10 @@ tries none for one contestant.
 A run is a process of its own, which tells how much memory it needs: the most that it ever had
 resident, less what importing torch and transformers takes. Its last weights are measured on an
 engine that was built from the base, so that it knows both: the KL to the base is that of answers
-which the last weights gave at temperature 1. Seconds are those of training, without measurements.
-At equal seconds, a run has the last score that it had reached by then.
+which the last weights gave at temperature 1. What else they may have lost is seen on another
+recipe's problems, answered greedily as that recipe samples, and in `text`. Seconds are those of
+training, without measurements. At equal seconds, a run has the last score that it had reached by
+then.
 
 The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
 seconds. What a run measured is kept beside its directory, as `<run>.measured.json`. The same
@@ -34,6 +37,7 @@ command goes on where it was interrupted.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import math
 import multiprocessing
@@ -64,13 +68,13 @@ from es_cookbook.common.configs import config_from_json, config_to_json, trust_o
 from es_cookbook.common.errors import ConfigError, WorkerError, did_you_mean, nearest
 from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import markdown, plural, say
-from es_cookbook.engines.base import Engine
+from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import EnvGroupBuilder, Metrics, RLDatasetBuilder
+from es_cookbook.rl.types import EnvGroupBuilder, Metrics
 from es_cookbook.runs.checkpoints import latest_checkpoint
 from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, METRICS, read_trained_on
 from es_cookbook.runs.files import replace_file
@@ -86,6 +90,9 @@ AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
+_TEXT = "text/nats_per_token"
+_PIECE = 512
+"""Tokens of plain text that are read at once."""
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
 
@@ -107,7 +114,12 @@ class CompareGradients:
         doc="what all runs spend alike; seconds: rollouts may differ, and are told",
     )
     second: str = chz.field(
-        default="", doc="another recipe, on whose held-out problems forgetting is measured"
+        default="",
+        doc="another recipe, on whose held-out problems forgetting is measured; second.FIELD=... "
+        "are its options",
+    )
+    text: tuple[str, ...] = chz.field(
+        default=(), doc="files of plain text, whose log-probability per token is measured"
     )
     pass_at: int = chz.field(
         default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
@@ -138,6 +150,27 @@ class CompareGradients:
     @property
     def directory(self) -> Path:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Finals:
+    """What the last weights of a run are measured on.
+
+    Attributes:
+        attempts: at each held-out problem, at temperature 1; of 0 nothing is measured.
+        second: a run of another task, whose held-out problems are attempted greedily.
+        texts: plain text.
+    """
+
+    attempts: int = 0
+    second: train.Config | None = None
+    texts: Sequence[str] = ()
+
+    def described(self) -> dict[str, object]:
+        """As JSON values that are equal where the same is measured."""
+        second = self.second and json.loads(config_to_json(self.second))
+        digests = [hashlib.sha256(text.encode()).hexdigest() for text in self.texts]
+        return {"finals": self.attempts, "second": second, "texts": digests}
 
 
 class _Measured(NamedTuple):
@@ -193,7 +226,7 @@ def contestants(
         ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
     """
     found: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
-    of_all, of_one = by_label(fields, compare.contestants, NAMES, "a contestant")
+    of_all, of_one = _labelled(compare, fields)
     for name in compare.contestants:
         config, options = first_config(compare.recipe, name), of_all | of_one[name]
         own = {"factors": options.pop("factors")} if "factors" in options else {}
@@ -208,6 +241,29 @@ def contestants(
             "group.attempts, or compare them at_equal=seconds"
         )
     return found
+
+
+def _labelled(
+    compare: CompareGradients, fields: Mapping[str, str]
+) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
+    labels = (*compare.contestants, *(["second"] if compare.second else []))
+    return by_label(fields, labels, (*NAMES, "second"), "a contestant")
+
+
+def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
+    """What last weights are measured on; only inside `run_cli`.
+
+    Raises:
+        ConfigError: There is no such recipe, it has no such option, or a text cannot be read.
+    """
+    second = None
+    if compare.second:
+        second = changed(recipe_defaults(compare.second), _labelled(compare, fields)[1]["second"])
+    try:
+        texts = [read_file(Path(name), LARGEST_TEXT, None).decode() for name in compare.text]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"text: {error}") from error
+    return Finals(compare.pass_at, second, texts)
 
 
 def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> None:
@@ -284,7 +340,7 @@ def _run_contestant(
     name: str,
     config: AnyConfig,
     factors: Sequence[float],
-    second: RLDatasetBuilder | None,
+    finals: Finals,
 ) -> _Entry:
     """Choose a contestant's learning rate, and run all its seeds."""
 
@@ -302,21 +358,14 @@ def _run_contestant(
     for seed in compare.seeds:
         print(f"{name}: seed {seed}", flush=True)
         run = _at(config, factor, seed, path(factor, seed))
-        measured.append(run_measured(run, compare.pass_at, second))
+        measured.append(run_measured(run, finals))
     runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
     scores_R = [points(run, compare.metric, "seconds") for run in runs_R]
     return _Entry(config, factor, tried, runs_R, scores_R, measured)
 
 
-def run_measured(
-    config: AnyConfig, attempts: int = 0, second: RLDatasetBuilder | None = None
-) -> _Measured:
+def run_measured(config: AnyConfig, finals: Finals = Finals()) -> _Measured:
     """Run to the end in a process of its own, unless that was done before.
-
-    Args:
-        config: of the run.
-        attempts: at each held-out problem by the last weights, at temperature 1; 0 measures none.
-        second: held-out problems of another task, attempted greedily.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
@@ -324,25 +373,29 @@ def run_measured(
     """
     path, log_path = Path(f"{config.log_path}.measured.json"), Path(config.log_path)
     config_json = config_to_json(config)
-    asked = {"config": json.loads(config_json), "finals": attempts or None}
-    if second is not None:
-        asked["second"] = json.loads(config_to_json(second))
-    if path.exists():
-        found = json.loads(read_file(path, LARGEST_TEXT, path.parent))
-        if all(found.get(key) == value for key, value in asked.items()):
-            return _Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
-    spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
-    with ProcessPoolExecutor(1, spawn) as pool:
-        try:
-            peak = pool.submit(_run_here, config_json).result()
-        except BrokenProcessPool as error:
-            raise WorkerError("a run of the comparison failed: its process was killed") from error
+    asked = {"config": json.loads(config_json), **finals.described()}
+    found = json.loads(read_file(path, LARGEST_TEXT, path.parent)) if path.exists() else {}
+    if all(found.get(key) == value for key, value in asked.items()):
+        return _Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
+    # A complete run is not run again, so what it needed would not be seen.
+    is_known = found.get("config") == asked["config"]
+    peak = found["peak_bytes"] if is_known else _peak_of(config_json)
     history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
     files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
-    final = anyio.run(final_metrics, config, attempts, second) if attempts else {}
+    final = anyio.run(final_metrics, config, finals) if finals.attempts else {}
     measured = _Measured(peak, sum(file.stat().st_size for file in files), final)
     replace_file(path, [json.dumps({**asked, **measured._asdict()}, indent=1).encode()])
     return measured
+
+
+def _peak_of(config_json: str) -> int:
+    """Run to the end in a process of its own, and say what `_run_here` does."""
+    spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
+    with ProcessPoolExecutor(1, spawn) as pool:
+        try:
+            return pool.submit(_run_here, config_json).result()
+        except BrokenProcessPool as error:
+            raise WorkerError("a run of the comparison failed: its process was killed") from error
 
 
 def _run_here(config_json: str) -> int:
@@ -372,12 +425,9 @@ def _most_resident() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-async def final_metrics(
-    config: AnyConfig, attempts: int, second: RLDatasetBuilder | None, at_the_base: bool = False
-) -> Metrics:
+async def final_metrics(config: AnyConfig, finals: Finals, at_the_base: bool = False) -> Metrics:
     """What a run's last weights are worth, or the model that it begins with."""
     async with _opened(config, at_the_base) as engine:
-        sampler = config.sampler(engine)
         test_P = (await config.dataset(engine.tokenizer)).test_P
         kl = KLToBase(
             weight=0.0,
@@ -385,14 +435,39 @@ async def final_metrics(
             max_tokens=config.sampling.max_tokens,
         )
         kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
-        found = await evaluate(sampler, test_P, attempts, 1.0, kl_P)
-        if second is not None:
-            second_P = (await second(engine.tokenizer)).test_P
+        found = await evaluate(config.sampler(engine), test_P, finals.attempts, 1.0, kl_P)
+        if (second := finals.second) is not None:
+            second_P = (await second.dataset(engine.tokenizer)).test_P
             if not at_the_base:
                 say_shared(Path(config.log_path), second_P)
-            of_second = await evaluate(sampler, second_P)
+            of_second = await evaluate(second.sampler(engine), second_P)
             found |= {f"second/{key}": value for key, value in of_second.items()}
+        if finals.texts:
+            found[_TEXT] = await nats_per_token(engine, finals.texts)
         return found
+
+
+async def nats_per_token(engine: Engine, texts: Sequence[str]) -> float:
+    """How surprising plain text is to the centre: its mean -log π, over all tokens but first ones.
+
+    A text is read in pieces of `_PIECE` tokens, or as many as the context has room for.
+    """
+    length = min(_PIECE, engine.traits.context_length)
+    pieces = [
+        tuple(tokens_T[start : start + length])
+        for tokens_T in (engine.tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        for start in range(0, len(tokens_T), length)
+    ]
+    logprobs: list[float] = []
+
+    async def read(piece_T: tuple[int, ...]) -> None:
+        logprobs.extend(await engine.logprobs(LogprobsRequest("centre", piece_T[:1], piece_T[1:])))
+
+    async with anyio.create_task_group() as tasks:
+        for piece_T in pieces:
+            if len(piece_T) > 1:
+                tasks.start_soon(read, piece_T)
+    return -math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
 
 
 def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
@@ -433,13 +508,12 @@ async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     """Run what is not complete yet; print and write the tables, and draw the curves."""
-    found = contestants(compare, fields)
+    found, finals = contestants(compare, fields), finals_of(compare, fields)
     require_matplotlib()
-    second = recipe_defaults(compare.second).dataset if compare.second else None
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
-    base = anyio.run(partial(final_metrics, first, compare.pass_at, second, at_the_base=True))
-    entries = {name: _run_contestant(compare, name, *one, second) for name, one in found.items()}
+    base = anyio.run(partial(final_metrics, first, finals, at_the_base=True))
+    entries = {name: _run_contestant(compare, name, *one, finals) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
@@ -488,12 +562,15 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
         *(f"{k}, T = 1" for k in shown),
         "KL to the base, nats a token",
         *(["second task"] if compare.second else []),
+        *(["plain text, nats a token"] if compare.text else []),
         *("peak memory, MiB", "kept, kB"),
     ]
 
     def finals(of: Sequence[Metrics], kl: str) -> list[str]:
         shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
-        return [*shares, kl, *([_percent(list(map(_second, of)))] if compare.second else [])]
+        second = [_percent(list(map(_second, of)))] if compare.second else []
+        text = [f"{fmean(each[_TEXT] for each in of):.3f}"] if compare.text else []
+        return [*shares, kl, *second, *text]
 
     start, *_ = next(iter(entries.values())).scores_R[0].values()
     rows = [["base", _percent([start]), "", "", "", *finals([base], "0"), "", ""]]

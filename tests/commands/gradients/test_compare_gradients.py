@@ -6,23 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
+from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.commands.gradients.compare_gradients import (
     AnyConfig,
     CompareGradients,
     contestants,
+    nats_per_token,
     rollouts,
     say_shared,
 )
 from es_cookbook.common.cli import run_with_fields
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.fakes import problem
 from tests.said import refused, typed
+from tests.tiny_run import write_tiny_model
 
 ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
 
@@ -88,11 +95,33 @@ def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
         (["group.seed=3"], "seed cannot be given"),
         (["learning_rate=0.1"], "learning_rate is no option of es"),
         (["group.attempts=3"], "contestants must make the same number of rollouts"),
+        (["second.dataset.num_test=1"], "second.dataset.num_test is an option of a contestant"),
+        (["second=math", "second.dataset.nom_test=1"], "nom_test"),
+        (["text=no.txt"], "text: "),
         (["recipe=aritmetic"], "unknown recipe 'aritmetic'"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_a_sentence(options: list[str], said: str) -> None:
     assert said in refused("compare-gradients", *ARITHMETIC, *options)
+
+
+@pytest.mark.anyio
+async def test_plain_text_is_read_in_pieces_that_fit(tmp_path: Path) -> None:
+    model_name = str(write_tiny_model(tmp_path / "model"))
+    engine = await TorchEngineBuilder(device="cpu")(model_name=model_name, search_space=LowRank())
+    texts = ["Plain text, of more tokens than the context has room for." * 2, "a", "bc"]
+    found = await nats_per_token(engine, texts)
+    length = engine.traits.context_length
+    await engine.close()
+    model = load_causal_lm(model_name, "float32", torch.device("cpu"))
+    surprises: list[torch.Tensor] = []
+    for text in texts:
+        for tokens_T in torch.tensor(load_tokenizer(model_name).encode(text)).split(length):
+            with torch.no_grad():
+                logits = model(tokens_T[None, :]).logits[0, :-1]
+            surprises.append(F.cross_entropy(logits, tokens_T[1:], reduction="none"))
+    assert len(surprises) > len(texts) and length < 64
+    assert found == pytest.approx(torch.cat(surprises).mean().item(), rel=1e-4)
 
 
 def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
@@ -126,7 +155,10 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         "group.factors=0.5,1000",
         "pass_at=2",
         "second=arithmetic",
+        "second.dataset.num_test=10",
+        f"text={tmp_path / 'plain.txt'}",
     )
+    (tmp_path / "plain.txt").write_text("12+3=15;" * 20)
     typed("compare-gradients", *options)
     found: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
     assert set(found["contestants"]) == {"es", "group"}
@@ -138,7 +170,8 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         (measured,) = each["measured"]
         assert 2**20 < measured["peak_bytes"] < 8 * 2**30
         assert measured["final"]["test/env/kl/kl"] > 0, name
-        assert {"test/pass@1", "test/pass@2", "second/test/reward/mean"} <= set(measured["final"])
+        assert {"test/pass@1", "test/pass@2", "text/nats_per_token"} <= set(measured["final"])
+        assert measured["final"]["second/test/problems"] == 10
     for factor, reward in group["tried"].items():
         rows = read_metrics(tmp_path / f"group-x{factor}-seed1000/metrics.jsonl")
         assert reward == rows[-2]["reward/mean"], "of the last quarter, which is one generation"
@@ -162,3 +195,10 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     typed("compare-gradients", *options)
     assert made == {path: path.stat().st_mtime_ns for path in made}, "nothing was run again"
     assert (tmp_path / "comparison.json").read_bytes() == before
+    typed("compare-gradients", *options, "pass_at=3")
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+    again: dict[str, Any] = json.loads((tmp_path / "comparison.json").read_text())
+    for name, each in again["contestants"].items():
+        (measured,), (first,) = each["measured"], found["contestants"][name]["measured"]
+        assert measured["peak_bytes"] == first["peak_bytes"], "of the run, not of a look at it"
+        assert "test/pass@3" in measured["final"]
