@@ -114,6 +114,7 @@ PLACEHOLDERS = {
     "search_space.start=…": "search_space.start=adapter",
     "model_name=…": "model_name=elsewhere",
     "data=…": "data=rows.jsonl",
+    "text=…": "text=rows.jsonl",
     "optimizer.sharpness=…": "optimizer.sharpness=0.0001",
     "preset=…": "preset=copes",
     "environment=…": "environment=my_taskset",
