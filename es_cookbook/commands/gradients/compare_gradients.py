@@ -245,7 +245,7 @@ def contestants(
 
 def _labelled(
     compare: CompareGradients, fields: Mapping[str, str]
-) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
     labels = (*compare.contestants, *(["second"] if compare.second else []))
     return by_label(fields, labels, (*NAMES, "second"), "a contestant")
 
