@@ -13,6 +13,7 @@ here as engines are, and imported when such a name comes.
 """
 
 import contextlib
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -76,10 +77,10 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     path = Path(model_name)
     if (found := _of_run(model_name)) is not None:
         return found
-    if path.is_dir():
+    if os.path.isdir(path):
         _refuse_adapter(path)
         return _checked(path)
-    if path.exists():
+    if os.path.exists(path):
         kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         raise ModelError(
             f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
@@ -93,8 +94,9 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
 
 def _of_run(model_name: str) -> Path | None:
     """A run's model directory, if this may be the name of one."""
-    path = Path(model_name)
-    if GENERATION_SIGN not in model_name and (not path.is_dir() or _weights_of(path) is not None):
+    # `os.path` asks nothing of a name that is too long.
+    is_empty = os.path.isdir(model_name) and _weights_of(Path(model_name)) is None
+    if not is_empty and GENERATION_SIGN not in model_name:
         return None
     of_run = cast("Callable[[str], Path | None]", resolve(_OF_RUNS))
     return of_run(model_name)
@@ -102,7 +104,7 @@ def _of_run(model_name: str) -> Path | None:
 
 def is_on_hub(model_name: str) -> bool:
     """Whether a model that there is comes from the Hub, and not from here."""
-    return GENERATION_SIGN not in model_name and not Path(model_name).exists()
+    return GENERATION_SIGN not in model_name and not os.path.exists(model_name)
 
 
 def gguf_file(model_name: str) -> Path | None:
@@ -112,10 +114,10 @@ def gguf_file(model_name: str) -> Path | None:
         ModelError: There is no such file, or it is not clear which one is meant.
     """
     path = Path(model_name)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _only_gguf(path)
     repository, _, file_name = model_name.partition(":")
-    if not model_name.endswith(SUFFIX) or path.exists():
+    if not model_name.endswith(SUFFIX) or os.path.exists(path):
         return path if model_name.endswith(SUFFIX) else None
     if file_name and repository.count("/") == 1 and not repository.startswith((".", "/", "~")):
         return _gguf_of_hub(repository, file_name)

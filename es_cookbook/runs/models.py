@@ -8,6 +8,7 @@ last checkpoint alone. So a run of either kind begins where one of either kind e
 import functools
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -28,6 +29,8 @@ from es_cookbook.runs.history.store import read_prefix
 
 _FORMAT = 1
 """Of a change after which the same generation is another model directory."""
+_DIGITS = 19
+"""No generation has so many, and `int` refuses thousands."""
 _LONGEST_LINE_OF_RUNS = 16
 """Runs that begin one from the other: each of them is a model in the cache."""
 _Run: TypeAlias = tuple[Path, int | None]
@@ -52,11 +55,11 @@ def model_of_run(model_name: str) -> Path | None:
 
 def _named(model_name: str) -> _Run | None:
     path, _, generation = model_name.rpartition(GENERATION_SIGN)
-    if Path(model_name).is_dir():
+    if os.path.isdir(model_name):  # Which asks nothing of a name that is too long.
         path, generation = model_name, ""
-    elif not Path(path).is_dir() or not path:
+    elif not os.path.isdir(path):
         return None
-    elif not (generation.isascii() and generation.isdecimal()):
+    elif not (generation.isascii() and generation.isdecimal() and len(generation) < _DIGITS):
         raise ModelError(
             f"model_name={model_name}: after {GENERATION_SIGN} must be the number of generations "
             f"after which to take the run's centre, found {generation!r:.100}"
@@ -82,6 +85,8 @@ def _checkpoint(log_path: Path, generation: int | None) -> Path:
     last = last_directory(log_path)
     if last is None:
         raise RunDirectoryError(f"{log_path} has no checkpoint yet")
+    if not (last / MODEL).is_dir():
+        raise RunDirectoryError(f"{log_path} is of sft, whose model is its output")
     if generation not in (None, int(last.name)):
         raise RunDirectoryError(
             f"a run of gradients keeps its last checkpoint alone, and that of {log_path} is "
@@ -117,7 +122,7 @@ def _refuse_rings(log_path: Path) -> None:
     """Refuse a run whose bases lead back to itself, or through more runs than anybody means."""
     found: list[Path] = []
     run: _Run | None = (log_path, None)
-    while run is not None:
+    while run is not None and not is_of_gradients(run[0]):
         if run[0].resolve() in found:
             raise RunDirectoryError(f"the base of {log_path} goes back to {run[0]} itself")
         found.append(run[0].resolve())

@@ -107,8 +107,8 @@ def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> N
     assert str(caught.value) == (
         f"model_name: '{NAME}' is no directory, its files are not all in the cache "
         f"({tmp_path / 'cache'}), and {hub.url} answered with status 500; accepted: a model "
-        "directory, a GGUF file, a name whose files are in the cache, and with a network a name on "
-        "the Hub (HF_ENDPOINT for a mirror)"
+        "directory, a GGUF file, a run (runs/mine, runs/mine@GENERATION), a name whose files are "
+        "in the cache, and with a network a name on the Hub (HF_ENDPOINT for a mirror)"
     )
     assert len(hub.requests) == 1
 
@@ -164,6 +164,12 @@ async def test_no_engine_starts_a_process_for_a_name_that_cannot_be_had(
     with pytest.raises(ModelError, match="knows no model no/such, or hides it"):
         await builder(model_name="no/such", search_space=LowRank())
     assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, f"{'a' * 5000}@3", f"/{'a' * 5000}", "a\0b", "@"])
+def test_a_name_that_can_be_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ModelError, match=r"is no directory|there is no directory"):
+        model_directory(name)
 
 
 def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def other_base(run: Path) -> None:
     [
         (None, "{run}@99", r"generation must be 0 to 6, since .* holds as many .* found 99"),
         (None, "{run}@last", r"after @ must be the number of generations .* found 'last'"),
+        (None, f"{{run}}@{'9' * 5000}", r"after @ must be the number of generations"),
         (None, "{run}@-1", r"after @ must be the number of generations .* found '-1'"),
         (None, "{run}@١", r"after @ must be the number of generations"),
         (None, "{run}/../model@1", r"is not the directory of a run"),
@@ -190,6 +191,10 @@ def test_a_run_of_gradients_has_its_last_checkpoint_alone(tmp_path: Path) -> Non
     anyio.run(train_by_gradient, config)
     with pytest.raises(ModelError, match=r"keeps its last checkpoint alone, and that of .* is"):
         model_directory(f"{tmp_path / 'run'}@99")
-    shutil.rmtree(next((tmp_path / "run/checkpoints").iterdir()))
+    (last,) = (tmp_path / "run/checkpoints").iterdir()
+    shutil.rmtree(last / "model")
+    with pytest.raises(ModelError, match="is of sft, whose model is its output"):
+        model_directory(str(tmp_path / "run"))
+    shutil.rmtree(last)
     with pytest.raises(ModelError, match="has no checkpoint yet"):
         model_directory(str(tmp_path / "run"))
