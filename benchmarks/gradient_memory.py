@@ -20,12 +20,8 @@ import chz
 
 from benchmarks.harness import Row, report, row
 from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
-from es_cookbook.commands.gradients.compare_gradients import (
-    NAMES,
-    AnyConfig,
-    first_config,
-    run_measured,
-)
+from es_cookbook.commands.gradients.compare_gradients import NAMES, first_config
+from es_cookbook.commands.gradients.measured_runs import AnyConfig, run_measured
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.surrogate import Surrogate

@@ -155,7 +155,7 @@ OWN = {
     "runs/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",
-    "checkpoints/gguf.py": "what was checked when it was mapped",
+    "checkpoints/gguf/conversion.py": "what was checked when it was mapped",
     "checkpoints/gguf_export.py": "what an export has just written",
     "checkpoints/peft.py": "writes an export",
     "checkpoints/model_files.py": "writes an export",
@@ -164,7 +164,7 @@ OWN = {
     "runs/trusted.py": "this user's own secret, and scripts where the user has them",
     "train/ending.py": "/proc, for what a process has started",
     "train/sweep/worker.py": "output of processes of its own",
-    "commands/gradients/compare_gradients.py": "/proc/self/status",
+    "commands/gradients/measured_runs.py": "/proc/self/status",
     "commands/prepare": "data sets that the user makes, in no run",
     "commands/evaluate/reconsider.py": "writes a new file",
 }

@@ -31,25 +31,17 @@ training, without measurements. At equal seconds, a run has the last score that 
 then.
 
 The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
-seconds. What a run measured is kept beside its directory, as `<run>.measured.json`. The same
-command goes on where it was interrupted.
+seconds. The same command goes on where it was interrupted (`measured_runs`).
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import math
-import multiprocessing
-import resource
-import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import Literal, cast
 
 import anyio
 import chz
@@ -57,42 +49,36 @@ import chz
 from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.grpo import config as grpo
-from es_cookbook.baselines.grpo import main as run_grpo
-from es_cookbook.commands.evaluate.measuring import Subject, opened
+from es_cookbook.commands.gradients.measured_runs import (
+    TEXT,
+    AnyConfig,
+    Finals,
+    Measured,
+    final_metrics,
+    run_measured,
+)
 from es_cookbook.commands.gradients.policy_gradient import of_recipe
-from es_cookbook.commands.gradients.policy_gradient import run as run_program
 from es_cookbook.commands.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
-from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
-from es_cookbook.common.errors import ConfigError, WorkerError, did_you_mean, nearest
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
 from es_cookbook.common.files import LARGEST_TEXT, read_file
-from es_cookbook.common.terminal import markdown, plural, say
-from es_cookbook.engines.base import Engine, LogprobsRequest
+from es_cookbook.common.terminal import markdown
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
-from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.objectives import Mean
-from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import EnvGroupBuilder, Metrics
-from es_cookbook.runs.checkpoints import latest_checkpoint
-from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, METRICS, read_trained_on
+from es_cookbook.rl.types import Metrics
+from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.reading import RunFiles, read_run
 from es_cookbook.runs.report.curves import Spent, lines_of, mean_and_range, points
 from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import open_run
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
-AnyConfig: TypeAlias = train.Config | policy_gradient.Config | grpo.Config
-"""Of a run of evolution strategies, or of gradients."""
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
-_TEXT = "text/nats_per_token"
-_PIECE = 512
-"""Tokens of plain text that are read at once."""
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
 
@@ -152,41 +138,6 @@ class CompareGradients:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Finals:
-    """What the last weights of a run are measured on.
-
-    Attributes:
-        attempts: at each held-out problem, at temperature 1; of 0 nothing is measured.
-        second: a run of another task, whose held-out problems are attempted greedily.
-        texts: plain text.
-    """
-
-    attempts: int = 0
-    second: train.Config | None = None
-    texts: Sequence[str] = ()
-
-    def described(self) -> dict[str, object]:
-        """As JSON values that are equal where the same is measured."""
-        second = self.second and json.loads(config_to_json(self.second))
-        digests = [hashlib.sha256(text.encode()).hexdigest() for text in self.texts]
-        return {"finals": self.attempts, "second": second, "texts": digests}
-
-
-class _Measured(NamedTuple):
-    """What a run needed, and what its last weights are worth.
-
-    Attributes:
-        peak_bytes: most resident memory, less that of imported libraries.
-        kept_bytes: of the files that hold the trained weights: the history, or the checkpoint.
-        final: metrics of the last weights; none where only the training matters.
-    """
-
-    peak_bytes: int
-    kept_bytes: int
-    final: Metrics
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
     """A contestant's runs: at the learning rate that was chosen, one for each seed.
@@ -202,7 +153,7 @@ class _Entry:
     tried: Mapping[float, float]
     runs_R: Sequence[RunFiles]
     scores_R: Sequence[Mapping[float, float]]
-    measured_R: Sequence[_Measured]
+    measured_R: Sequence[Measured]
 
     @property
     def seconds_R(self) -> list[float]:
@@ -354,7 +305,7 @@ def _run_contestant(
         run_measured(_at(config, factor, compare.tuning_seed, log_path))
         tried[factor] = _reward_at_the_end(log_path)
     factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
-    measured: list[_Measured] = []
+    measured: list[Measured] = []
     for seed in compare.seeds:
         print(f"{name}: seed {seed}", flush=True)
         run = _at(config, factor, seed, path(factor, seed))
@@ -362,148 +313,6 @@ def _run_contestant(
     runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
     scores_R = [points(run, compare.metric, "seconds") for run in runs_R]
     return _Entry(config, factor, tried, runs_R, scores_R, measured)
-
-
-def run_measured(config: AnyConfig, finals: Finals = Finals()) -> _Measured:
-    """Run to the end in a process of its own, unless that was done before.
-
-    Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
-        KeyboardInterrupt: It was stopped.
-    """
-    path, log_path = Path(f"{config.log_path}.measured.json"), Path(config.log_path)
-    config_json = config_to_json(config)
-    asked = {"config": json.loads(config_json), **finals.described()}
-    found = json.loads(read_file(path, LARGEST_TEXT, path.parent)) if path.exists() else {}
-    if all(found.get(key) == value for key, value in asked.items()):
-        return _Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
-    # A complete run is not run again, so what it needed would not be seen.
-    is_known = found.get("config") == asked["config"]
-    peak = found["peak_bytes"] if is_known else _peak_of(config_json)
-    history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
-    files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
-    final = anyio.run(final_metrics, config, finals) if finals.attempts else {}
-    measured = _Measured(peak, sum(file.stat().st_size for file in files), final)
-    replace_file(path, [json.dumps({**asked, **measured._asdict()}, indent=1).encode()])
-    return measured
-
-
-def _peak_of(config_json: str) -> int:
-    """Run to the end in a process of its own, and say what `_run_here` does."""
-    spawn = multiprocessing.get_context("spawn")  # A fork would begin with this process's memory.
-    with ProcessPoolExecutor(1, spawn) as pool:
-        try:
-            return pool.submit(_run_here, config_json).result()
-        except BrokenProcessPool as error:
-            raise WorkerError("a run of the comparison failed: its process was killed") from error
-
-
-def _run_here(config_json: str) -> int:
-    """Run; returns how much more memory was resident at most than imported libraries take."""
-    from torch import nn
-    from transformers import PreTrainedModel
-
-    del nn, PreTrainedModel  # What comes after them counts.
-    before = _most_resident()
-    config = config_from_json(config_json, trust_of(config_json))
-    if isinstance(config, train.Config):
-        train.run(config)
-    elif isinstance(config, grpo.Config):
-        run_program(run_grpo, config)
-    else:
-        run_program(policy_gradient.main, cast(policy_gradient.Config, config))
-    return _most_resident() - before
-
-
-def _most_resident() -> int:
-    """Bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():  # Of this program; what `getrusage` says begins with its parent's there.
-        (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-async def final_metrics(config: AnyConfig, finals: Finals, at_the_base: bool = False) -> Metrics:
-    """What a run's last weights are worth, or the model that it begins with."""
-    async with _opened(config, at_the_base) as engine:
-        test_P = (await config.dataset(engine.tokenizer)).test_P
-        kl = KLToBase(
-            weight=0.0,
-            problems_per_generation=max(len(test_P), 1),
-            max_tokens=config.sampling.max_tokens,
-        )
-        kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
-        found = await evaluate(config.sampler(engine), test_P, finals.attempts, 1.0, kl_P)
-        if (second := finals.second) is not None:
-            second_P = (await second.dataset(engine.tokenizer)).test_P
-            if not at_the_base:
-                say_shared(Path(config.log_path), second_P)
-            of_second = await evaluate(second.sampler(engine), second_P)
-            found |= {f"second/{key}": value for key, value in of_second.items()}
-        if finals.texts:
-            found[_TEXT] = await nats_per_token(engine, finals.texts)
-        return found
-
-
-async def nats_per_token(engine: Engine, texts: Sequence[str]) -> float:
-    """How surprising plain text is to the centre: its mean -log π, over all tokens but first ones.
-
-    A text is read in pieces of `_PIECE` tokens, or as many as the context has room for.
-    """
-    length = min(_PIECE, engine.traits.context_length)
-    pieces = [
-        tuple(tokens_T[start : start + length])
-        for tokens_T in (engine.tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        for start in range(0, len(tokens_T), length)
-    ]
-    logprobs: list[float] = []
-
-    async def read(piece_T: tuple[int, ...]) -> None:
-        logprobs.extend(await engine.logprobs(LogprobsRequest("centre", piece_T[:1], piece_T[1:])))
-
-    async with anyio.create_task_group() as tasks:
-        for piece_T in pieces:
-            if len(piece_T) > 1:
-                tasks.start_soon(read, piece_T)
-    return -math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
-
-
-def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
-    """Say how many of another task's problems a run trains on, where it does."""
-    known = read_trained_on(log_path)
-    if shared := known and known.overlap(problem.digests for problem in second_P):
-        of_second = plural(len(second_P), "problem")
-        say(f"not held out: {log_path} trains on {shared} of {of_second} of second")
-
-
-@contextlib.asynccontextmanager
-async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine]:
-    """An engine whose base is the run's, and whose centre has its last weights."""
-    run = None
-    if isinstance(config, train.Config) and not at_the_base:
-        run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
-    subject = Subject(config.log_path, config.model_name, config.engine, config.space, run)
-    async with opened(subject) as (engine, rebuilt):
-        if rebuilt is not None:
-            await rebuilt.go_to(len(rebuilt.run.records))
-        elif not at_the_base:
-            await _take_checkpoint(engine, Path(config.log_path))
-        yield engine
-
-
-async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
-    import torch
-
-    from es_cookbook.baselines.gradient_run import take_weights
-    from es_cookbook.checkpoints.models import load_causal_lm
-
-    checkpoint = latest_checkpoint(log_path)
-    assert checkpoint is not None, "a complete run has one"
-    model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
-    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
-    await take_weights(engine, {name: parameters[name] for name in engine.space.shapes})
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
@@ -569,7 +378,7 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
     def finals(of: Sequence[Metrics], kl: str) -> list[str]:
         shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
         second = [_percent(list(map(_second, of)))] if compare.second else []
-        text = [f"{fmean(each[_TEXT] for each in of):.3f}"] if compare.text else []
+        text = [f"{fmean(each[TEXT] for each in of):.3f}"] if compare.text else []
         return [*shares, kl, *second, *text]
 
     start, *_ = next(iter(entries.values())).scores_R[0].values()

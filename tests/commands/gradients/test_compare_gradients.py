@@ -13,13 +13,11 @@ from es_cookbook import train
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.commands.gradients.compare_gradients import (
-    AnyConfig,
     CompareGradients,
     contestants,
-    nats_per_token,
     rollouts,
-    say_shared,
 )
+from es_cookbook.commands.gradients.measured_runs import AnyConfig, nats_per_token, say_shared
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -128,7 +126,7 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("es_cookbook.commands.gradients.compare_gradients.say", said.append)
+    monkeypatch.setattr("es_cookbook.commands.gradients.measured_runs.say", said.append)
     second_P = [problem(number, "test") for number in range(3)]
     say_shared(tmp_path, second_P)
     for trained in (second_P[:2], []):
