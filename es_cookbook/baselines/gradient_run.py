@@ -17,6 +17,7 @@ What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL
 """
 
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -202,6 +203,12 @@ class GradientRun(Generic[_Learner]):
         with next_checkpoint(Path(self._config.log_path), generation) as path:
             with no_progress_bar():
                 self.learner.model.save_pretrained(path / MODEL)
+            # Whoever loads it is to sample as the run did: what was learned of rounded weights may
+            # be lost without the rounding. The weights themselves stay float32, to go on from.
+            config = path / MODEL / "config.json"
+            plain = json.loads(config.read_text("utf-8"))
+            if plain.get("dtype") != dtype:
+                config.write_text(json.dumps({**plain, "dtype": dtype}, indent=2), "utf-8")
             tokenizer.save_pretrained(path / MODEL)
             self.learner.save_moments(path)
             state = state_json(generation, dtype, self._results)

@@ -20,6 +20,7 @@ from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import HistoryError, ModelError
 from es_cookbook.common.terminal import as_program
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.runs.export.export import write_export
@@ -187,11 +188,14 @@ def test_what_is_no_model_is_refused(
 
 def test_a_run_of_gradients_has_its_last_checkpoint_alone(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
-    config = gradient_config(GradientConfig, model, tmp_path / "run")
+    engine = TorchEngineBuilder(device="cpu", num_lanes=1, dtype="bfloat16")
+    config = gradient_config(GradientConfig, model, tmp_path / "run", engine=engine)
     anyio.run(train_by_gradient, config)
+    (last,) = (tmp_path / "run/checkpoints").iterdir()
+    kept = json.loads((last / "model/config.json").read_text())
+    assert kept["dtype"] == "bfloat16", "as the run sampled"
     with pytest.raises(ModelError, match=r"keeps its last checkpoint alone, and that of .* is"):
         model_directory(f"{tmp_path / 'run'}@99")
-    (last,) = (tmp_path / "run/checkpoints").iterdir()
     shutil.rmtree(last / "model")
     with pytest.raises(ModelError, match="is of sft, whose model is its output"):
         model_directory(str(tmp_path / "run"))
