@@ -43,6 +43,7 @@ _SINGLE_AND_INDEX = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+_WEIGHT_FILES = tuple(name for names in _SINGLE_AND_INDEX for name in names)
 _SMALL = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 """Endings of files that are no weights and no code."""
 _WEIGHTS = (".safetensors", ".bin")
@@ -95,7 +96,8 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
 def _of_run(model_name: str) -> Path | None:
     """A run's model directory, if this may be the name of one."""
     # `os.path` asks nothing of a name that is too long.
-    is_empty = os.path.isdir(model_name) and _weights_of(Path(model_name)) is None
+    files = (os.path.join(model_name, name) for name in _WEIGHT_FILES)
+    is_empty = os.path.isdir(model_name) and not any(map(os.path.isfile, files))
     if not is_empty and GENERATION_SIGN not in model_name:
         return None
     of_run = cast("Callable[[str], Path | None]", resolve(_OF_RUNS))
@@ -314,6 +316,6 @@ def _weights_of(directory: Path, more: Collection[str] = ()) -> list[str] | None
 def _no_weights(model_name: str) -> ModelError:
     return ModelError(
         f"model_name: {model_name!r} has no weights: none of "
-        f"{', '.join(name for names in _SINGLE_AND_INDEX for name in names)} in its directory or "
+        f"{', '.join(_WEIGHT_FILES)} in its directory or "
         "on the Hub"
     )

@@ -104,8 +104,8 @@ def _intervals(
     if attempts > 1 and SOLVED in results.outcomes.metrics:
         found |= {f"pass@{k}": results.pass_at(k, resamples=_RESAMPLES) for k in ks_of(attempts)}
         if results.can_vote:
-            of_more = [k for k in ks_of(attempts) if k > 2]
-            votes = {f"maj@{k}": results.majority_at(k, resamples=_RESAMPLES) for k in of_more}
+            ks = majority_ks_of(attempts)
+            votes = {f"maj@{k}": results.majority_at(k, resamples=_RESAMPLES) for k in ks}
             found |= votes
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
     return {
@@ -153,6 +153,11 @@ def summary(
 def ks_of(attempts: int) -> list[int]:
     """The k of which pass@k is reported: powers of two up to the attempts, and all of them."""
     return list(dict.fromkeys((*(2**power for power in range(attempts.bit_length())), attempts)))
+
+
+def majority_ks_of(attempts: int) -> list[int]:
+    """The k of which maj@k is reported: of two attempts, most are both or any."""
+    return [k for k in ks_of(attempts) if k > 2]
 
 
 def _pass_at(groups_P: Sequence[TrajectoryGroup], attempts: int) -> dict[str, float]:

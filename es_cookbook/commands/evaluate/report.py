@@ -26,7 +26,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import one_line, plural, printable
-from es_cookbook.population.evaluate import ks_of
+from es_cookbook.population.evaluate import ks_of, majority_ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
 from es_cookbook.rl.objectives import REWARD, Outcomes
@@ -52,8 +52,8 @@ def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, d
             f"pass@{k}": results.pass_at(k, seed, solved) for k in ks_of(results.attempts)
         }
         if results.can_vote:
-            of_more = [k for k in ks_of(results.attempts) if k > 2]
-            found["all"] |= {f"maj@{k}": results.majority_at(k, seed, solved) for k in of_more}
+            ks = majority_ks_of(results.attempts)
+            found["all"] |= {f"maj@{k}": results.majority_at(k, seed, solved) for k in ks}
     for tag in results.tags:
         found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
     return found
