@@ -2,6 +2,7 @@
 
     python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf
     python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf sums       # or examples
+    python -m benchmarks.real_model SmolLM2-135M-Instruct.Q4_1.gguf vllm       # both, on vLLM too
 
 SmolLM2-135M-Instruct in bfloat16. Its GGUF file is no part of this repository: where it is missing
 nothing is measured. 32 rank-1 genomes answer 16 problems, and 16 genomes those with examples, which
@@ -19,16 +20,26 @@ once.
 
 import asyncio
 import dataclasses
+import os
 import random
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.harness import Row, report, row
+from benchmarks.engines import generation, processor_seconds
+from benchmarks.harness import Row, ratios, report, row
 from benchmarks.sampling import Case, Contest, endless_model, rows_of
 from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.sampler import rare_garbage_collection
+from es_cookbook.rl.types import SamplingParams
 
 TOKENS, PROBLEMS = 16, 16
 _INSTRUCTION = (
@@ -95,6 +106,48 @@ def _rows_of(loop: asyncio.AbstractEventLoop, case: Case) -> list[Row]:
     ]
 
 
+async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
+    """Generations of both engines, by turns, after one that does not count."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = str(case.make(Path(directory)))
+        builders: dict[str, EngineBuilder] = {
+            "torch": TorchEngineBuilder(dtype=case.dtype),
+            "vllm": VLLMEngineBuilder(dtype=case.dtype, kv_cache_gib=2.0, max_genomes=case.genomes),
+        }
+        space = LowRank(rank=1)
+        engines = {
+            name: await builder(model_name=path, search_space=space)
+            for name, builder in builders.items()
+        }
+        prompts_P = case.prompts(AutoTokenizer.from_pretrained(path), case.problems)
+    genomes_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(case.genomes)]
+    params = SamplingParams(max_tokens=case.tokens, logprobs=False)
+    clock: dict[str, list[float]] = {name: [] for name in engines}
+    processor: dict[str, list[float]] = {name: [] for name in engines}
+    with rare_garbage_collection():
+        for repeat in range(-1, case.repeats):
+            for name, engine in engines.items():
+                before = processor_seconds()
+                seconds = await generation(engine, [genomes_G], prompts_P, params)
+                if repeat >= 0:
+                    processor[name].append(processor_seconds() - before)
+                    clock[name].append(seconds["total"])
+    shared = engines["vllm"].stats()
+    of_all = shared["cached_tokens"] / (shared["cached_tokens"] + shared["prefilled_tokens"])
+    for engine in engines.values():
+        await engine.close()
+    tokens = case.genomes * case.problems * case.tokens
+    by_clock = ratios(clock["vllm"], clock["torch"])
+    by_processor = ratios(processor["vllm"], processor["torch"])
+    return [
+        row(f"{case.name}: on torch", [tokens / each for each in clock["torch"]], "tokens/s"),
+        row(f"{case.name}: on vLLM", [tokens / each for each in clock["vllm"]], "tokens/s"),
+        row(f"{case.name}: torch / vLLM, by the clock", by_clock, "x", at_least=at_least),
+        row(f"{case.name}: torch / vLLM, by processor time", by_processor, "x"),
+        row(f"{case.name}: prompt tokens that vLLM shared", [100 * of_all], "%"),
+    ]
+
+
 def main() -> None:
     """Measure and report."""
     file, *names = sys.argv[1:] or ["SmolLM2-135M-Instruct.Q4_1.gguf"]
@@ -102,7 +155,16 @@ def main() -> None:
         raise SystemExit(f"{file} is not there: name the GGUF file of SmolLM2-135M-Instruct")
     cases = _cases(file)
     loop = asyncio.new_event_loop()
-    rows = [found for name in names or cases for found in _rows_of(loop, cases[name])]
+    if names == ["vllm"]:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        goals = {"sums": 1.5, "examples": 1.2}
+        rows = [
+            found
+            for name, case in cases.items()
+            for found in loop.run_until_complete(_beside_vllm(case, goals[name]))
+        ]
+    else:
+        rows = [found for name in names or cases for found in _rows_of(loop, cases[name])]
     loop.close()
     report("real_model", rows, " ".join(names))
 

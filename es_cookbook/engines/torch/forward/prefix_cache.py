@@ -34,6 +34,7 @@ class _Node:
 
     Attributes:
         who: they are of; their first position, `first`; and where they lie.
+        blocks: those in which they lie.
         parent: what comes before; None for the root, which has no tokens.
         owner: who computes them, until they are there.
         children: by first token, and by owner.
@@ -45,6 +46,7 @@ class _Node:
     tokens_T: tuple[int, ...] = ()
     first: int = 0
     runs: tuple[Run, ...] = ()
+    blocks: list[int] = dataclasses.field(default_factory=list)
     parent: "_Node | None" = None
     owner: object = None
     children: dict[tuple[int, object], "_Node"] = dataclasses.field(default_factory=dict)
@@ -55,10 +57,6 @@ class _Node:
     def end(self) -> int:
         """One past the last position."""
         return self.first + len(self.tokens_T)
-
-    @property
-    def blocks(self) -> list[int]:
-        return _blocks(self.runs, self.first, self.end)
 
     @property
     def key(self) -> tuple[int, object]:
@@ -205,7 +203,9 @@ class PrefixCache:
     ) -> _Node:
         """A node after `parent` of tokens that lie in these runs."""
         first, end = parent.end, parent.end + len(tokens_T)
-        node = _Node(parent.who, tokens_T, first, _within(runs, first, end), parent, owner)
+        lies = _within(runs, first, end)
+        blocks = _blocks(lies, first, end)
+        node = _Node(parent.who, tokens_T, first, lies, blocks, parent, owner)
         parent.children[node.key] = node
         for block in node.blocks:
             self._keepers[block] += 1
@@ -218,6 +218,7 @@ class PrefixCache:
         middle = self._add(parent, node.tokens_T[:length], node.runs, node.owner)
         node.runs = _within(node.runs, middle.end, node.end)
         node.tokens_T, node.first, node.parent = node.tokens_T[length:], middle.end, middle
+        node.blocks = _blocks(node.runs, node.first, node.end)
         middle.children[node.key] = node
         for block in node.blocks:
             self._keepers[block] += 1
@@ -315,23 +316,26 @@ def _merged(runs: Iterable[Run]) -> tuple[Run, ...]:
 
 def _within(runs: Sequence[Run], first: int, end: int) -> tuple[Run, ...]:
     """The runs of the positions from `first` to one before `end`."""
-    ends = [*(begin for begin, _ in runs[1:]), end][: len(runs)]
-    return tuple(
-        (max(begin, first), shift)
-        for (begin, shift), until in zip(runs, ends, strict=True)
-        if begin < end and until > first
-    )
+    return tuple((begin, shift) for begin, _, shift in _pieces(runs, first, end))
 
 
 def _blocks(runs: Sequence[Run], first: int, end: int) -> list[int]:
     """The blocks in which these positions lie, each once for a run."""
-    inside = _within(runs, first, end)
-    ends = [*(begin for begin, _ in inside[1:]), end][: len(inside)]
     return [
         block
-        for (begin, shift), until in zip(inside, ends, strict=True)
+        for begin, until, shift in _pieces(runs, first, end)
         for block in range((begin + shift) // STEP, (until - 1 + shift) // STEP + 1)
     ]
+
+
+def _pieces(runs: Sequence[Run], first: int, end: int) -> list[tuple[int, int, int]]:
+    """Of each run the positions from `first` to one before `end`, as bounds, and its shift."""
+    if len(runs) == 1 and first < end:  # nearly always
+        return [(first, end, runs[0][1])]
+    begins = [begin for begin, _ in runs]
+    bounds = zip(runs, [*begins[1:], end], strict=False)
+    cut = [(max(begin, first), min(until, end), shift) for (begin, shift), until in bounds]
+    return [piece for piece in cut if piece[0] < piece[1]]
 
 
 def num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
