@@ -112,7 +112,13 @@ async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
         path = str(case.make(Path(directory)))
         builders: dict[str, EngineBuilder] = {
             "torch": TorchEngineBuilder(dtype=case.dtype),
-            "vllm": VLLMEngineBuilder(dtype=case.dtype, kv_cache_gib=2.0, max_genomes=case.genomes),
+            # Blocks of 128 tokens, as they are otherwise, hold more than is shared.
+            "vllm": VLLMEngineBuilder(
+                dtype=case.dtype,
+                kv_cache_gib=2.0,
+                max_genomes=case.genomes,
+                extra={"block_size": 32},
+            ),
         }
         space = LowRank(rank=1)
         engines = {

@@ -123,7 +123,7 @@ class GradientRun(Generic[_Learner]):
     ) -> list[TrajectoryGroup]:
         """The model's attempts at every problem: a group of one genome each, with logprobs.
 
-        Then the engine rests: what it remembers is of weights that are about to change.
+        Then the engine rests, until it takes the weights that were learned.
         """
         sampling = chz.replace(self._config.sampling_at(generation), logprobs=True)
         found = await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
@@ -140,6 +140,8 @@ class GradientRun(Generic[_Learner]):
     async def learned(self, seconds: float) -> None:
         """The learner has learned for so many seconds: let the engine take its weights."""
         began = time.perf_counter()
+        for weight in self.learner.weights.values():
+            weight.grad = None  # its memory is for the engine now
         await take_weights(self.engine, self.learner.weights)
         self._seconds = {"learn": seconds, "load": time.perf_counter() - began}
 

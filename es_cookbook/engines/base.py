@@ -202,9 +202,9 @@ class Engine(Host):
         """Write the centre as a Hugging Face model directory, whole or not at all."""
 
     async def rest(self) -> None:
-        """Give back memory that only requests need: there are none for a while.
+        """Let go of memory that `restore` takes again; nothing is answered until then.
 
-        The next ones take it again. An engine that cannot does nothing.
+        An engine that cannot does nothing.
         """
 
     @abstractmethod
@@ -337,10 +337,11 @@ class Usage:
 
     Attributes:
         closed: the engine can be used no more.
+        rests: it can be used once its centre is restored.
     """
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed = self.rests = False
         self._num_in_flight = 0
         self._change: str | None = None
 
@@ -378,5 +379,7 @@ class Usage:
     def _check(self) -> None:
         if self.closed:
             raise EngineError("the engine is closed")
+        if self.rests:
+            raise EngineError("the engine rests: it can be used once its centre is restored")
         if self._change is not None:
             raise EngineError(f"the engine cannot be used while another task has it {self._change}")

@@ -169,11 +169,19 @@ class Centre:
 
         def from_start(name: str) -> None:
             weight = self.weights[name]
+            if not weight.untyped_storage().nbytes():  # it was released
+                weight.untyped_storage().resize_(weight.nbytes)
             begin = self._base[name] if start is None else _part_of(start[name], self.parts[name])
             weight.copy_(begin.reshape(weight.shape))
             move(name)
 
         return self._each_tensor(from_start)
+
+    def release(self) -> None:
+        """Give back the memory of the weights: nothing but `restore` may follow."""
+        for weight in self.weights.values():
+            if weight.untyped_storage().resizable():
+                weight.untyped_storage().resize_(0)
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor.

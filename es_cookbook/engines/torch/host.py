@@ -164,6 +164,7 @@ class TorchEngine(Engine):
 
     @override
     async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        self._usage.rests = False
         with self._changing("restore the centre"):
             return await asyncio.to_thread(self._weights.restore, list(steps), snapshot)
 
@@ -176,7 +177,9 @@ class TorchEngine(Engine):
     async def rest(self) -> None:
         with self._changing("rest"):
             self._cache.release()
+            self._weights.release()
             trim()
+            self._usage.rests = True
 
     @override
     def stats(self) -> Mapping[str, float]:

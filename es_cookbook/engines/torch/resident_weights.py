@@ -89,6 +89,7 @@ class ResidentWeights:
         self._base_model: PopulationModel | None = None
         self._genome_models: list[PopulationModel] = []
         self._num_loaded = 0
+        self._released: list[tuple[torch.UntypedStorage, int]] = []
         self._host([])
 
     @property
@@ -141,7 +142,25 @@ class ResidentWeights:
 
     def restore(self, steps: Sequence[Step], snapshot: Path | None) -> int:
         """Set the centre to the base moved by these steps; otherwise like `apply`."""
+        while self._released:
+            storage, size = self._released.pop()
+            storage.resize_(size)
         return self._moved(restore_centre(self.centre, steps, snapshot))
+
+    def release(self) -> None:
+        """Give back the memory of the centre, and of genomes: nothing but `restore` may follow."""
+        self.centre.release()
+        self._genome_models.clear()
+        held: dict[int, tuple[torch.UntypedStorage, int]] = {}
+        for _, parameter in self._own(self.model.module):
+            storage = parameter.untyped_storage()  # several layers that run as one are in one
+            own = held.get(storage.data_ptr(), (storage, 0))[1]
+            held[storage.data_ptr()] = storage, own + parameter.nbytes
+        # What is also of weights that stay as they are is kept.
+        for storage, own in held.values():
+            if storage.resizable() and storage.nbytes() == own:
+                self._released.append((storage, own))
+                storage.resize_(0)
 
     def save(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the centre as a Hugging Face model directory, whole or not at all.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -20,6 +21,7 @@ from tests.tiny_models import CONTEXT, FIRST_CHARACTER, VOCABULARY, TinyModel, s
 pytestmark = pytest.mark.anyio
 
 GENOMES_G = [Genome((Term(5 + g // 2, 0.1 * (-1) ** g),)) for g in range(4)]
+STEP = Step((Term(9, 0.05),))
 TARGETS = (*range(len(GENOMES_G)), "centre", "base")
 TURNS = 4
 MIB, GIB = 1 << 20, 1 << 30
@@ -47,13 +49,12 @@ async def _rollouts(engine: TorchEngine, num: int = 20) -> list[list[Action]]:
 
 
 async def _check(path: Path, space: SearchSpaceBuilder) -> None:
-    step = Step((Term(9, 0.05),))
     async with running_engine(path, space, prefix_cache_gib=0) as engine:
         await engine.load(GENOMES_G)
         expected = await _rollouts(engine)
         total = engine.stats()["prefilled_tokens"]
         assert engine.stats()["cached_tokens"] == 0
-        await engine.apply(step)
+        await engine.apply(STEP)
         await engine.load(GENOMES_G)
         expected_after = await _rollouts(engine)
     assert expected_after != expected
@@ -68,7 +69,7 @@ async def _check(path: Path, space: SearchSpaceBuilder) -> None:
             stats = engine.stats()
             assert stats["prefilled_tokens"] + stats["cached_tokens"] == total
             assert stats["cached_tokens"] > (0.02 if "prefix_cache_gib" in options else 0.5) * total
-            await engine.apply(step)
+            await engine.apply(STEP)
             await engine.load(GENOMES_G)
             assert await _rollouts(engine) == expected_after, options
 
@@ -110,18 +111,26 @@ async def test_only_what_is_new_of_a_turn_is_prefilled(tiny_model: TinyModel) ->
         assert engine.stats()["cached_tokens"] == 25
 
 
+@pytest.mark.parametrize(
+    "space", [LowRank(), FullRank(), FullRank(exclude=("*embed*", "*.[qk]_proj.*"))]
+)
 async def test_an_engine_that_rests_gives_its_memory_back_and_answers_as_before(
-    tiny_model: TinyModel,
+    tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:
     tracemalloc.start()
     try:
-        async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
+        async with running_engine(tiny_model("qwen2"), space) as engine:
+            fingerprint = await engine.apply(STEP)
             await engine.load(GENOMES_G)
             expected = await _rollouts(engine)
             counted = engine.stats()
             taken, _ = tracemalloc.get_traced_memory()
             await engine.rest()
             rested, _ = tracemalloc.get_traced_memory()
+            with pytest.raises(EngineError, match="rests: it can be used once its centre is rest"):
+                await engine.sample(request(0, [5]))
+            assert await engine.restore([STEP]) == fingerprint
+            await engine.load(GENOMES_G)
             assert await _rollouts(engine) == expected
             again, _ = tracemalloc.get_traced_memory()
             assert min(taken, again) - rested > MIB
