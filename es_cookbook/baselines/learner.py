@@ -526,17 +526,18 @@ def packed(examples: Sequence[Example], length: int) -> list[Row]:
 def in_parts(rows: Sequence[Row], tokens_per_pass: int) -> list[list[Row]]:
     """Rows of similar length together, each part of so many tokens at most, padding included.
 
-    What fits into one part keeps its order.
+    The longest come first: what others need then fits into the memory that these have freed. What
+    fits into one part keeps its order.
 
     >>> a, b, c = ([Example((1,) * n, (True,) * n)] for n in (3, 9, 4))
     >>> [[length_of(row) for row in part] for part in in_parts([a, b, c], 10)]
-    [[3, 4], [9]]
+    [[9], [4, 3]]
     """
     if rows and len(rows) * max(map(length_of, rows)) <= tokens_per_pass:
         return [list(rows)]
     parts: list[list[Row]] = []
-    for row in sorted(rows, key=length_of):
-        if not parts or (len(parts[-1]) + 1) * length_of(row) > tokens_per_pass:
+    for row in sorted(rows, key=length_of, reverse=True):
+        if not parts or (len(parts[-1]) + 1) * length_of(parts[-1][0]) > tokens_per_pass:
             parts.append([])
         parts[-1].append(row)
     return parts

@@ -169,8 +169,8 @@ class Centre:
 
         def from_start(name: str) -> None:
             weight = self.weights[name]
-            if not weight.untyped_storage().nbytes():  # it was released
-                weight.untyped_storage().resize_(weight.nbytes)
+            if weight.shape != self._base[name].shape:  # it was released
+                weight.data = weight.new_empty(self._base[name].shape)
             begin = self._base[name] if start is None else _part_of(start[name], self.parts[name])
             weight.copy_(begin.reshape(weight.shape))
             move(name)
@@ -180,8 +180,7 @@ class Centre:
     def release(self) -> None:
         """Give back the memory of the weights: nothing but `restore` may follow."""
         for weight in self.weights.values():
-            if weight.untyped_storage().resizable():
-                weight.untyped_storage().resize_(0)
+            weight.data = weight.new_empty(0)  # a storage that NumPy has seen cannot be resized
 
     def perturbed(self, genome: Genome, name: str) -> torch.Tensor:
         """A genome's own value of one parameter: a new float32 tensor.
