@@ -50,6 +50,11 @@ class GradientConfig(RunConfig):
         default=None,
         doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
     )
+    products: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="auto",
+        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint and the "
+        "processor have it. Its weights are always float32",
+    )
     checkpoint_every: int = chz.field(
         default=20,
         doc="generations between checkpoints, from which a run is resumed; 0: after the last only",

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -351,8 +351,16 @@ class Learner:
             ) from error
 
 
-def has_bfloat16(device: torch.device) -> bool:
-    """Whether products of bfloat16 are a device's own, and not emulated."""
+def dtype_of_products(
+    wanted: Literal["auto", "float32", "bfloat16"], base_dtype: str, device: torch.device
+) -> torch.dtype:
+    """What is wanted; auto: bfloat16 if the base is, and the device has such products itself."""
+    if wanted == "auto":
+        wanted = "bfloat16" if base_dtype == "bfloat16" and _has_bfloat16(device) else "float32"
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+def _has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(cast(Any, torch.cpu)._is_avx512_bf16_supported())  # torch has no public one

@@ -237,11 +237,6 @@ class Config(GradientConfig):
     """Train by a policy gradient on the problems and rewards of any data set."""
 
     method: Method = _METHODS.field("how rewards become a gradient")
-    products: Literal["auto", "float32", "bfloat16"] = chz.field(
-        default="auto",
-        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint and the "
-        "processor have it. Its weights are always float32",
-    )
 
     @chz.validate
     def _sampling(self) -> None:
@@ -279,15 +274,8 @@ async def main(config: Config) -> None:
 
 def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":
     """What learns the weights of the engine's space."""
-    import torch
+    from es_cookbook.baselines.learner import Learner, adamw, dtype_of_products
 
-    from es_cookbook.baselines.learner import Learner, adamw, has_bfloat16
-
-    lower = config.products == "bfloat16" or (
-        config.products == "auto"
-        and engine.traits.base_dtype == "bfloat16"
-        and has_bfloat16(model.device)
-    )
     return Learner(
         model,
         engine.space.shapes,
@@ -295,7 +283,7 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
         optimizers=partial(adamw, weight_decay=config.weight_decay),
         max_gradient_norm=config.max_gradient_norm,
         packed_length=_ROW,
-        products=torch.bfloat16 if lower else torch.float32,
+        products=dtype_of_products(config.products, engine.traits.base_dtype, model.device),
     )
 
 

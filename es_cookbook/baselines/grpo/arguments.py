@@ -123,9 +123,13 @@ def _shown(declared: object) -> str:
 
 
 def arguments(
-    config: Config, more: Mapping[str, object], num_problems: int, context_length: int
+    config: Config,
+    more: Mapping[str, object],
+    num_problems: int,
+    context_length: int,
+    products: torch.dtype = torch.float32,
 ) -> GRPOConfig:
-    """TRL's arguments for batches of so many problems.
+    """TRL's arguments for batches of so many problems, and matrix products in a dtype.
 
     A backward pass has as many rows as `tokens_per_pass` has room for, if all were as long as the
     context, and as divide a step's rows.
@@ -149,7 +153,7 @@ def arguments(
     rows = max(size for size in range(1, min(most, of_step) + 1) if of_step % size == 0)
     given: dict[str, Any] = {
         **{"max_completion_length": config.sampling.max_tokens, "disable_dropout": True},
-        **{"bf16": False, "gradient_checkpointing": False},
+        **{"bf16": products == torch.bfloat16, "gradient_checkpointing": False},
         **more,
     }
     try:

@@ -52,7 +52,8 @@ from es_cookbook.baselines.grpo.arguments import (
     refused_by_trl,
 )
 from es_cookbook.baselines.grpo.config import Config
-from es_cookbook.baselines.learner import trained_weights
+from es_cookbook.baselines.learner import dtype_of_products, trained_weights
+from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.engines.base import Engine
@@ -133,13 +134,16 @@ async def train(config: Config, more: Mapping[str, object], checkpoint: Checkpoi
         if not run.generations:
             return
         num_problems = len(run.dataset.get_batch(run.generations.start))
-        args = arguments(config, more, num_problems, run.engine.traits.context_length)
+        traits, device = run.engine.traits, run.learner.model.device
+        products = dtype_of_products(config.products, traits.base_dtype, device)
+        args = arguments(config, more, num_problems, traits.context_length, products)
         await anyio.to_thread.run_sync(_train, config, args, num_problems, run)
 
 
 def _train(
     config: Config, args: GRPOConfig, num_problems: int, run: GradientRun[_TrainedByTRL]
 ) -> None:
+    torch.set_num_threads(num_cores())  # this thread, which is not torch's first, has one core
     learner = run.learner
     tokenizer, filler = padded(run.engine.tokenizer, learner.model)
     generations = _Generations(config, run, num_problems, filler)

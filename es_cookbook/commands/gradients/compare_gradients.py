@@ -8,6 +8,7 @@
 Contestants start with the recipe's model, problems and settings:
 
 - `es`: as the recipe trains;
+- `es_at_scale`, `copes` …: the same with the settings of a paper (`es_cookbook.train.presets`);
 - `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
 - `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`);
 - `gold`: supervised training on the gold answers, by the same program;
@@ -74,10 +75,11 @@ from es_cookbook.runs.reading import RunFiles, read_run
 from es_cookbook.runs.report.curves import Spent, lines_of, mean_and_range, points
 from es_cookbook.runs.report.plots import draw, require_matplotlib
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.train.presets import PRESETS
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
-NAMES = ("es", "surrogate", *GRADIENTS)
+NAMES = ("es", *PRESETS, "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
@@ -238,6 +240,8 @@ def first_config(recipe: str, name: str) -> AnyConfig:
         own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
         return changed(of_recipe(policy_gradient.Config, recipe), own)
     config = recipe_defaults(recipe)
+    if name in PRESETS:
+        config = changed(config, PRESETS[name].options)
     if name == "surrogate":
         answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
         config = chz.replace(config, attempts=1, objective=Mean(), surrogate=answers)

@@ -55,7 +55,10 @@ pytestmark = pytest.mark.anyio
     [
         {},
         {"loss_type": "dr_grpo", "scale_rewards": "none", "num_iterations": 2, "steps": 2},
-        {"loss_type": "grpo", "beta": 0.01, "trained": "linear", "epsilon_high": 0.28},
+        {
+            **{"loss_type": "grpo", "beta": 0.01, "trained": "linear", "epsilon_high": 0.28},
+            **{"products": "bfloat16", "temperature_schedule": HotSteps()},
+        },
     ],
 )
 async def test_trl_learns_what_earns_rewards(

@@ -20,6 +20,8 @@ from es_cookbook.commands.gradients.compare_gradients import (
 from es_cookbook.commands.gradients.measured_runs import AnyConfig, nats_per_token, say_shared
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.fitness import ZScore
+from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import TrainedOn
@@ -51,13 +53,17 @@ def test_all_begin_as_the_recipe_and_make_as_many_rollouts() -> None:
 
 
 def test_at_equal_seconds_rollouts_may_differ() -> None:
-    gold = "contestants=es,gold", "gold.num_generations=30"
+    gold = "contestants=es,es_at_scale,gold", "gold.num_generations=30"
     assert "contestants must make the same number" in refused(
         "compare-gradients", *ARITHMETIC, *gold
     )
-    found = contestants_of(*ARITHMETIC, *gold, "at_equal=seconds")
+    auto = "es_at_scale.optimizer.sigma=auto"
+    found = contestants_of(*ARITHMETIC, *gold, auto, "at_equal=seconds")
     counts = {name: rollouts(config) for name, (config, _) in found.items()}
-    assert counts == {"es": 256 * 4 * 12, "gold": 4 * 30}
+    assert counts == {"es": 256 * 4 * 12, "es_at_scale": 30 * 4 * 12, "gold": 4 * 30}
+    plain = found["es_at_scale"][0]
+    assert isinstance(plain, train.Config) and plain.fitness == ZScore()
+    assert plain.search_space == FullRank() and getattr(plain.optimizer, "sigma", None) == "auto"
     assert type(found["gold"][0].method).__name__ == "Gold"
 
 
