@@ -143,6 +143,17 @@ def test_what_was_before_a_return_to_the_base_is_not_replayed(builder: SearchSpa
     assert fresh.apply(Step((Term(5, 0.5), Term(6, 0.5)))) == last
 
 
+def test_a_centre_gives_its_memory_back_as_often_as_it_is_released() -> None:
+    centre = Centre(base_model(), space_of(FullRank()))
+    expected = centre.restore(STEPS)
+    weights = dict(centre.weights)
+    for _ in range(2):  # NumPy has seen the weights by now
+        centre.release()
+        assert not any(weight.untyped_storage().nbytes() for weight in weights.values())
+        assert centre.restore(STEPS) == expected
+    assert all(centre.weights[name] is weight for name, weight in weights.items())
+
+
 def test_the_order_of_terms_is_kept_and_matters() -> None:
     terms = tuple(Term(seed, 0.1 * (seed + 1)) for seed in range(6))
     forwards = Centre(base_model(), space_of(LowRank())).apply(Step(terms))
