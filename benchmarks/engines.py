@@ -35,7 +35,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.harness import Row, ratios, report, row
+from benchmarks.harness import Row, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
 from es_cookbook.common.cores import num_cores
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
@@ -63,7 +63,7 @@ REPEATS = 5
 PARAMS = SamplingParams(max_tokens=TOKENS, logprobs=False)
 STEP = Step(tuple(Term(1000 + i, 1e-4) for i in range(GENOMES // 2)))
 HISTORY = (STEP, Step((Term(7, 0.002), Term(8, -0.001)), decay=0.01), Step((Term(9, 0.001),)))
-GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+GENOMES_G = mirrored_pairs(GENOMES)
 
 
 async def sample(

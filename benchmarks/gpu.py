@@ -55,7 +55,7 @@ from benchmarks.engines import (
     shut_down,
     start_plain,
 )
-from benchmarks.harness import Row, interleaved, ratios, report, row, table
+from benchmarks.harness import Row, interleaved, mirrored_pairs, ratios, report, row, table
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm, parameter_infos
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, nearest
@@ -249,7 +249,7 @@ def slots(sizes: Sizes, model: Path) -> list[Row]:
     infos = parameter_infos(load_architecture(str(model)))
     low_rank, adapters = LowRank()(infos), Adapter(rank=8, init="orthogonal")(infos)
     assert adapters.adapter is not None
-    genomes_G = [Genome((Term(1 + g // 2, 0.01 * (-1) ** g),)) for g in range(sizes.genomes)]
+    genomes_G = mirrored_pairs(sizes.genomes, 0.01)
     shapes = {info.name: info.shape for info in infos if info.name in low_rank.shapes}
     centre = Centre({}, adapters, device=device)
 
@@ -377,9 +377,7 @@ class Population:
     def __init__(self, sizes: Sizes, model: Path) -> None:
         self.sizes, self.model = sizes, str(model)
         self.params = SamplingParams(max_tokens=sizes.tokens)
-        self.genomes_G = [
-            Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(sizes.genomes)
-        ]
+        self.genomes_G = mirrored_pairs(sizes.genomes)
         self.blocks_one_by_one = [[genome] for genome in self.genomes_G[: sizes.one_by_one]]
         chooser = random.Random(0)
         vocabulary = len(AutoTokenizer.from_pretrained(BUNDLED_MODEL))

@@ -27,10 +27,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import ratios, report, row, spend
+from benchmarks.harness import mirrored_pairs, ratios, report, row, spend
 from benchmarks.sampling import TOKENS, endless_model
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
@@ -53,7 +52,7 @@ SECONDS = 0.05
 """Of processor time that a grader takes."""
 ONE_IN = 16
 """A rollout in so many has such a grader."""
-GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+GENOMES_G = mirrored_pairs(GENOMES)
 
 
 class SlowlyGraded(Env):

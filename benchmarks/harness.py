@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -88,6 +89,16 @@ def spend(seconds: float) -> None:
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Ratio of each neighbouring pair."""
     return [above / below for above, below in zip(numerators, denominators, strict=True)]
+
+
+def mirrored_pairs(number: int, sigma: float = 0.005) -> list[Genome]:
+    """So many genomes, of which neighbours have the same seed and opposite signs."""
+    return [Genome((Term(1 + g // 2, sigma * (-1) ** g),)) for g in range(number)]
+
+
+def share_cached(stats: Mapping[str, float]) -> float:
+    """Of all prompt tokens of an engine, those whose keys and values were there."""
+    return stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
 
 
 def row(

@@ -14,20 +14,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import interleaved, ratios, report, row
+from benchmarks.harness import interleaved, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import GENOMES, PROBLEMS, TOKENS, endless_model
 from es_cookbook.common.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import RLDataset, SamplingParams, TrajectoryGroup
 
 REPEATS = 9
-GENOMES_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(GENOMES)]
+GENOMES_G = mirrored_pairs(GENOMES)
 STEP = Step(tuple(Term(1 + s, 0.01) for s in range(GENOMES // 2)))
 
 

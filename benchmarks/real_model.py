@@ -30,13 +30,12 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.engines import generation, processor_seconds
-from benchmarks.harness import Row, ratios, report, row
+from benchmarks.harness import Row, mirrored_pairs, ratios, report, row, share_cached
 from benchmarks.sampling import Case, Contest, endless_model, rows_of
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import rare_garbage_collection
 from es_cookbook.rl.types import SamplingParams
@@ -96,7 +95,7 @@ def _rows_of(loop: asyncio.AbstractEventLoop, case: Case) -> list[Row]:
     contest = Contest(loop, case)
     rows = rows_of(contest)
     stats = contest.engine.stats()
-    shared = stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
+    shared = share_cached(stats)
     longest = max(map(len, contest.prompts))
     contest.close()
     return [
@@ -126,7 +125,7 @@ async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
             for name, builder in builders.items()
         }
         prompts_P = case.prompts(AutoTokenizer.from_pretrained(path), case.problems)
-    genomes_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(case.genomes)]
+    genomes_G = mirrored_pairs(case.genomes)
     params = SamplingParams(max_tokens=case.tokens, logprobs=False)
     clock: dict[str, list[float]] = {name: [] for name in engines}
     processor: dict[str, list[float]] = {name: [] for name in engines}
@@ -138,8 +137,7 @@ async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
                 if repeat >= 0:
                     processor[name].append(processor_seconds() - before)
                     clock[name].append(seconds["total"])
-    shared = engines["vllm"].stats()
-    of_all = shared["cached_tokens"] / (shared["cached_tokens"] + shared["prefilled_tokens"])
+    shared = share_cached(engines["vllm"].stats())
     for engine in engines.values():
         await engine.close()
     tokens = case.genomes * case.problems * case.tokens
@@ -150,7 +148,7 @@ async def _beside_vllm(case: Case, at_least: float) -> list[Row]:
         row(f"{case.name}: on vLLM", [tokens / each for each in clock["vllm"]], "tokens/s"),
         row(f"{case.name}: torch / vLLM, by the clock", by_clock, "x", at_least=at_least),
         row(f"{case.name}: torch / vLLM, by processor time", by_processor, "x"),
-        row(f"{case.name}: prompt tokens that vLLM shared", [100 * of_all], "%"),
+        row(f"{case.name}: prompt tokens that vLLM shared", [100 * shared], "%"),
     ]
 
 

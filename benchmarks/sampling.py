@@ -55,10 +55,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from benchmarks.harness import Row, interleaved, ratios, report, row
+from benchmarks.harness import Row, interleaved, mirrored_pairs, ratios, report, row
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import rare_garbage_collection
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
@@ -345,7 +345,7 @@ class Contest:
                 builder(model_name=path, search_space=LowRank(rank=1))
             )
         self.prompts = case.prompts(tokenizer, case.problems)
-        self.genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(case.genomes)]
+        self.genomes = mirrored_pairs(case.genomes)
         self._pad = tokenizer.pad_token_id
         self._longest = max(map(len, self.prompts))
         pads = [self._longest - len(p) for p in self.prompts]

@@ -25,12 +25,11 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from benchmarks.harness import interleaved, ratios, report, row
+from benchmarks.harness import interleaved, mirrored_pairs, ratios, report, row, share_cached
 from benchmarks.sampling import endless_model, first_prompt
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.host import TorchEngine
-from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -46,7 +45,7 @@ class Population:
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.turns = turns
-        self.genomes = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(num_genomes)]
+        self.genomes = mirrored_pairs(num_genomes)
         self.processor_seconds: list[float] = []
         self.answers: list[list[tuple[int, ...]]] = []
         builder = TorchEngineBuilder(prefix_cache_gib=prefix_cache_gib)
@@ -107,7 +106,7 @@ def main() -> None:
     for population in populations.values():
         population.close()
     sampled = options.genomes * PROBLEMS * TURNS * WRITTEN
-    cached = stats["cached_tokens"] / (stats["cached_tokens"] + stats["prefilled_tokens"])
+    cached = share_cached(stats)
     rows = [
         row(f"{name}, by the clock", [sampled / seconds for seconds in clock[name]], "tokens/s")
         for name in populations

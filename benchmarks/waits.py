@@ -26,11 +26,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.harness import ratios, report, row
+from benchmarks.harness import mirrored_pairs, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
@@ -146,7 +145,7 @@ async def measure(num_genomes: int, repeats: int) -> None:
         engine = await TorchEngineBuilder()(model_name=path, search_space=LowRank(rank=1))
     datasets = await CountdownDatasetBuilder(problems_per_generation=PROBLEMS)(engine.tokenizer)
     prompts = [await first_prompt(problem) for problem in datasets.train.get_batch(0)]
-    genomes_G = [Genome((Term(1 + g // 2, 0.005 * (-1) ** g),)) for g in range(num_genomes)]
+    genomes_G = mirrored_pairs(num_genomes)
     sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=WRITTEN))
     busy: dict[bool, list[float]] = {False: [], True: []}
     rates: dict[bool, list[float]] = {False: [], True: []}
