@@ -8,6 +8,7 @@
 Contestants start with the recipe's model, problems and settings:
 
 - `es`: as the recipe trains;
+- `rewards`: the same, where genomes give answers of their own, if the recipe's score others;
 - `es_at_scale`, `copes` …: the same with the settings of a paper (`es_cookbook.train.presets`);
 - `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
 - `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.baselines.policy_gradient`);
@@ -26,10 +27,10 @@ tries none for one contestant.
 A run is a process of its own, which tells how much memory it needs: the most that it ever had
 resident, less what importing torch and transformers takes. Its last weights are measured on an
 engine that was built from the base, so that it knows both: the KL to the base is that of answers
-which the last weights gave at temperature 1. What else they may have lost is seen on another
-recipe's problems, answered greedily as that recipe samples, and in `text`. Seconds are those of
-training, without measurements. At equal seconds, a run has the last score that it had reached by
-then.
+which the last weights gave at temperature 1. What else they may have lost is seen on the problems
+of one or two other recipes, answered greedily as these sample, and in `text`. Seconds are those of
+training, without measurements. At equal seconds, or at equal rollouts, a run has the last score
+that it had reached by then.
 
 The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
 seconds. The same command goes on where it was interrupted (`measured_runs`).
@@ -79,8 +80,10 @@ from es_cookbook.train.presets import PRESETS
 from es_cookbook.train.sweep import batch_of, rollouts_of
 
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
-NAMES = ("es", *PRESETS, "surrogate", *GRADIENTS)
+NAMES = ("es", "rewards", *PRESETS, "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
+OTHERS = ("second", "third")
+"""Tasks on which nobody trains."""
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
 
@@ -106,6 +109,7 @@ class CompareGradients:
         doc="another recipe, on whose held-out problems forgetting is measured; second.FIELD=... "
         "are its options",
     )
+    third: str = chz.field(default="", doc="one more, as second is")
     text: tuple[str, ...] = chz.field(
         default=(), doc="files of plain text, whose log-probability per token is measured"
     )
@@ -139,6 +143,12 @@ class CompareGradients:
     def directory(self) -> Path:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
+    @property
+    def others(self) -> dict[str, str]:
+        """By the name of the option, recipes on which nobody trains."""
+        given = {"second": self.second, "third": self.third}
+        return {name: recipe for name, recipe in given.items() if recipe}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
@@ -147,26 +157,28 @@ class _Entry:
     Attributes:
         config: before its learning rate was chosen.
         tried: factor on the learning rate -> reward at the end.
-        scores_R: of each run, seconds of training -> score; the first before training.
     """
 
     config: AnyConfig
     factor: float
     tried: Mapping[float, float]
+    metric: str
     runs_R: Sequence[RunFiles]
-    scores_R: Sequence[Mapping[float, float]]
     measured_R: Sequence[Measured]
 
-    @property
-    def seconds_R(self) -> list[float]:
-        """Of each whole run."""
-        return [max(score_at) for score_at in self.scores_R]
+    def scores_R(self, spent: Spent) -> list[dict[float, float]]:
+        """Of each run, what it had spent -> score; the first before training."""
+        return [points(run, self.metric, spent) for run in self.runs_R]
 
-    def at_seconds(self, seconds: float) -> list[float]:
+    def whole_R(self, spent: Spent) -> list[float]:
+        """What each whole run spent."""
+        return [max(score_at) for score_at in self.scores_R(spent)]
+
+    def after(self, spent: Spent, most: float) -> list[float]:
         """The last score of each run that it had reached by then."""
         return [
-            [score for after, score in score_at.items() if after <= seconds][-1]
-            for score_at in self.scores_R
+            [score for x, score in score_at.items() if x <= most][-1]
+            for score_at in self.scores_R(spent)
         ]
 
 
@@ -199,8 +211,8 @@ def contestants(
 def _labelled(
     compare: CompareGradients, fields: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    labels = (*compare.contestants, *(["second"] if compare.second else []))
-    return by_label(fields, labels, (*NAMES, "second"), "a contestant")
+    labels = (*compare.contestants, *compare.others)
+    return by_label(fields, labels, (*NAMES, *OTHERS), "a contestant")
 
 
 def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
@@ -209,14 +221,16 @@ def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
     Raises:
         ConfigError: There is no such recipe, it has no such option, or a text cannot be read.
     """
-    second = None
-    if compare.second:
-        second = changed(recipe_defaults(compare.second), _labelled(compare, fields)[1]["second"])
+    options = _labelled(compare, fields)[1]
+    others = {
+        name: changed(recipe_defaults(recipe), options[name])
+        for name, recipe in compare.others.items()
+    }
     try:
         texts = [read_file(Path(name), LARGEST_TEXT, None).decode() for name in compare.text]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"text: {error}") from error
-    return Finals(compare.pass_at, second, texts)
+    return Finals(compare.pass_at, others, texts)
 
 
 def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> None:
@@ -240,6 +254,8 @@ def first_config(recipe: str, name: str) -> AnyConfig:
         own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
         return changed(of_recipe(policy_gradient.Config, recipe), own)
     config = recipe_defaults(recipe)
+    if name == "rewards":
+        config = chz.replace(config, surrogate=None)
     if name in PRESETS:
         config = changed(config, PRESETS[name].options)
     if name == "surrogate":
@@ -315,8 +331,7 @@ def _run_contestant(
         run = _at(config, factor, seed, path(factor, seed))
         measured.append(run_measured(run, finals))
     runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
-    scores_R = [points(run, compare.metric, "seconds") for run in runs_R]
-    return _Entry(config, factor, tried, runs_R, scores_R, measured)
+    return _Entry(config, factor, tried, compare.metric, runs_R, measured)
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
@@ -367,35 +382,40 @@ def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metr
 
 def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     """All contestants, and the base, as a Markdown table."""
-    least = min(min(entry.seconds_R) for entry in entries.values())
+    seconds = min(min(entry.whole_R("seconds")) for entry in entries.values())
+    fewest, *more = sorted({rollouts(entry.config) for entry in entries.values()})
     ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
     shown = [k for k in ks if f"test/{k}" in base]
     head = [
-        *("", "held-out, greedy", f"after {least:.0f} s", "s of training", "rollouts"),
+        *("", "held-out, greedy", f"after {seconds:.0f} s", "s of training"),
+        *([f"after {fewest:,} rollouts"] if more else []),
+        "rollouts",
         *(f"{k}, T = 1" for k in shown),
         "KL to the base, nats a token",
-        *(["second task"] if compare.second else []),
+        *(f"{name} task" for name in compare.others),
         *(["plain text, nats a token"] if compare.text else []),
         *("peak memory, MiB", "kept, kB"),
     ]
 
     def finals(of: Sequence[Metrics], kl: str) -> list[str]:
         shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
-        second = [_percent(list(map(_second, of)))] if compare.second else []
+        others = [_percent([_score(each, name) for each in of]) for name in compare.others]
         text = [f"{fmean(each[TEXT] for each in of):.3f}"] if compare.text else []
-        return [*shares, kl, *second, *text]
+        return [*shares, kl, *others, *text]
 
-    start, *_ = next(iter(entries.values())).scores_R[0].values()
-    rows = [["base", _percent([start]), "", "", "", *finals([base], "0"), "", ""]]
+    start, *_ = next(iter(entries.values())).after("seconds", 0)
+    spent = [""] * (4 if more else 3)
+    rows = [["base", _percent([start]), *spent, *finals([base], "0"), "", ""]]
     for name, entry in entries.items():
         peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
         kl = fmean(final["test/env/kl/kl"] for final in finals_R)
         rows.append(
             [
                 name,
-                _percent(entry.at_seconds(math.inf)),
-                _percent(entry.at_seconds(least)),
-                f"{fmean(entry.seconds_R):.0f}",
+                _percent(entry.after("seconds", math.inf)),
+                _percent(entry.after("seconds", seconds)),
+                f"{fmean(entry.whole_R('seconds')):.0f}",
+                *([_percent(entry.after("rollouts", fewest))] if more else []),
                 f"{rollouts(entry.config):,}",
                 *finals(finals_R, f"{kl:.3f}"),
                 f"{fmean(peaks_R) / 2**20:.0f}",
@@ -405,9 +425,9 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
     return markdown(head, rows)
 
 
-def _second(metrics: Metrics) -> float:
+def _score(metrics: Metrics, task: str) -> float:
     names = ("env/all/correct", "env/all/solved", "reward/mean")
-    keys = [f"second/test/{name}" for name in names]
+    keys = [f"{task}/test/{name}" for name in names]
     return next(metrics[key] for key in keys if key in metrics)
 
 
@@ -428,9 +448,9 @@ def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metric
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
             "race": {
-                "rollouts_M": [*map(int, points(entry.runs_R[0], compare.metric, "rollouts"))],
-                "seconds_R_M": [list(score_at) for score_at in entry.scores_R],
-                "scores_R_M": [list(score_at.values()) for score_at in entry.scores_R],
+                "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
+                "seconds_R_M": [list(score_at) for score_at in entry.scores_R("seconds")],
+                "scores_R_M": [list(each.values()) for each in entry.scores_R("seconds")],
             },
             "measured": [each._asdict() for each in entry.measured_R],
         }

@@ -53,19 +53,19 @@ class Finals:
 
     Attributes:
         attempts: at each held-out problem, at temperature 1; of 0 nothing is measured.
-        second: a run of another task, whose held-out problems are attempted greedily.
+        others: by name, runs of other tasks, whose held-out problems are attempted greedily.
         texts: plain text.
     """
 
     attempts: int = 0
-    second: train.Config | None = None
+    others: Mapping[str, train.Config] = dataclasses.field(default_factory=dict)
     texts: Sequence[str] = ()
 
     def described(self) -> dict[str, object]:
         """As JSON values that are equal where the same is measured."""
-        second = self.second and json.loads(config_to_json(self.second))
+        others = {name: json.loads(config_to_json(each)) for name, each in self.others.items()}
         digests = [hashlib.sha256(text.encode()).hexdigest() for text in self.texts]
-        return {"finals": self.attempts, "second": second, "texts": digests}
+        return {"finals": self.attempts, "others": others, "texts": digests}
 
 
 class Measured(NamedTuple):
@@ -154,12 +154,12 @@ async def final_metrics(config: AnyConfig, finals: Finals, at_the_base: bool = F
         )
         kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
         found = await evaluate(config.sampler(engine), test_P, finals.attempts, 1.0, kl_P)
-        if (second := finals.second) is not None:
-            second_P = (await second.dataset(engine.tokenizer)).test_P
+        for name, other in finals.others.items():
+            other_P = (await other.dataset(engine.tokenizer)).test_P
             if not at_the_base:
-                say_shared(Path(config.log_path), second_P)
-            of_second = await evaluate(second.sampler(engine), second_P)
-            found |= {f"second/{key}": value for key, value in of_second.items()}
+                say_shared(Path(config.log_path), name, other_P)
+            of_other = await evaluate(other.sampler(engine), other_P)
+            found |= {f"{name}/{key}": value for key, value in of_other.items()}
         if finals.texts:
             found[TEXT] = await nats_per_token(engine, finals.texts)
         return found
@@ -188,12 +188,12 @@ async def nats_per_token(engine: Engine, texts: Sequence[str]) -> float:
     return -math.fsum(logprobs) / len(logprobs) if logprobs else math.nan
 
 
-def say_shared(log_path: Path, second_P: Sequence[EnvGroupBuilder]) -> None:
+def say_shared(log_path: Path, name: str, other_P: Sequence[EnvGroupBuilder]) -> None:
     """Say how many of another task's problems a run trains on, where it does."""
     known = read_trained_on(log_path)
-    if shared := known and known.overlap(problem.digests for problem in second_P):
-        of_second = plural(len(second_P), "problem")
-        say(f"not held out: {log_path} trains on {shared} of {of_second} of second")
+    if shared := known and known.overlap(problem.digests for problem in other_P):
+        of_other = plural(len(other_P), "problem")
+        say(f"not held out: {log_path} trains on {shared} of {of_other} of {name}")
 
 
 @contextlib.asynccontextmanager

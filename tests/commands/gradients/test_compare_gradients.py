@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import TrainedOn
-from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.fakes import problem
 from tests.said import refused, typed
@@ -65,6 +66,14 @@ def test_at_equal_seconds_rollouts_may_differ() -> None:
     assert isinstance(plain, train.Config) and plain.fitness == ZScore()
     assert plain.search_space == FullRank() and getattr(plain.optimizer, "sigma", None) == "auto"
     assert type(found["gold"][0].method).__name__ == "Gold"
+
+
+def test_rewards_are_those_of_genomes_answers_where_the_recipe_scores_gold_ones() -> None:
+    chat = "recipe=chat", "model_name=no_model", "contestants=es,rewards", "at_equal=seconds"
+    es, rewards = (config for config, _ in contestants_of(*chat).values())
+    assert isinstance(es, train.Config) and isinstance(rewards, train.Config)
+    assert isinstance(es.surrogate, GoldAnswers)
+    assert rewards == chz.replace(es, surrogate=None)
 
 
 def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
@@ -134,12 +143,12 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
     said: list[str] = []
     monkeypatch.setattr("es_cookbook.commands.gradients.measured_runs.say", said.append)
     second_P = [problem(number, "test") for number in range(3)]
-    say_shared(tmp_path, second_P)
+    say_shared(tmp_path, "second", second_P)
     for trained in (second_P[:2], []):
         known = TrainedOn.of([(1,), *(each.digests for each in trained)])
         assert known is not None
         (tmp_path / "trained_on.bin").write_bytes(known.encode())
-        say_shared(tmp_path, second_P)
+        say_shared(tmp_path, "second", second_P)
     assert said == [f"not held out: {tmp_path} trains on 2 of 3 problems of second"]
 
 
@@ -160,6 +169,8 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         "pass_at=2",
         "second=arithmetic",
         "second.dataset.num_test=10",
+        "third=arithmetic",
+        "third.dataset.num_test=6",
         f"text={tmp_path / 'plain.txt'}",
     )
     (tmp_path / "plain.txt").write_text("12+3=15;" * 20)
@@ -175,20 +186,22 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         assert 2**20 < measured["peak_bytes"] < 8 * 2**30
         assert measured["final"]["test/env/kl/kl"] > 0, name
         assert {"test/pass@1", "test/pass@2", "text/nats_per_token"} <= set(measured["final"])
-        assert measured["final"]["second/test/problems"] == 10
+        others = (measured["final"][f"{other}/test/problems"] for other in ("second", "third"))
+        assert tuple(others) == (10, 6)
     for factor, reward in group["tried"].items():
         rows = read_metrics(tmp_path / f"group-x{factor}-seed1000/metrics.jsonl")
         assert reward == rows[-2]["reward/mean"], "of the last quarter, which is one generation"
     races = {name: each["race"] for name, each in found["contestants"].items()}
     assert [race["rollouts_M"][0] for race in races.values()] == [0, 0]
     least = min(race["seconds_R_M"][0][-1] for race in races.values())
-    rows = [line.split("|")[1:5] for line in (tmp_path / "comparison.md").read_text().splitlines()]
+    rows = [line.split("|")[1:6] for line in (tmp_path / "comparison.md").read_text().splitlines()]
     shown = {name.strip(): [cell.strip() for cell in cells] for name, *cells in filter(None, rows)}
     for name, race in races.items():
         (seconds_M,), (scores_M,) = race["seconds_R_M"], race["scores_R_M"]
         then = [score for t, score in zip(seconds_M, scores_M, strict=True) if t <= least][-1]
         scores = [f"{100 * score:.1f} %" for score in (scores_M[-1], then)]
-        assert shown[name] == [*scores, f"{seconds_M[-1]:.0f}"]
+        assert shown[name][:3] == [*scores, f"{seconds_M[-1]:.0f}"]
+        assert float(shown[name][3].replace(",", "")) == race["rollouts_M"][-1]
         assert shown["base"][0] == f"{100 * scores_M[0]:.1f} %"
     kept = {name: each["measured"][0]["kept_bytes"] for name, each in found["contestants"].items()}
     assert kept["es"] < kept["group"] / 20
