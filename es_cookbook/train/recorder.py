@@ -60,7 +60,7 @@ class Recorder:
         self._evaluated: Mapping[str, float] = {}
         self._restarted = 0.0
         self._stats: Mapping[str, float] = {}
-        self._began = 0.0
+        self._began = self._looked = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
 
     @contextmanager
@@ -80,10 +80,11 @@ class Recorder:
             "grade": seconds.score,
         }
 
-    async def begin(self, generation: int) -> None:
+    async def begin(self, generation: int, looked: float = 0.0) -> None:
         """Evaluate the centre that a generation starts from, where it is due; start the clock.
 
         Its metrics are written with that generation's. After the last one they are written at once.
+        `looked` seconds, spent to find what the optimizer needs, count as the generation's.
         """
         last = self.config.num_generations
         self._evaluated = {}
@@ -93,6 +94,7 @@ class Recorder:
         if generation == last:
             self.tracker.log(last, {**self._evaluated, **self._progress.metrics()})
             self.tracker.recorded(last)
+        self._looked = looked
         self._began, self._stats = time.perf_counter(), self.engine.stats()
 
     async def record(
@@ -165,16 +167,16 @@ class Recorder:
 
     def _times(self, generation: int) -> Mapping[str, float]:
         seconds = self._seconds[generation]
-        answering = {"time/answer": seconds[ANSWER]} if ANSWER in seconds else {}
+        of_some = {"time/answer": seconds.get(ANSWER, 0.0), "time/find_sigma": self._looked}
         return {
-            **answering,
+            **{name: spent for name, spent in of_some.items() if spent},
             "time/ask": seconds["ask"],
             "time/tell": seconds["tell"],
             "time/load": seconds["load"],
             "time/sample": seconds["sample"],
             "time/score": seconds["grade"],
             "time/apply": seconds["apply"],
-            "time/total": time.perf_counter() - self._began,
+            "time/total": time.perf_counter() - self._began + self._looked,
         }
 
     def _throughput(self, stats: Mapping[str, float], num_tokens: int) -> Mapping[str, float]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -149,7 +150,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         engine, datasets = await _loaded(config, stack)
         scoring = _scoring(config, engine)
         sampler = config.sampler(engine, log_path)
-        found = await _found(config, engine, datasets.train, state)
+        found, looked = await _found(config, engine, datasets.train, state)
         optimizer = _optimizer(config, engine, datasets.train, found)
         directory = await _directory(config, engine, state, found)
         stack.callback(directory.history.close)
@@ -169,7 +170,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         recorder = Recorder(config, directory, engine, datasets.train, optimizer, tracker, held_out)
         if profile is not None:
             engine.spans = sampler.spans = recorder.spans = profile
-        await recorder.begin(start)
+        await recorder.begin(start, looked)
         yield Run(
             config=config,
             generations=range(start, config.num_generations),
@@ -224,10 +225,11 @@ async def _find_sigma(config: Config, engine: Engine, dataset: RLDataset) -> Fou
 
 async def _found(
     config: Config, engine: Engine, dataset: RLDataset, state: RunState
-) -> Mapping[str, float]:
-    """Numbers for the optimizer's options that are `auto`: as recorded, or found now."""
+) -> tuple[Mapping[str, float], float]:
+    """Numbers for the options that are `auto`, as recorded or found now, and how long it took."""
     if state.header is not None or not config.optimizer.unsettled:
-        return state.header.found if state.header else {}
+        return state.header.found if state.header else {}, 0.0
+    began = time.perf_counter()
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
         tried = await _find_sigma(config, engine, dataset)
@@ -236,7 +238,7 @@ async def _found(
         given = tried.sigma
     found = options_of(config.optimizer, number(given), config.num_generations)
     say(", ".join(f"optimizer.{name}={value:g}" for name, value in found.items()))
-    return found
+    return found, time.perf_counter() - began
 
 
 async def _directory(

@@ -81,6 +81,9 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     rows = read_metrics(recorded / "metrics.jsonl")
     assert [row["optimizer/sigma"] for row in rows[:2]] == [sigma, sigma]
     assert rows[0]["optimizer/learning_rate"] == rate
+    assert 0 < rows[0]["time/find_sigma"] < rows[0]["time/total"]
+    assert rows[0]["time/total"] > rows[0]["time/find_sigma"] + rows[0]["time/sample"]
+    assert "time/find_sigma" not in rows[1]
     assert read_run(recorded).config["optimizer.sigma"] == sigma
     genome = train.open_run(recorded, trust=["tests"]).genome(1, 0)
     assert abs(genome.terms[0].coefficient) == sigma
