@@ -24,6 +24,7 @@ from tests.tiny_run import write_tiny_model
 pytestmark = pytest.mark.anyio
 
 BY_BEHAVIOUR = "genetic by behaviour"
+WITH_GRADIENT = "genetic with a step of the policy gradient"
 ITSELF = "es that finds its numbers"
 SETTINGS: dict[str, list[str]] = {
     "momentum": ["optimizer.window=3"],
@@ -46,6 +47,7 @@ SETTINGS: dict[str, list[str]] = {
         "optimizer.species_by=behaviour",
         "optimizer.species_distance=0.1",
     ],
+    WITH_GRADIENT: ["optimizer.es_weight=0.05", "surrogate.attempts=4"],
     ITSELF: ["optimizer.sigma=auto", "optimizer.learning_rate=auto"],
     "es": [
         "optimizer.evaluate_centre=True",
@@ -73,7 +75,7 @@ def parsed(name: str, model: Path, log_path: Path, *more: str) -> SmallConfig:
     return found[0]
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR, ITSELF])
+@pytest.mark.parametrize("name", [*OPTIMIZER_NAMES, BY_BEHAVIOUR, WITH_GRADIENT, ITSELF])
 async def test_a_run_resumes_to_the_same_bytes_and_replays(name: str, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     if name == "qes":
