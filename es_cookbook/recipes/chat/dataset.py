@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.checks import check_range
 from es_cookbook.recipes.chat.problems import (
     FULL_REWARD,
     MAX_TOKENS,
@@ -47,8 +48,15 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
         "fields into JSON",
     )
     problems_per_generation: int = chz.field(default=8, doc="problems in a batch")
+    answer_tokens: int | None = chz.field(
+        default=None, doc="most tokens of an answer; as many as the task needs if unset"
+    )
     num_train: int = chz.field(default=1000, doc="most training problems used")
     num_test: int = chz.field(default=100, doc="most held-out problems used; 0 for none")
+
+    @chz.validate
+    def _answers(self) -> None:
+        check_range(self, "answer_tokens", at_least=1)
 
     @property
     @override
@@ -59,8 +67,9 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
     def generated(
         self, seed: int, fold: Fold, tokenizer: Tokenizer
     ) -> Iterator[ProblemGroupBuilder]:
+        longest = self.answer_tokens or MAX_TOKENS[self.task]
         for problem in generate_problems(self.task, seed, fold, self.fold):
             tokens_T = render_prompt(tokenizer, problem.question, chat=True)
-            asked = Observation(tokens_T, max_tokens=MAX_TOKENS[self.task])
+            asked = Observation(tokens_T, max_tokens=longest)
             env = functools.partial(_ChatEnv, asked, self.task, problem)
             yield ProblemGroupBuilder(env, problem.question, problem.gold)
