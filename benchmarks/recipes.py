@@ -40,9 +40,9 @@ class Job:
     options: tuple[str, ...] = ()
 
 
-def chat(task: str, points: float = 20, minutes: float = 15, *options: str) -> Job:
+def chat(task: str, points: float = 20, minutes: float = 15) -> Job:
     """The chat model at one of its tasks."""
-    given = (f"model_name={CHAT_MODEL}", f"dataset.task={task}", *options)
+    given = f"model_name={CHAT_MODEL}", f"dataset.task={task}"
     return Job(points=points, minutes=minutes, options=given)
 
 
@@ -63,10 +63,10 @@ JOBS: Mapping[str, Job] = {
     "tic_tac_toe": Job("loses_to_random", "illegal"),
     "chat_sums": chat("sums", 50, 10),
     "chat_differences": chat("differences"),
-    "chat_chain_sum": chat("chain_sum", 20, 15, "num_generations=12"),
+    "chat_chain_sum": chat("chain_sum"),
     "chat_constraints": chat("constraints"),
-    "chat_conciseness": chat("conciseness", 20, 15, "num_generations=40"),
-    "chat_extraction": chat("extraction", 20, 15, "num_generations=12"),
+    "chat_conciseness": chat("conciseness"),
+    "chat_extraction": chat("extraction"),
 }
 """By the recipe's name, and perhaps a task's behind it; Countdown has `main_job`."""
 FALLS = {"loses_to_random"}

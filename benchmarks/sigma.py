@@ -90,7 +90,7 @@ def gain(case: Case, log_path: Path, sigma: float | None) -> float:
     """Held-out gain of a run of ten generations; it finds its numbers where `sigma` is None."""
     rate: object = "auto"
     if sigma is not None:
-        rate = learning_rate(sigma, case.population, GENERATIONS)
+        rate = learning_rate(sigma, case.population, [1.0] * GENERATIONS)
     options = {
         "optimizer.sigma": "auto" if sigma is None else sigma,
         "optimizer.learning_rate": rate,

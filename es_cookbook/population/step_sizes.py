@@ -17,8 +17,8 @@ on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, w
 2.4 of it, and 88 % or more of the best gain was reached.
 
 α follows: plain ES's step has an RMS of α/√N whatever the fitness, which has unit variance, and
-most of it is noise. The noise of T steps adds up to α/√N · √T, which is made `DRIFT` · σ: a little
-farther than a genome stands from the centre.
+most of it is noise. The noise of steps whose rates a schedule multiplies by f adds up to
+α/√N · √Σf², which is made `DRIFT` · σ: a little farther than a genome stands from the centre.
 """
 
 import dataclasses
@@ -170,17 +170,22 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.1e}")
 
 
-def learning_rate(sigma: float, population_size: int, num_generations: int) -> float:
-    """α of plain ES, whose steps' noise adds up to `DRIFT` · σ, to two digits."""
-    step = sigma * min(LONGEST_STEP, DRIFT / math.sqrt(num_generations))
-    return _two_digits(step * math.sqrt(population_size))
+def learning_rate(sigma: float, population_size: int, factors_T: Sequence[float]) -> float:
+    """α of plain ES, whose steps' noise adds up to `DRIFT` · σ, to two digits.
+
+    α is multiplied by `factors_T`, one a generation.
+    """
+    longest, drift = max(factors_T), math.hypot(*factors_T)
+    step = min(LONGEST_STEP / longest, DRIFT / drift) if longest > 0 else LONGEST_STEP
+    return _two_digits(sigma * step * math.sqrt(population_size))
 
 
 def options_of(optimizer: OptimizerBuilder, sigma: float, num_generations: int) -> dict[str, float]:
     """The optimizer's options that are `auto`, at this σ."""
+    factors_T = [optimizer.rate_factor(each, num_generations) for each in range(num_generations)]
     es: dict[str, object] = {
         "sigma": sigma,
-        "learning_rate": learning_rate(sigma, optimizer.population_size, num_generations),
+        "learning_rate": learning_rate(sigma, optimizer.population_size, factors_T),
         "population_size": optimizer.population_size,
     }
     carried = optimizer.carried(es)

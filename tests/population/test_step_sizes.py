@@ -3,10 +3,12 @@
 import math
 from pathlib import Path
 
+import chz
 import numpy as np
 import pytest
 
 from es_cookbook import train
+from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
@@ -77,7 +79,7 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     header = read_header(recorded / "history.jsonl")
     assert header is not None and header.found.keys() == {"sigma", "learning_rate"}
     sigma, rate = header.found["sigma"], header.found["learning_rate"]
-    assert rate == learning_rate(sigma, population_size=4, num_generations=2)
+    assert rate == learning_rate(sigma, population_size=4, factors_T=[1.0] * 2)
     rows = read_metrics(recorded / "metrics.jsonl")
     assert [row["optimizer/sigma"] for row in rows[:2]] == [sigma, sigma]
     assert rows[0]["optimizer/learning_rate"] == rate
@@ -106,9 +108,16 @@ def test_a_fork_keeps_what_was_found(recorded: Path, tmp_path: Path) -> None:
 
 
 def test_alpha_follows_from_sigma_genomes_and_generations() -> None:
-    assert learning_rate(0.004, 32, 100) == 0.0034  # 0.004 · √32 · 1.5 / √100
-    assert learning_rate(0.004, 32, 4) == 0.011  # 0.004 · √32 · 0.5
+    assert learning_rate(0.004, 32, [1.0] * 100) == 0.0034  # 0.004 · √32 · 1.5 / √100
+    assert learning_rate(0.004, 32, [1.0] * 4) == 0.011  # 0.004 · √32 · 0.5
+    assert learning_rate(0.004, 32, [1.0, 0.5] * 50) == 0.0043  # 0.004 · √32 · 1.5 / √(1.25 · 50)
+    assert learning_rate(0.004, 32, [2.0, 0.0]) == 0.0057  # no step is longer than 0.5 · σ
     assert options_of(ES(sigma="auto", population_size=16), 0.01, 9) == {"sigma": 0.01}
+    slow = ES(learning_rate="auto", population_size=16, warmup_generations=4)
+    factors_T = 0.25, 0.5, 0.75, *[1.0] * 6
+    assert options_of(slow, 0.01, 9) == {"learning_rate": learning_rate(0.01, 16, factors_T)}
+    cosine = chz.replace(slow, warmup_generations=0, learning_rate_schedule=Cosine())
+    assert options_of(cosine, 0.004, 200)["learning_rate"] > 1.6 * 0.004 * 4 * 1.5 / math.sqrt(200)
     adam = Adam(sigma=0.01, learning_rate="auto", population_size=16)
     assert options_of(adam, 0.01, 9) == {"learning_rate": 0.02 / 4}
 

@@ -153,6 +153,11 @@ class OptimizerBuilder(ABC):
                 )
         return chz.replace(self, **{name: found[name] for name in self.unsettled})
 
+    def rate_factor(self, generation: int, num_generations: int) -> float:
+        """By which the learning rate is multiplied in a generation, where there is one."""
+        del generation, num_generations
+        return 1.0
+
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
         """Fields that say the same of this optimizer as these, which a recipe has for `es`."""

@@ -162,6 +162,12 @@ class ES(OptimizerBuilder):
             )
 
     @override
+    def rate_factor(self, generation: int, num_generations: int) -> float:
+        """The learning rate's schedule times the warm-up."""
+        factor = self.learning_rate_schedule(generation, num_generations)
+        return factor * warmup(generation, self.warmup_generations)
+
+    @override
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> "ESOptimizer":
         return ESOptimizer(self, run_seed, num_generations, space)
 
@@ -208,8 +214,7 @@ class ESOptimizer(Optimizer):
 
     def rate_factor(self, generation: int) -> float:
         """The learning rate's schedule times the warm-up."""
-        factor = self._config.learning_rate_schedule(generation, self._num_generations)
-        return factor * warmup(generation, self._config.warmup_generations)
+        return self._config.rate_factor(generation, self._num_generations)
 
     @override
     def learning_rate(self, generation: int) -> float:

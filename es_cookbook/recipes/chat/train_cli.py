@@ -24,11 +24,11 @@ RECIPE = Recipe(
     es={
         "sigma": "auto",
         "learning_rate": "auto",
-        "population_size": 128,
+        "population_size": 64,
         "antithetic": False,
         "learning_rate_schedule": Cosine(),
     },
-    max_tokens=40,  # A task may want fewer (MAX_TOKENS).
+    max_tokens=40,  # A task may want fewer (dataset.answer_tokens).
     num_generations=18,
     eval_every=6,
     hub_model="HuggingFaceTB/SmolLM2-135M-Instruct",
