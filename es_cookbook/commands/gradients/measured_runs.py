@@ -202,7 +202,8 @@ async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine
     run = None
     if isinstance(config, train.Config) and not at_the_base:
         run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
-    subject = Subject(config.log_path, config.model_name, config.engine, config.space, run)
+    name = "the base" if at_the_base else config.log_path
+    subject = Subject(name, config.model_name, config.engine, config.space, run)
     async with opened(subject) as (engine, rebuilt):
         if rebuilt is not None:
             await rebuilt.go_to(len(rebuilt.run.records))
