@@ -7,8 +7,8 @@ For each task it is one `es-cookbook compare-gradients`, whose command is printe
 of `make chat-model`, the plain text is READMEs of installed packages. All tables lie in
 `build/study/<task>`, and the same command goes on where it was interrupted. Contestants have as
 many generations as take about three minutes on two cores, the search for σ included; plain ES has
-more, so that it makes as many rollouts as `es` has genomes read gold answers. docs/es_vs_grpo.md
-shows what came out.
+more, so that it makes as many rollouts as `es` has genomes read gold answers. What comes out will
+be in docs/es_vs_grpo.md.
 """
 
 import importlib.util
