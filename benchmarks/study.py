@@ -7,8 +7,8 @@ For each task it is one `es-cookbook compare-gradients`, whose command is printe
 of `make chat-model`, the plain text is READMEs of installed packages. All tables lie in
 `build/study/<task>`, and the same command goes on where it was interrupted. Contestants have as
 many generations as take about three minutes on two cores, the search for σ included; plain ES has
-more, so that it makes as many rollouts as `es` has genomes read gold answers. What comes out will
-be in docs/es_vs_grpo.md.
+more, so that it makes about as many rollouts as `es` has genomes read gold answers. What comes out
+will be in docs/es_vs_grpo.md.
 """
 
 import importlib.util
@@ -95,26 +95,20 @@ def options_of(task: str) -> list[str]:
 
 
 def rows_of(task: str) -> list[Row]:
-    """Compare; the lines of the benchmark's table, from what the comparison wrote."""
+    """Compare; the lines of the benchmark's table: ends of runs. `comparison.md` says more."""
     options = options_of(task)
     print(shlex.join(["es-cookbook", "compare-gradients", *options]), flush=True)
     call("compare-gradients", *options)
     found = json.loads((STUDY / task / "comparison.json").read_text(encoding="utf-8"))
     contestants: Mapping[str, Any] = found["contestants"]
-    seconds = min(run[-1] for each in contestants.values() for run in each["race"]["seconds_R_M"])
     rows: list[Row] = []
     for name, each in contestants.items():
         race, measured_R = each["race"], each["measured"]
         whole_R = [100 * scores[-1] for scores in race["scores_R_M"]]
-        then_R = [
-            100 * [score for t, score in zip(*run, strict=True) if t <= seconds][-1]
-            for run in zip(race["seconds_R_M"], race["scores_R_M"], strict=True)
-        ]
         took_R = [run[-1] for run in race["seconds_R_M"]]
         peak_R = [run["peak_bytes"] / 2**20 for run in measured_R]
         rows += [
             row(f"{name}: held out, after {fmean(took_R):.0f} s", whole_R, "%"),
-            row(f"{name}: held out, after {seconds:.0f} s", then_R, "%"),
             row(f"{name}: peak memory", peak_R, "MiB"),
         ]
     return rows

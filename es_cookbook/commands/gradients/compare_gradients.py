@@ -447,17 +447,22 @@ def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metric
         name: {
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
-            "race": {
-                "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
-                "seconds_R_M": [list(score_at) for score_at in entry.scores_R("seconds")],
-                "scores_R_M": [list(each.values()) for each in entry.scores_R("seconds")],
-            },
+            "race": _race(entry),
             "measured": [each._asdict() for each in entry.measured_R],
         }
         for name, entry in entries.items()
     }
     whole = {"recipe": compare.recipe, "seeds": compare.seeds, "base": base, "contestants": found}
     return json.dumps(whole, indent=1)
+
+
+def _race(entry: _Entry) -> dict[str, object]:
+    scores_R = entry.scores_R("seconds")
+    return {
+        "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
+        "seconds_R_M": [list(score_at) for score_at in scores_R],
+        "scores_R_M": [list(score_at.values()) for score_at in scores_R],
+    }
 
 
 def cli() -> None:
