@@ -13,7 +13,7 @@ The parts, each in a process of its own; one that fails leaves the others their 
   as many bytes; adapters also against a launch for each genome and factor;
 - step: a whole step of a centre (decay, terms, fingerprint) there and on the CPU;
 - torch: generations of the torch engine: a population against the centre alone and against one
-  genome after the other, and its centre's fingerprint against a CPU engine's;
+  genome after the other, and its centre's fingerprint against the CPU's;
 - vllm: the same population on vLLM against plain vLLM, and one by one with full weights.
 
 The model has random weights and the shape of Qwen2.5-0.5B, in bfloat16, without its large
@@ -100,8 +100,8 @@ class Sizes:
 FULL = Sizes(
     side=8192,
     calls=10,
-    warmups=2,  # The first compiles.
-    repeats=5,
+    warmups=1,  # It compiles.
+    repeats=3,
     terms=256,
     model={
         "hidden_size": 896,
@@ -111,10 +111,10 @@ FULL = Sizes(
         "num_key_value_heads": 2,
     },
     genomes=64,
-    one_by_one=8,
+    one_by_one=2,
     problems=32,
     prompt=64,
-    tokens=128,
+    tokens=32,
     kv_gib=4.0,
     dtype="bfloat16",
 )
@@ -416,6 +416,13 @@ class Population:
         return {"total": time.perf_counter() - began}
 
 
+def restored_on_cpu(contest: Population) -> int:
+    """The fingerprint to which a low-rank centre of the model comes there."""
+    loaded = load_causal_lm(contest.model, contest.sizes.dtype, torch.device("cpu"))
+    space = LowRank()(parameter_infos(loaded))
+    return centre_on_cpu(dict(loaded.named_parameters()), space).restore(HISTORY)
+
+
 def torch_engine(sizes: Sizes, model: Path) -> list[Row]:
     """Generations of the torch engine on the device."""
     return asyncio.run(_torch_engine(Population(sizes, model)))
@@ -435,11 +442,7 @@ async def _torch_engine(contest: Population) -> list[Row]:
     )
     there = await engine.restore(HISTORY)
     await engine.close()
-    with no_interpreter():
-        builder = TorchEngineBuilder(dtype=sizes.dtype, device="cpu")
-        on_cpu = await builder(model_name=contest.model, search_space=LowRank())
-        here = await on_cpu.restore(HISTORY)
-        await on_cpu.close()
+    here = restored_on_cpu(contest)
     ours = contest.rates(found["population"], sizes.genomes)
     centre = contest.rates(found["centre"], sizes.genomes)
     single = contest.rates(found["one by one"], sizes.one_by_one)
@@ -450,7 +453,7 @@ async def _torch_engine(contest: Population) -> list[Row]:
         row("torch engine, one genome after the other", single, "tokens/s"),
         row("torch engine, population / centre", ratios(ours, centre), "x", at_least=0.8),
         row("torch engine, population / one by one", ratios(ours, single), "x"),
-        row("torch engine: the CPU engine's fingerprint", [float(there == here)], "", at_least=1),
+        row("torch engine: the CPU's fingerprint", [float(there == here)], "", at_least=1),
     ]
 
 
@@ -487,9 +490,7 @@ async def _vllm_engine(contest: Population) -> list[Row]:
             }
         )
         there = await population.restore(HISTORY)
-    loaded = load_causal_lm(contest.model, sizes.dtype, torch.device("cpu"))
-    space = LowRank()(parameter_infos(loaded))
-    here = centre_on_cpu(dict(loaded.named_parameters()), space).restore(HISTORY)
+    here = restored_on_cpu(contest)
     ours = contest.rates(found["population"], sizes.genomes)
     theirs = contest.rates(found["plain"], sizes.genomes)
     one_by_one = contest.rates(found["one by one"], sizes.one_by_one)

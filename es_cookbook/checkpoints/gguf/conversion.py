@@ -262,10 +262,10 @@ def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
-    with contextlib.suppress(ImportError):  # In older versions it is elsewhere.
-        from transformers.integrations.gguf import gguf_tokenizer_mapping
+    with contextlib.suppress(ImportError):  # Older versions have none.
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-        known = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS}
+        known = {*GGUF_PRE_TOKENIZER_SPLITS}
     if metadata.get("tokenizer.ggml.model") != "gpt2":
         if pre in (*known, *SPLITS):  # transformers would split by it all the same.
             raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")

@@ -52,7 +52,7 @@ from es_cookbook.engines.torch.forward.slots import Forward, SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.modules import NARROW
 from es_cookbook.engines.torch.kernels.products import one_thread
-from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -174,14 +174,16 @@ class _Check:
         self._expected_G_T_V = [self._own_logprobs(module)]
         if weights is not None and linear:
             space = LowRank()(linear)
-            values = {n: w for n, w in named_weights(module) if n in space.shapes}
-            self._space, self._centre = space, Centre(values, space)
+            weights_of = {n: w for n, w in named_weights(module) if n in space.shapes}
+            there = noise_device(self._device)
+            values = {name: weight.to(there) for name, weight in weights_of.items()}
+            self._space, self._centre = space, Centre(values, space, device=there)
             rms = float(np.mean([float(w.norm()) * w.numel() ** -0.5 for w in values.values()]))
             self._genomes_G = [Genome((Term(_SEED, _SHARE * rms),)), Genome()]
-            for name, weight in values.items():
+            for name, weight in weights_of.items():
                 weight.copy_(self._centre.perturbed(self._genomes_G[0], name))
             self._expected_G_T_V.insert(0, self._own_logprobs(module))
-            for name, weight in values.items():
+            for name, weight in weights_of.items():
                 weight.copy_(self._centre.weights[name])
         set_attention(module, attention)
 
