@@ -56,6 +56,10 @@ def batch_decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     return lambda tokens: [decode(each, skip_special_tokens=True) for each in tokens]
 
 
+def _nobody(*_: object) -> None:
+    pass
+
+
 class Lane:
     """Runs requests from the queue, which all lanes share, until it closes.
 
@@ -90,6 +94,10 @@ class Lane:
         self._taken: list[Work] = []  # from the queue, and not in a slot
         self._num_cancelled = 0
         self._steps_since_admission = 0
+
+    def leave(self) -> None:
+        """Let go of whom it delivers to; it has ended."""
+        self._deliver = self._served = _nobody
 
     def run(self) -> None:
         if self.forward.device.type == "cpu":

@@ -1,5 +1,7 @@
 """Memory is divided by what is free, and less runs at a time before anything is refused."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import psutil
@@ -139,3 +141,21 @@ def test_every_expert_that_is_perturbed_counts_once() -> None:
 def test_a_lane_has_whole_blocks_of_slots_and_one_at_least() -> None:
     found = CachePlan(CacheSize(0, 10), 1, 1000, 2048, 64)
     assert [found.num_slots(length) for length in (1, 4, 60)] == [96, 24, 8]
+
+
+@pytest.mark.anyio
+async def test_a_closed_engine_waits_for_no_garbage_collector(tiny_model: TinyModel) -> None:
+    """The collector counts objects: a few of a gigabyte each would pile up."""
+    path = tiny_model("qwen2")
+    there: list[bool] = []
+    for _ in range(2):  # What is imported for the first one may hold it.
+        gc.disable()
+        try:
+            async with running_engine(path, LowRank()) as engine:
+                weights = weakref.ref(engine._weights.centre)  # pyright: ignore[reportPrivateUsage]
+                await sample_all(engine, [request("centre", (3, 4, 5))])
+            del engine
+            there.append(weights() is not None)
+        finally:
+            gc.enable()
+    assert not there[-1]
