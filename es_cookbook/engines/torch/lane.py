@@ -208,7 +208,7 @@ class Lane:
                 torch.from_numpy(each[asked]).to(logits_R_V.device) for each in (rows, tokens)
             )
             logprobs = np.zeros(len(slots), np.float32)
-            logprobs[asked] = token_logprobs(logits_R_V[of_rows].float(), chosen).cpu().numpy()
+            logprobs[asked] = token_logprobs(logits_R_V[of_rows], chosen).cpu().numpy()
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._eos)

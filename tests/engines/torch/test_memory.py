@@ -152,10 +152,10 @@ async def test_a_closed_engine_waits_for_no_garbage_collector(tiny_model: TinyMo
         gc.disable()
         try:
             async with running_engine(path, LowRank()) as engine:
-                weights = weakref.ref(engine._weights.centre)  # pyright: ignore[reportPrivateUsage]
+                found = weakref.ref(engine)
                 await sample_all(engine, [request("centre", (3, 4, 5))])
             del engine
-            there.append(weights() is not None)
+            there.append(found() is not None)
         finally:
             gc.enable()
     assert not there[-1]

@@ -181,7 +181,7 @@ class FlatForward(Forward):
             targets += continuation_T
         # One more row keeps a single one from being alone (see `prefill`).
         chosen = torch.tensor([*logit_rows, logit_rows[-1]], device=self.device)
-        logits = self._run(rows, attention, chosen)[:-1].float()
+        logits = self._run(rows, attention, chosen)[:-1]
         self._prefixes.computed(leases, self)
         self._count(of_genomes, leases)
         self._give_back(works)

@@ -196,7 +196,7 @@ class OwnForward(Forward):
         module = self._module if self._path.elastic else _shell(self._model)
         logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
         return {
-            rows[b]: token_logprobs(logits[b, -n - 1 : -1].float(), tokens_B_L[b, -n:])
+            rows[b]: token_logprobs(logits[b, -n - 1 : -1], tokens_B_L[b, -n:])
             for b, n in continuations.items()
         }
 

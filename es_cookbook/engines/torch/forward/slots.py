@@ -31,6 +31,8 @@ from es_cookbook.engines.torch.forward.work_queue import Admission, Work
 from es_cookbook.engines.torch.kernels.choice import draw, first_largest
 from es_cookbook.engines.torch.kernels.modules import rows_of
 
+_LOGITS_AT_ONCE = 1 << 23
+"""That log-probabilities are taken of: in float32, and twice, they take more than logits do."""
 _NOBODY = -1
 
 
@@ -313,5 +315,11 @@ def _drawn(
 
 
 def token_logprobs(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
-    """Log-probability (natural log) of one token a row, before temperature and top-p: (B,)."""
-    return torch.log_softmax(logits_B_V, dim=-1).gather(1, tokens_B[:, None]).flatten()
+    """Log-probability (natural log) of one token a row, without temperature: (B,) in float32."""
+    some = max(1, _LOGITS_AT_ONCE // logits_B_V.shape[1])
+    return torch.cat(
+        [
+            torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[:, None]).flatten()
+            for logits, tokens in zip(logits_B_V.split(some), tokens_B.split(some), strict=True)
+        ]
+    )
