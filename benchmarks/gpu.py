@@ -1,4 +1,4 @@
-"""Everything that only a GPU can show, in about ten minutes on one.
+"""Everything that only a GPU can show.
 
     python -m benchmarks.gpu
     python -m benchmarks.gpu parts=noise,slots

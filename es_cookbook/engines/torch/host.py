@@ -208,8 +208,6 @@ class TorchEngine(Engine):
                 future.set_exception(error)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
-        for lane in self._lanes:  # It refers to the engine, whose memory would wait for the
-            lane.leave()  # garbage collector, which weighs no tensors.
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:

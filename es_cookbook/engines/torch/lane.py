@@ -56,10 +56,6 @@ def batch_decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     return lambda tokens: [decode(each, skip_special_tokens=True) for each in tokens]
 
 
-def _nobody(*_: object) -> None:
-    pass
-
-
 class Lane:
     """Runs requests from the queue, which all lanes share, until it closes.
 
@@ -95,10 +91,6 @@ class Lane:
         self._num_cancelled = 0
         self._steps_since_admission = 0
 
-    def leave(self) -> None:
-        """Let go of whom it delivers to; it has ended."""
-        self._deliver = self._served = _nobody
-
     def run(self) -> None:
         if self.forward.device.type == "cpu":
             torch.set_num_threads(1)
@@ -116,6 +108,8 @@ class Lane:
                 finally:
                     self._taken = []
                     self._queue.leave(model)
+        # They are of the engine, whose memory would wait for the garbage collector.
+        del self._deliver, self._served
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
