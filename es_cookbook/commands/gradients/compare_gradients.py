@@ -40,12 +40,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, cast
 
-import anyio
 import chz
 
 from es_cookbook import train
@@ -56,7 +54,7 @@ from es_cookbook.commands.gradients.measured_runs import (
     AnyConfig,
     Finals,
     Measured,
-    final_metrics,
+    measured_base,
     run_measured,
 )
 from es_cookbook.commands.gradients.policy_gradient import of_recipe
@@ -340,7 +338,7 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     require_matplotlib()
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
-    base = anyio.run(partial(final_metrics, first, finals, at_the_base=True))
+    base = measured_base(first, finals, compare.directory / "base.measured.json")
     entries = {name: _run_contestant(compare, name, *one, finals) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"

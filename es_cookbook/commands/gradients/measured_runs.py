@@ -1,7 +1,7 @@
 """Runs of a comparison, each a process of its own, and what their last weights are worth.
 
-What a run measured is kept beside its directory, as `<run>.measured.json`, so that nothing is run
-twice.
+What a run measured is kept beside its directory, as `<run>.measured.json`, and what the base did as
+`base.measured.json`, so that nothing is run twice.
 """
 
 import contextlib
@@ -15,8 +15,9 @@ import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import anyio
 
@@ -92,18 +93,36 @@ def run_measured(config: AnyConfig, finals: Finals = Finals()) -> Measured:
     path, log_path = Path(f"{config.log_path}.measured.json"), Path(config.log_path)
     config_json = config_to_json(config)
     asked = {"config": json.loads(config_json), **finals.described()}
-    found = json.loads(read_file(path, LARGEST_TEXT, path.parent)) if path.exists() else {}
-    if all(found.get(key) == value for key, value in asked.items()):
-        return Measured(found["peak_bytes"], found["kept_bytes"], found["final"])
+    if (known := _known(path, asked)) is not None:
+        return Measured(known["peak_bytes"], known["kept_bytes"], known["final"])
     # A complete run is not run again, so what it needed would not be seen.
-    is_known = found.get("config") == asked["config"]
-    peak = found["peak_bytes"] if is_known else _peak_of(config_json)
+    ran = _known(path, {"config": asked["config"]})
+    peak = ran["peak_bytes"] if ran else _peak_of(config_json)
     history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
     files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
     final = anyio.run(final_metrics, config, finals) if finals.attempts else {}
     measured = Measured(peak, sum(file.stat().st_size for file in files), final)
-    replace_file(path, [json.dumps({**asked, **measured._asdict()}, indent=1).encode()])
+    _keep(path, {**asked, **measured._asdict()})
     return measured
+
+
+def measured_base(config: AnyConfig, finals: Finals, path: Path) -> Metrics:
+    """What the model that a run begins with is worth, unless that is in the file already."""
+    asked = {"config": json.loads(config_to_json(config)), **finals.described()}
+    if (known := _known(path, asked)) is None:
+        known = {"final": anyio.run(partial(final_metrics, config, finals, at_the_base=True))}
+        _keep(path, {**asked, **known})
+    return known["final"]
+
+
+def _known(path: Path, asked: Mapping[str, object]) -> Mapping[str, Any] | None:
+    """What was kept, if it is of what is asked."""
+    found = json.loads(read_file(path, LARGEST_TEXT, path.parent)) if path.exists() else {}
+    return found if all(found.get(key) == value for key, value in asked.items()) else None
+
+
+def _keep(path: Path, found: Mapping[str, object]) -> None:
+    replace_file(path, [json.dumps(found, indent=1).encode()])
 
 
 def _peak_of(config_json: str) -> int:

@@ -194,7 +194,8 @@ class Plan:
         from es_cookbook.engines.torch.memory import Memory, weight_bytes
 
         self.request_tokens = round_up(self.length, STEP)
-        self.pass_tokens = engine.prefill_tokens
+        on_cpu = engine.device == "cpu"
+        self.pass_tokens = engine.pass_tokens(on_cpu=on_cpu)
         self.usable = self._usable(1.0)
         # size · parameters, the base; size · (linear and perturbed), what samples beside it.
         base, own, self.centre = weight_bytes(self.model, self.space, self.size)
@@ -202,7 +203,6 @@ class Plan:
         self.base_copy = self.slot_rank = 0
         left = max(0, self.usable - self.weights - self.centre)
         self.memory = Memory(left, engine.kv_cache_gib, engine.memory_gib, engine.prefix_cache_gib)
-        on_cpu = engine.device == "cpu"
         is_wide = on_cpu and self.dtype == "bfloat16"  # float32 around its products
         self.genome = self._table_row(4 if is_wide else self.size) if self.rank else own
         self.at_once = min(self.share, max(1, self.memory.genome_bytes // self.genome))

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from es_cookbook.engines.torch.host import TorchEngine
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
+_CPU_PASS, _GPU_PASS = 1024, 4096
+"""Prompt tokens of one forward pass; see benchmarks/README.md."""
+
 
 @chz.chz
 class TorchEngineBuilder(ModelEngineBuilder):
@@ -42,7 +45,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
     max_batch_size: int = chz.field(
         default=2048, doc="most requests that decode together, over all lanes"
     )
-    prefill_tokens: int = chz.field(default=4096, doc="most prompt tokens of one forward pass")
+    prefill_tokens: int | None = chz.field(
+        default=None,
+        doc="most prompt tokens of one forward pass; if unset 1024 on the CPU, where longer ones "
+        "are no faster and take more memory, 4096 elsewhere",
+    )
     kv_cache_gib: float | None = chz.field(
         default=None,
         doc="memory for keys and values, of requests that run, over all lanes, in GiB; three "
@@ -112,7 +119,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
             context_length=self.context_length(model),
             may_shorten=self.max_model_len is None,
         )
-        return TorchEngine(weights, tokenizer, path, plan, self.prefill_tokens)
+        return TorchEngine(weights, tokenizer, path, plan, self.pass_tokens(on_cpu=on_cpu))
+
+    def pass_tokens(self, *, on_cpu: bool) -> int:
+        """Most prompt tokens of one forward pass."""
+        return self.prefill_tokens or (_CPU_PASS if on_cpu else _GPU_PASS)
 
     @override
     def context_length(self, model: "PreTrainedModel") -> int:

@@ -32,6 +32,7 @@ from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.kernels.products import packing_pays
+from es_cookbook.engines.torch.memory import trim
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -83,6 +84,7 @@ class ResidentWeights:
         self._packs = packs_weights(space, base.dtype, base.device)
         if self._packs:
             self.model.pack()
+            trim()
         self._tables = None
         if not space.is_dense:
             self._tables = GenomeTables(self.model, space, self.centre, self._num_threads)
@@ -179,9 +181,13 @@ class ResidentWeights:
         save_model(module.save_pretrained, tokenizer, path)
 
     def _moved(self, fingerprint: int) -> int:
+        own = {name for name, _ in self._own(self.model.module)}
+        if self._packs:
+            self.model.unpack(own)
         self._write(self.model, self.centre.weights.__getitem__)
         if self._packs:
-            self.model.pack({name for name, _ in self._own(self.model.module)})
+            self.model.pack(own)
+            trim()
         self._host([])
         return fingerprint
 

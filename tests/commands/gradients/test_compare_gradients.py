@@ -214,8 +214,10 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     assert (tmp_path / "comparison-seconds.png").exists()
     before = (tmp_path / "comparison.json").read_bytes()
     made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
+    base = (tmp_path / "base.measured.json").stat().st_mtime_ns
     typed("compare-gradients", *options)
     assert made == {path: path.stat().st_mtime_ns for path in made}, "nothing was run again"
+    assert base == (tmp_path / "base.measured.json").stat().st_mtime_ns
     assert (tmp_path / "comparison.json").read_bytes() == before
     typed("compare-gradients", *options, "pass_at=3")
     assert made == {path: path.stat().st_mtime_ns for path in made}

@@ -19,11 +19,13 @@ from es_cookbook.engines.torch.forward.population_layers import (
     LinearGroup,
     LowRankTable,
     PopulationModel,
-    padded,
 )
 from es_cookbook.evolution.centre import Centre, for_each, noise_device
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpace
+
+_REGISTER = 4
+"""Numbers of a shortest vector register: what begins at a multiple of it is aligned."""
 
 Tables: TypeAlias = list[LowRankTable | None]
 """One a linear group; None for a group that the space leaves out."""
@@ -117,5 +119,13 @@ def _row_shapes(
     if isinstance(group, ExpertGroup):
         experts, outs, ins = group.weight.shape
         return (experts, rank, outs), (experts, rank, ins)
-    ranks = padded(rank * num_members)
-    return (ranks, padded(sum(group.sizes))), (ranks, group.in_features)
+    ranks = _padded(rank * num_members)
+    return (ranks, _padded(sum(group.sizes))), (ranks, group.in_features)
+
+
+def _padded(size: int) -> int:
+    """How long a table makes ranks or outputs of this number, so that bits depend on no position.
+
+    Sizes that no kernel of the BLAS cuts into registers stay as they are.
+    """
+    return size if size <= _REGISTER else -(-size // _REGISTER) * _REGISTER

@@ -22,12 +22,12 @@ Bit for bit, a row of the flat path must not depend on its neighbours. On the CP
 torch gives a row of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on
 one thread; so smaller batches are padded, every lane runs on one thread, and batched matmuls never
 have a single member (which takes another code path). Rows of a member that are not a whole number
-of registers long may get other kernels depending on where they begin, so tables are `padded`.
+of registers long may get other kernels depending on where they begin, so tables are padded.
 """
 
 import dataclasses
 import threading
-from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
@@ -57,6 +57,7 @@ from es_cookbook.engines.torch.forward.experts import (
 )
 from es_cookbook.engines.torch.kernels.lanes import LANES
 from es_cookbook.engines.torch.kernels.modules import (
+    MULTIPLIERS,
     NO_FACTORS,
     GatedLayers,
     LinearOutputs,
@@ -64,6 +65,7 @@ from es_cookbook.engines.torch.kernels.modules import (
     RotaryAttention,
     alike,
     norm_like,
+    replace,
     rows_of,
     suits_kernels,
     widen,
@@ -75,8 +77,6 @@ ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
 MIN_ROWS = 16
 """Fewest rows of a matmul for which a row's bits are known not to depend on the number of rows."""
-_REGISTER = 4
-"""Numbers of a shortest vector register: what begins at a multiple of it is aligned."""
 ATTENTION = "es_cookbook"
 """Name under which the attention function is registered with transformers."""
 
@@ -133,21 +133,13 @@ class Path:
 FLAT = Path(flat=True)
 
 
-def padded(size: int) -> int:
-    """How long a table makes ranks or outputs of this number, so that bits depend on no position.
-
-    Sizes that no kernel of the BLAS cuts into registers stay as they are.
-    """
-    return size if size <= _REGISTER else -(-size // _REGISTER) * _REGISTER
-
-
 @dataclasses.dataclass(slots=True)
 class LowRankTable:
     """Low-rank parts of all resident genomes for one group; the last row is 0.
 
     Attributes:
         a_G_R_N: scaled A factors, transposed, block-diagonal over the group's layers; R = ranks of
-            all of them and N = outputs, both `padded` with zeros. (genomes, experts, R, N) for
+            all of them and N = outputs, both padded with zeros. (genomes, experts, R, N) for
             experts, whose ranks and outputs are as they are.
         b_G_N_R: B factors, N = inputs; in memory (genomes, R, N).
         columns_R: first output, and one past the last, of the layer that each rank is of.
@@ -296,6 +288,7 @@ class LinearGroup:
         self.index = index
         self.is_head = is_head
         self.is_bare = False  # what the weights make need not be widened
+        self.is_read = False  # by modules that may want more of the weights than products
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         matrices = [_matrix(layer) for layer in layers]
@@ -319,8 +312,16 @@ class LinearGroup:
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def pack(self) -> None:
-        """Compute with a packed copy of the weights as they are now, until this is called again."""
+        """Compute with packed copies of weights as they are now; if none reads these, they go."""
         self._packed = PackedWeight(self.weight, self.bias)
+        if not self.is_read:
+            self._packed.replace(self.weight)
+
+    def unpack(self) -> None:
+        """Have the weights themselves again, to write to."""
+        if self._packed is not None:
+            self._packed.give_back(self.weight)
+        self._packed = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), as the weights'."""
@@ -466,9 +467,12 @@ class PopulationModel:
                     setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
         self._head = next((group for group in group_of.values() if group.is_head), None)
         if path.flat:
-            _replace(module, norm_like)
-            _replace(module, _gated_like)
-            _replace(module, _attention_like)
+            for like in (norm_like, _gated_like, _attention_like):
+                replace(module, like)
+        for parent in module.modules():
+            for child in parent.children():
+                if isinstance(child, _PopulationLinear) and not isinstance(parent, MULTIPLIERS):
+                    child.group.is_read = True
 
     def group_members(self) -> "Iterator[tuple[str, LinearGroup | ExpertGroup, int]]":
         """(name, group, first output or expert) of every linear weight."""
@@ -482,13 +486,17 @@ class PopulationModel:
 
     def pack(self, names: Container[str] | None = None) -> None:
         """Pack linear layers' weights as they are now; those of these names alone, if given."""
-        chosen = {
-            group.index: group
-            for name, group, _ in self.group_members()
-            if isinstance(group, LinearGroup) and (names is None or name in names)
-        }
-        for group in chosen.values():
+        for group in self._linear_groups(names):
             group.pack()
+
+    def unpack(self, names: Container[str]) -> None:
+        """Linear layers' weights of these names can be written to, until they are packed."""
+        for group in self._linear_groups(names):
+            group.unpack()
+
+    def _linear_groups(self, names: Container[str] | None) -> "Iterable[LinearGroup]":
+        members = [each for each in self.group_members() if names is None or each[0] in names]
+        return {g.index: g for _, g, _ in members if isinstance(g, LinearGroup)}.values()
 
     @property
     def head_table(self) -> LowRankTable | None:
@@ -576,14 +584,6 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
 def _feeds_kernels(group: LinearGroup) -> bool:
     """Whether kernels can read what linear layers make."""
     return group.weight.device.type == "cpu" and group.dtype == torch.float32
-
-
-def _replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put what is like a module into its place, where there is such."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if replacement := like(child):
-                setattr(parent, name, replacement)
 
 
 def _partition(linears: Mapping[str, nn.Linear | Conv1D]) -> list[tuple[str, ...]]:

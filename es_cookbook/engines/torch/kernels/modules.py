@@ -146,6 +146,18 @@ class RotaryAttention(nn.Module):
         return self._o_proj(out_T_N.unsqueeze(0)), None
 
 
+MULTIPLIERS = (GatedLayers, RotaryAttention)
+"""Modules that ask nothing of their linear layers but products."""
+
+
+def replace(model: nn.Module, like: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put what is like a module into its place, where there is such."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if replacement := like(child):
+                setattr(parent, name, replacement)
+
+
 def norm_like(module: nn.Module) -> Norm | None:
     """The same as a kernel, if it is an RMSNorm in float32 on the CPU."""
     parameters = dict(module.named_parameters())

@@ -8,8 +8,10 @@ import torch
 
 from es_cookbook.engines.torch import resident_weights
 from es_cookbook.engines.torch.forward import population_layers
+from es_cookbook.engines.torch.forward.population_layers import FLAT, Path
 from es_cookbook.engines.torch.kernels.products import PackedWeight, packing_pays
 from es_cookbook.engines.torch.memory import weight_bytes
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -66,8 +68,16 @@ print(psutil.Process().memory_info().rss - before)
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize("family", ["qwen2", "gpt_neox"])
-@pytest.mark.parametrize("space", [LowRank(), Adapter(rank=2)], ids=["low rank", "adapter"])
+@pytest.mark.parametrize(
+    ("family", "space"),
+    [
+        ("qwen2", LowRank()),
+        ("qwen2", LowRank(include=("*.q_proj.weight", "*.up_proj.weight"))),
+        ("qwen2", Adapter(rank=2)),
+        ("gpt_neox", LowRank()),
+        ("gpt_neox", Adapter(rank=2)),
+    ],
+)
 async def test_what_a_step_moved_is_packed_again(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
 ) -> None:
@@ -78,6 +88,28 @@ async def test_what_a_step_moved_is_packed_again(
             assert await engine.apply(step) == reference.centre.apply(step)
             await engine.load(GENOMES_G)
             reference.check_targets(GENOMES_G, requests, await sample_all(engine, requests))
+        await engine.rest()
+        step = Step((Term(3, 0.1),))
+        assert await engine.restore([step]) == reference.centre.restore([step])
+        await engine.load(GENOMES_G)
+        reference.check_targets(GENOMES_G, requests, await sample_all(engine, requests))
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize(
+    ("family", "path"), [("qwen2", FLAT), ("qwen2", Path()), ("gpt_neox", FLAT)]
+)
+def test_packed_weights_take_the_place_of_plain_ones_that_only_we_read(
+    tiny_model: TinyModel, family: str, path: Path
+) -> None:
+    reference = Reference(tiny_model(family), LowRank())
+    weights = ResidentWeights(reference.model, reference.space, 1, path)
+    bytes_of = {
+        name: group.weight.untyped_storage().nbytes()
+        for name, group, _ in weights.model.group_members()
+    }
+    plain = {name for name, size in bytes_of.items() if size}
+    assert plain == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
 
 
 @pytest.mark.anyio
