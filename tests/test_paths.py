@@ -66,6 +66,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft", "sigma"),
         *("compare-gradients", "reconsider", "sweep", "frames", "runs", "show", "plot", "report"),
+        "serve",
     }
     assert set(RECIPES) == {
         *("countdown", "arithmetic", "math", "logic", "rush_hour", "code", "crossword"),

@@ -23,6 +23,7 @@ _COMMANDS = {
     "fork": ("fork", "start a new run from the first generations of another"),
     "rewind": ("rewind", "cut a run back to an earlier generation, in place"),
     "play": ("play", "talk to a run: its centre, its base, or any genome"),
+    "serve": ("serve", "serve a run or a model over OpenAI's API"),
     "runs": ("view.runs", "list runs: state, generation, best score"),
     "show": ("view.show", "print a summary of a run, with its trends"),
     "plot": ("view.plot", "draw curves, pass@k or a landscape for a paper"),

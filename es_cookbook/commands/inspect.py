@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import chz
 
-from es_cookbook.commands.evaluate.measuring import Subject, opened
+from es_cookbook.commands.evaluate.measuring import Subject, opened, subject_of
 from es_cookbook.commands.options import Answering, RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, printable
 from es_cookbook.engines.base import Engine, SampleRequest
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
-from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog
@@ -92,7 +90,7 @@ def main(config: InspectConfig) -> None:
     script = Path(config.task.partition("@")[0])
     if script.suffix == ".py" and not script.is_file():
         raise ConfigError(f"there is no script {script}; task= is one with a task of inspect-ai")
-    subject = _subject(config)
+    subject = subject_of(config, config.engine, config.genome)
     (generation,) = subject.generations
     of_run = "" if subject.run is None else f"generation {generation}, "
     for log in anyio.run(_logs, config, subject):
@@ -108,21 +106,6 @@ def main(config: InspectConfig) -> None:
         samples = plural(results.completed_samples if results else 0, "sample")
         print(f"{task}, es/{_model(config)}, {of_run}{samples}: {metrics or 'no scores'}")
         print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {log.location})")
-
-
-def _subject(config: InspectConfig) -> Subject:
-    if not config.log_path:
-        name = str(config.model_name)
-        return Subject(name, name, config.engine or TorchEngineBuilder(), LowRank())
-    run = open_run(Path(config.log_path), config.model_name, config.trust)
-    return Subject(
-        config.log_path,
-        run.model_name,
-        config.engine or run.config.engine,
-        run.config.space,
-        run,
-        [run.resolved(config.generation, config.genome)],
-    )
 
 
 def _model(config: InspectConfig) -> str:

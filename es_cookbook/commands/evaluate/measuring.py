@@ -14,10 +14,13 @@ from typing import cast
 import anyio
 import chz
 
+from es_cookbook.commands.options import RunOrModel
 from es_cookbook.common.errors import ConfigError, ESCookbookError
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.engines.base import Engine, EngineBuilder
+from es_cookbook.engines.base import Engine, EngineBuilder, Target
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
@@ -32,7 +35,7 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
-from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, rebuild
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, Split, open_run, rebuild
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,6 +145,26 @@ async def measure(
                     await rebuilt.go_to(generation)
                 found.append(await _evaluation(subject, generation, setting, engine, problems_P))
     return found
+
+
+def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "centre") -> Subject:
+    """A run at the generation in which somebody is asked for, or a model, on an engine.
+
+    Raises:
+        ESCookbookError: There is no such run, or nobody like that in it.
+    """
+    if not config.log_path:
+        name = str(config.model_name)
+        return Subject(name, name, engine or TorchEngineBuilder(), LowRank())
+    run = open_run(Path(config.log_path), config.model_name, config.trust)
+    return Subject(
+        config.log_path,
+        run.model_name,
+        engine or run.config.engine,
+        run.config.space,
+        run,
+        [run.resolved(config.generation, who)],
+    )
 
 
 @asynccontextmanager

@@ -34,7 +34,8 @@ MOST_CALLS = 32
 LONGEST_CALL = 20_000
 """Characters of one call."""
 
-_ARGUMENTS = {"hermes": "arguments", "llama": "parameters"}
+ARGUMENTS: Mapping[Form, str] = {"hermes": "arguments", "llama": "parameters"}
+"""What calls name their arguments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     problems: list[str] = []
     for body in itertools.islice(bodies, MOST_CALLS):
         try:
-            calls.append(_call(body, _ARGUMENTS[form]))
+            calls.append(_call(body, ARGUMENTS[form]))
         except (ValueError, RecursionError) as error:
             problems.append(f"a tool call {_reason(error)}")
     if next(bodies, None) is not None:
@@ -134,7 +135,7 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
 
 def call_text(call: ToolCall, form: Form) -> str:
     """A call as a model writes it; `parse_tool_calls` reads it back."""
-    body = json.dumps({"name": call.name, _ARGUMENTS[form]: dict(call.arguments)})
+    body = json.dumps({"name": call.name, ARGUMENTS[form]: dict(call.arguments)})
     return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
 
 

@@ -33,7 +33,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import one_line
-from es_cookbook.rl.messages.message import Form, Message, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import (
+    Form,
+    Message,
+    ToolCall,
+    call_text,
+    parse_tool_calls,
+)
 from es_cookbook.rl.types import Action, Tokenizer
 
 if TYPE_CHECKING:
@@ -163,15 +169,18 @@ class Renderer:
         return [Message("user", text), *adapted]
 
     def _in_roles(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, results of tools as one user message where the template has no such."""
+        """Where the template has no tools, calls are text, and results one message of the user."""
         if not self._results_as_user:
             return list(messages)
         in_roles: list[Message] = []
         for is_result, run in groupby(messages, lambda message: message.role == "tool"):
             if is_result:
                 in_roles.append(Message("user", "\n".join(result.content for result in run)))
-            else:
-                in_roles.extend(run)
+                continue
+            for message in run:
+                calls = [call_text(call, "hermes") for call in message.tool_calls]
+                content = "\n".join(filter(None, (message.content, *calls)))
+                in_roles.append(Message(message.role, content))
         return in_roles
 
     def _text_added(self, messages: Sequence[Message]) -> str:

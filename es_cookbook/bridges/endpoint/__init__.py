@@ -1,0 +1,1 @@
+"""An endpoint that speaks OpenAI's API, for programs that know no other."""

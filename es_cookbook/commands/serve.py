@@ -1,0 +1,250 @@
+"""Serve a run over OpenAI's API: its centre, its base, any generation and any genome; or a model.
+
+    python -m es_cookbook serve runs/mine
+    python -m es_cookbook serve runs/mine generation=12 port=8001
+    python -m es_cookbook serve model_name=Qwen/Qwen2.5-0.5B-Instruct
+    curl http://127.0.0.1:8000/v1/models -H 'Authorization: Bearer KEY'
+
+The models of a run are `centre` (after the last generation, or generation=), `base`,
+`generation-12` (the centre after 12 generations) and `genome-3` (of that generation). One of them
+is in the engine at a time, but for the centre and the base together: who asks for another waits
+until those before have their answers. A model without a run has its own name.
+
+A request that says nothing of temperature and top_p has the run's. It needs a key, which is
+printed. The run directory is only read.
+"""
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import chz
+from anyio.abc import TaskGroup, TaskStatus
+from typing_extensions import override
+
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
+from es_cookbook.bridges.endpoint.requests import Draw
+from es_cookbook.bridges.endpoint.translator import Said, Translator
+from es_cookbook.commands.evaluate.measuring import opened, subject_of
+from es_cookbook.commands.options import RunOrModel
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
+from es_cookbook.evolution.genome import MAX_SEED
+from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
+from es_cookbook.train.recorded import RebuiltRun
+
+_NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
+
+
+@chz.chz
+class ServeConfig(RunOrModel):
+    """Answer requests in the form of OpenAI's API."""
+
+    engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
+        "engine; None: the run's own, or torch for a model"
+    )
+    host: str = chz.field(default="127.0.0.1", doc="address; others than this machine's are open")
+    port: int = chz.field(default=8000, doc="0: one that is free")
+    key: str = chz.field(default="", doc="that requests have to show; empty: made, and printed")
+    temperature: float | None = chz.field(
+        default=None, doc="of requests that say none; None: the run's own, and 1 of a model"
+    )
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "port", at_least=0, at_most=65535)
+        if not self.log_path and self.model_name is None:
+            raise ConfigError("who is served? Give log_path=RUN or model_name=MODEL")
+        if self.key and not re.fullmatch(r"[!-~]+", self.key):
+            raise ConfigError("key must be of letters, digits and signs, without blanks")
+
+
+class _Held:
+    """A genome that is in the engine, from a task of its own."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.leave, self.left = anyio.Event(), anyio.Event()
+
+
+class Served(Endpoint):
+    """Who answers: a model, or those of a run, one generation or genome at a time.
+
+    Attributes:
+        generation: after which `centre` is, and whose genomes there are.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rebuilt: RebuiltRun | None,
+        generation: int,
+        name: str,
+        key: str,
+        params: SamplingParams,
+        tasks: TaskGroup,
+    ) -> None:
+        self.generation = generation
+        self._engine, self._rebuilt, self._name = engine, rebuilt, name
+        self._key = OneKey(key)
+        self._params = params
+        self._translator = Translator(engine.tokenizer, engine.traits.context_length)
+        self._said: dict[str, Said] = {}
+        self._door = anyio.Lock()
+        self._there: tuple[int, int | None] | None = None  # generation, and genome if one
+        self._running = 0
+        self._idle = anyio.Event()
+        self._tasks = tasks
+        self._genome: _Held | None = None
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self._key.check(key)
+        if self._rebuilt is None:
+            return [self._name]
+        run = self._rebuilt.run
+        last = run.last_generation
+        if run.checkpoint is not None:  # of gradients, which keeps no generation but the last
+            return ["centre", "base", f"generation-{last}"]
+        found = ["centre", "base", *(f"generation-{t}" for t in range(last + 1))]
+        if self.generation <= run.last_with_genomes:
+            found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]
+        return found
+
+    @override
+    async def speaker(self, key: str, name: str) -> Speaker:
+        return _Speaker(self, name, self._translator, self._said.setdefault(name, Said()))
+
+    async def sample(self, name: str, observation: Observation, draw: Draw, number: int) -> Action:
+        """One answer of a model of `names`."""
+        params = chz.replace(
+            self._params,
+            logprobs=draw.logprobs,
+            max_tokens=observation.max_tokens,
+            **{k: v for k in ("temperature", "top_p") if (v := getattr(draw, k)) is not None},
+        )
+        seed = secrets.randbits(63) if draw.seed is None else (draw.seed + number) & MAX_SEED
+        matched = _NUMBERED.fullmatch(name)
+        generation, genome = self.generation, None
+        if matched and matched[1] == "generation":
+            generation = int(matched[2])
+        elif matched:
+            genome = int(matched[2])
+        async with self._at(generation, genome):
+            if self._genome is not None:
+                return await self._genome.answer(observation, params, seed)
+            who = "base" if name == "base" else "centre"
+            return await self._engine.sample(SampleRequest(who, observation, params, seed))
+
+    @asynccontextmanager
+    async def _at(self, generation: int, genome: int | None) -> AsyncGenerator[None]:
+        """Inside, this generation's centre is in the engine, and this genome."""
+        async with self._door:  # first come, first served: nobody waits for ever
+            if self._there != (generation, genome):
+                if self._running:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+                await self._go_to(generation, genome)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _go_to(self, generation: int, genome: int | None) -> None:
+        self._there = None
+        if self._genome is not None:
+            self._genome.leave.set()
+            await self._genome.left.wait()
+            self._genome = None
+        if self._rebuilt is not None:
+            await self._rebuilt.go_to(generation)
+            if genome is not None:
+                self._genome = await self._tasks.start(self._hold, self._rebuilt, genome)
+        self._there = generation, genome
+
+    async def _hold(
+        self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
+    ) -> None:
+        """Have a genome in the engine until it is to leave: who lends a host takes it back."""
+        async with rebuilt.answering(genome) as answer:
+            held = _Held(answer)
+            task_status.started(held)
+            await held.leave.wait()
+        held.left.set()
+
+
+class _Speaker(Speaker):
+    """One of the models."""
+
+    def __init__(self, served: Served, name: str, translator: Translator, said: Said) -> None:
+        self._served, self._name = served, name
+        self.translator, self.said = translator, said
+
+    @override
+    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+        return await self._served.sample(self._name, observation, draw, number)
+
+
+async def _serve(config: ServeConfig, bound: socket.socket) -> None:
+    from es_cookbook.bridges.endpoint.app import serve
+
+    subject = subject_of(config, config.engine)
+    key = config.key or secrets.token_urlsafe(24)
+    params = SamplingParams(temperature=1.0) if subject.run is None else subject.run.config.sampling
+    if config.temperature is not None:
+        params = chz.replace(params, temperature=config.temperature)
+    async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
+        (generation,) = subject.generations
+        name = Path(subject.name).name
+        served = Served(engine, rebuilt, generation, name, key, params, tasks)
+        names = served.names(key)
+        listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        host, port = bound.getsockname()[:2]
+        print(f"serving {listed}", flush=True)
+        print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
+        await serve(served, bound)
+        tasks.cancel_scope.cancel()
+
+
+def _bound(config: ServeConfig) -> socket.socket:
+    """A socket at the address, before minutes go into loading a model.
+
+    Raises:
+        ConfigError: It is taken, or there is no such address here.
+    """
+    try:
+        return socket.create_server((config.host, config.port))
+    except OSError as error:
+        known = (error.errno or 0) > 0  # a name that is not found has a number of its own
+        why = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {why}; give another host= or port= "
+            "(port=0 takes a free one)"
+        ) from error
+
+
+def main(config: ServeConfig) -> None:
+    """Load the model or rebuild the run, and answer until stopped."""
+    try:
+        import es_cookbook.bridges.endpoint.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise not_installed("serve", error.name, "es-cookbook[serve]") from error
+    with _bound(config) as bound:
+        anyio.run(_serve, config, bound)
+
+
+def cli() -> None:
+    run_cli(main, ServeConfig)

@@ -1,0 +1,290 @@
+"""The endpoint, asked by OpenAI's own client."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from typing_extensions import override
+
+from es_cookbook.bridges.endpoint.app import MOST_BYTES, application
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
+from es_cookbook.bridges.endpoint.requests import Draw
+from es_cookbook.bridges.endpoint.translator import Said, Translator
+from es_cookbook.rl.types import Action, Observation
+from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
+
+pytestmark = pytest.mark.anyio
+
+KEY, CONTEXT = "sesame", 600
+QUESTION: Any = [{"role": "user", "content": "How much is 1 + 2?"}]
+TOOLS: Any = [dict(add.schema)]
+
+
+class Scripted(Speaker):
+    """Says given texts, one a request."""
+
+    def __init__(self, template: str, texts: Sequence[str]) -> None:
+        self.translator = Translator(tokenizer_with(template), CONTEXT)
+        self.said = Said()
+        self.texts = list(texts)
+        self.seen: list[Observation] = []
+        self.draws: list[Draw] = []
+        self.is_stuck = False
+        self.cancelled = anyio.Event()
+
+    @override
+    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+        self.seen.append(observation)
+        self.draws.append(draw)
+        if self.is_stuck:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.cancelled.set()
+        text = self.texts.pop(0)
+        tokens_T = tuple(self.translator.tokenizer.encode(text, add_special_tokens=False))
+        is_cut = len(tokens_T) > (observation.max_tokens or 0)
+        tokens_T = tokens_T[: observation.max_tokens]
+        text = str(self.translator.tokenizer.decode(list(tokens_T)))
+        logprobs_T = (-0.5,) * len(tokens_T) if draw.logprobs else None
+        return Action(tokens_T, text, "length" if is_cut else "stop", logprobs_T)
+
+    def prompt(self, turn: int = -1) -> str:
+        return str(self.translator.tokenizer.decode(list(self.seen[turn].tokens_T)))
+
+
+class OneSpeaker(Endpoint):
+    def __init__(self, speaker: Scripted) -> None:
+        self._speaker, self._key = speaker, OneKey(KEY)
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self._key.check(key)
+        return ["centre"]
+
+    @override
+    async def speaker(self, key: str, name: str) -> Speaker:
+        return self._speaker
+
+
+def asked(*texts: str, template: str = CHATML, key: str = KEY) -> tuple[AsyncOpenAI, Scripted]:
+    """A client of an endpoint that says these texts."""
+    speaker = Scripted(template, texts)
+    transport = httpx.ASGITransport(application(OneSpeaker(speaker)))
+    client = httpx.AsyncClient(transport=transport)
+    base_url = "http://es/v1"
+    return AsyncOpenAI(api_key=key, base_url=base_url, http_client=client, max_retries=0), speaker
+
+
+async def test_a_chat_is_answered() -> None:
+    client, speaker = asked("It is 3. Or 4.", "It is 3 or")
+    draw: Any = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "logprobs": True}
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, stop="Or", user="me", **draw
+    )
+    (choice,) = found.choices
+    assert (choice.message.content, choice.finish_reason) == ("It is 3. ", "stop")
+    assert choice.logprobs and choice.logprobs.content
+    assert "".join(each.token for each in choice.logprobs.content) == "It is 3. Or 4."
+    assert {each.logprob for each in choice.logprobs.content} == {-0.5}
+    assert found.usage
+    assert found.usage.prompt_tokens == len(speaker.seen[0].tokens_T)
+    assert found.usage.completion_tokens == len(choice.logprobs.content)
+    assert speaker.prompt().endswith("How much is 1 + 2?<|im_end|>\n<|im_start|>assistant\n")
+    assert speaker.seen[0].stop == ("Or",)
+    assert speaker.draws[0] == Draw(None, 0.5, 0.9, ("Or",), 7, 1, logprobs=True)
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}]
+    cut = await client.chat.completions.create(
+        model="centre", messages=[*messages, *QUESTION], max_completion_tokens=2
+    )
+    assert (cut.choices[0].finish_reason, speaker.seen[1].max_tokens) == ("length", 2)
+    assert "Be brief." in speaker.prompt()
+
+
+async def test_a_stream_has_the_same_in_pieces() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, _ = asked(f"I add.\n{call}", "It is 3.")
+    stream = await client.chat.completions.create(
+        model="centre",
+        messages=QUESTION,
+        tools=TOOLS,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    pieces = [piece async for piece in stream]
+    deltas = [piece.choices[0].delta for piece in pieces[:-1]]
+    assert "".join(delta.content or "" for delta in deltas) == "I add."
+    (called,) = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+    assert called.function and (called.index, called.function.name) == (0, "add")
+    assert called.function.arguments == '{"a": 1, "b": 2}'
+    assert pieces[-2].choices[0].finish_reason == "tool_calls"
+    assert not pieces[-1].choices and pieces[-1].usage and pieces[-1].usage.total_tokens > 20
+    texts = await client.completions.create(model="centre", prompt="How much?", stream=True)
+    assert [piece.choices[0].text async for piece in texts] == ["It is 3."]
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (CHATML, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1}}'),
+        # Its template knows no tools: they stand in the message of the user.
+        (GEMMA, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+    ],
+    ids=["chatml", "llama", "gemma"],
+)
+async def test_a_chat_goes_on_from_the_very_tokens_that_were_sampled(
+    template: str, call: str
+) -> None:
+    client, speaker = asked(call, "It is 2.", "It is 2.", template=template)
+    first = await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
+    chat: Any = [*QUESTION, message.model_dump(exclude_none=True), result]
+    second = await client.chat.completions.create(model="centre", messages=chat, tools=TOOLS)
+    assert second.choices[0].message.content == "It is 2."
+    tokenizer = speaker.translator.tokenizer
+    said_T = tuple(tokenizer.encode(call, add_special_tokens=False))
+    before_T = speaker.seen[0].tokens_T + said_T
+    assert speaker.seen[1].tokens_T[: len(before_T)] == before_T
+    # A chat that was not had here is rendered as a whole.
+    chat[0] = {"role": "user", "content": "And 1 + 1?"}
+    await client.chat.completions.create(model="centre", messages=chat, tools=TOOLS)
+    assert "And 1 + 1?" in speaker.prompt()
+    assert call.split('"name"')[1].removesuffix("</tool_call>").strip() in speaker.prompt()
+
+
+async def test_a_tool_may_be_asked_for_by_its_name_or_hidden() -> None:
+    client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', "No.")
+    chosen: Any = {"type": "function", "function": {"name": "add"}}
+    choices: list[Any] = [chosen, "required", "none"]
+    found = [
+        await client.chat.completions.create(
+            model="centre", messages=QUESTION, tools=TOOLS, tool_choice=choice
+        )
+        for choice in choices
+    ]
+    calls = [each.choices[0].message.tool_calls for each in found]
+    assert [each[0].to_dict()["function"] for each in calls[:2] if each] == [
+        {"name": "add", "arguments": '{"a": 5}'},
+        {"name": "add", "arguments": "{}"},
+    ]
+    assert calls[2] is None and found[2].choices[0].message.content == "No."
+    assert "add" not in speaker.prompt() and "add" in speaker.prompt(0)
+
+
+async def test_several_answers_and_prompts_have_their_own_numbers() -> None:
+    client, speaker = asked(*"abcdef")
+    found = await client.completions.create(
+        model="centre", prompt=["One", "Two", "Three"], n=2, logprobs=0, max_tokens=9
+    )
+    assert [(each.index, each.text) for each in found.choices] == [*enumerate("abcdef")]
+    assert [speaker.prompt(turn) for turn in range(6)] == [
+        *["One"] * 2,
+        *["Two"] * 2,
+        *["Three"] * 2,
+    ]
+    assert found.choices[0].logprobs and found.choices[0].logprobs.token_logprobs == [-0.5]
+    tokens = list(speaker.seen[0].tokens_T)
+    speaker.texts = ["g"]
+    await client.completions.create(model="centre", prompt=[tokens])
+    assert speaker.seen[-1].tokens_T == tuple(tokens)
+    assert speaker.seen[-1].max_tokens == 16  # as OpenAI's default
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"temperature": 3}, "temperature must be from 0 to 2, found 3"),
+        ({"top_p": 0}, "top_p must be above 0"),
+        ({"n": 0}, "n must be from 1 to 128, found 0"),
+        ({"seed": True}, "seed must be an integer, and is true or false"),
+        ({"stop": [""]}, "stop must be a string or up to 16"),
+        ({"messages": []}, "messages must have at least one"),
+        ({"messages": [7]}, r"messages\[0\] must be an object"),
+        ({"messages": [{"role": "owner", "content": ""}]}, "role is unknown; accepted: assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "must be text, or parts of type text",
+        ),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": "x", "content": ""}]},
+            "must be that of a call before it",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format cannot be kept here"),
+        ({"logit_bias": {"5": 1}}, r"logit_bias cannot be kept here; accepted is \{\}"),
+        ({"reasoning_effort": "low"}, "reasoning_effort cannot be kept here; accepted is null"),
+        ({"extra_body": {"guided": 1}}, "unrecognized request argument: guided"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be of type function"),
+        ({"tool_choice": "required"}, "tool_choice=required needs tools"),
+        ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
+        ({"stream_options": {"include_usage": True}}, "stream_options go with stream=true alone"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_what_cannot_be_kept_is_refused_as_openai_does(
+    wrong: dict[str, Any], said: str
+) -> None:
+    client, speaker = asked()
+    options = {"model": "centre", "messages": QUESTION, **wrong}
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        await client.chat.completions.create(**options)
+    assert refused.value.type == "invalid_request_error" and not speaker.seen
+
+
+async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
+    stranger, speaker = asked("x", key="wrong")
+    with pytest.raises(openai.AuthenticationError, match="the key is wrong") as refused:
+        await stranger.models.list()
+    assert refused.value.code == "invalid_api_key"
+    client, _ = asked()
+    assert [model.id for model in (await client.models.list()).data] == ["centre"]
+    assert (await client.models.retrieve("centre")).id == "centre"
+    with pytest.raises(openai.NotFoundError, match="'center' is not served; did you mean") as lost:
+        await client.chat.completions.create(model="center", messages=QUESTION)
+    assert lost.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/embeddings"):
+        await client.embeddings.create(model="centre", input="x")
+    with pytest.raises(openai.APIStatusError, match="larger than 8 MiB") as large:
+        await client.completions.create(model="centre", prompt="x" * MOST_BYTES)
+    assert large.value.status_code == 413
+    bare = httpx.AsyncClient(transport=httpx.ASGITransport(application(OneSpeaker(speaker))))
+    for headers in ({}, {"Authorization": KEY}):
+        reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
+    assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
+
+
+async def test_a_client_that_hangs_up_is_not_worked_for() -> None:
+    speaker = Scripted(CHATML, ())
+    speaker.is_stuck = True
+    body = b'{"model": "centre", "prompt": "x"}'
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        if not sent:
+            sent.append("body")
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not speaker.seen:
+            await anyio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+    }
+    with anyio.fail_after(5):
+        await application(OneSpeaker(speaker))(scope, receive, send)
+    assert speaker.cancelled.is_set()

@@ -1,0 +1,124 @@
+"""Everything that a run ever consisted of answers over OpenAI's API."""
+
+import json
+import signal
+import socket
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from es_cookbook import train
+from es_cookbook.bridges.endpoint.app import application
+from es_cookbook.commands.serve import Served
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.train.recorded import open_run, rebuild
+from tests.programs import Programs
+from tests.said import refused
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+NAMES = [
+    "centre",
+    "base",
+    *(f"generation-{t}" for t in range(4)),
+    *(f"genome-{g}" for g in range(4)),
+]
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of three generations."""
+    path = tmp_path_factory.mktemp("serve")
+    model, log_path = write_tiny_model(path / "model"), path / "run"
+    fields: dict[str, Any] = {"num_generations": 3, "trackers": JsonlTrackerBuilder()}
+    anyio.run(train.main, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
+    return log_path
+
+
+@pytest.mark.anyio
+async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
+    tokenizer = rebuilt.engine.tokenizer
+    prompt_T = tuple(tokenizer.encode("A"))
+    where = {"centre": (2, "centre"), "base": (0, "base")}
+    where |= {f"generation-{t}": (t, "centre") for t in range(4)}
+    where |= {f"genome-{g}": (2, g) for g in range(4)}
+    expected: dict[str, str] = {}
+    for name, (generation, who) in where.items():
+        await rebuilt.go_to(generation)
+        action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
+        expected[name] = action.text
+    assert len(set(expected.values())) > 4, "there is something to mistake"
+    answers: dict[tuple[str, int], str] = {}
+    async with anyio.create_task_group() as tasks:
+        served = Served(rebuilt.engine, rebuilt, 2, "run", "key", params, tasks)
+        transport = httpx.ASGITransport(application(served))
+        web = httpx.AsyncClient(transport=transport)
+        client = AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+        assert [model.id for model in (await client.models.list()).data] == NAMES
+
+        async def ask(name: str, turn: int) -> None:
+            found = await client.completions.create(
+                model=name, prompt=list(prompt_T), max_tokens=8, seed=7
+            )
+            answers[name, turn] = found.choices[0].text
+
+        async with anyio.create_task_group() as asking:
+            for turn in range(3):
+                for name in NAMES:
+                    asking.start_soon(ask, name, turn)
+        with pytest.raises(NotFoundError, match="'genome-9' is not served"):
+            await ask("genome-9", 0)
+        tasks.cancel_scope.cancel()
+    assert answers == {(name, turn): expected[name] for name in NAMES for turn in range(3)}
+    await rebuilt.close()
+
+
+@pytest.mark.slow
+def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
+    log_path: Path, programs: Programs, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("in", "out", "err")]
+    for file in files:
+        file.touch()
+    command = ["-m", "es_cookbook", "serve", log_path, "trust=tests", "port=0"]
+    process = programs.start(command, files)
+    with anyio.from_thread.start_blocking_portal() as portal:
+        address, key = portal.call(_address, files[1], process)
+    body = json.dumps({"model": "centre", "prompt": "A", "max_tokens": 3}).encode()
+    headers = {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{address}/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert json.load(reply)["usage"]["completion_tokens"] <= 3
+    psutil.Process(process).send_signal(signal.SIGTERM)
+    programs.exit_code()
+    assert "Traceback" not in files[2].read_text()
+
+
+async def _address(said: Path, process: int) -> Sequence[str]:
+    with anyio.fail_after(60):
+        while "OPENAI_API_KEY=" not in said.read_text():
+            assert psutil.pid_exists(process)
+            await anyio.sleep(0.05)
+    line = said.read_text().splitlines()[-1]
+    return [word.partition("=")[2] for word in line.split()]
+
+
+def test_what_cannot_be_served_is_refused(log_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", str(log_path), "trust=tests", f"port={port}")
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; give another" in said
+    assert "who is served? Give log_path=RUN or model_name=MODEL" in refused("serve")
+    assert "port must be in [0, 65535], found 99999" in refused("serve", "port=99999")
+    assert "key must be of letters" in refused("serve", str(log_path), "key=a b")
+    said = refused("serve", str(log_path), "trust=tests", "generation=9", "port=0")
+    assert "there is no generation 9" in said
