@@ -172,6 +172,7 @@ PARSED_ONLY = {
     r"evaluate .*voters=.*": "an Env that reads answers; evaluate/test_votes.py runs it",
     r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
     r"report .*watch=true": "serves until Ctrl-C; the command's test does",
+    r"serve .*": "serves until Ctrl-C; the command's test does",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown max_staleness=1 engine=ray .*": "a Ray; tests/integration/test_ray_pool.py has one",
     r"countdown model_name=quantised .*": "what the line before it writes",
@@ -351,7 +352,7 @@ def parse_sft(options: Sequence[str]) -> None:
 
 
 NEEDED = {
-    **dict.fromkeys(("frames", "play", "plot", "show", "report"), "log_path=x"),
+    **dict.fromkeys(("frames", "play", "plot", "serve", "show", "report"), "log_path=x"),
     "runs": "",
     "rewind": "log_path=x generation=1",
     "export": "log_path=x output=y",
