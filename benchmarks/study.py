@@ -7,8 +7,9 @@ For each task it is one `es-cookbook compare-gradients`, whose command is printe
 of `make chat-model`, the plain text is READMEs of installed packages. All tables lie in
 `build/study/<task>`, and the same command goes on where it was interrupted. Contestants have as
 many generations as take about three minutes on two cores, the search for σ included; plain ES has
-more, so that it makes about as many rollouts as `es` has genomes read gold answers. TRL has the rate
-of `group`. A rate with `factors=1` was chosen from three, by rewards in training with another seed.
+more, so that it makes about as many rollouts as `es` has genomes read gold answers. TRL has the
+rate of `group`. A rate with `factors=1` was chosen from three, by rewards in training with another
+seed.
 What comes out is in docs/es_vs_grpo.md.
 """
 
