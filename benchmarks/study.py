@@ -9,8 +9,7 @@ of `make chat-model`, the plain text is READMEs of installed packages. All table
 many generations as take about three minutes on two cores, the search for σ included; plain ES has
 more, so that it makes about as many rollouts as `es` has genomes read gold answers. TRL has the
 rate of `group`. A rate with `factors=1` was chosen from three, by rewards in training with another
-seed.
-What comes out is in docs/es_vs_grpo.md.
+seed. What comes out is in docs/es_vs_grpo.md.
 """
 
 import importlib.util

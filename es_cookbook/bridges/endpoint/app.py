@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import anyio
 import uvicorn
@@ -21,6 +21,7 @@ from es_cookbook.bridges.endpoint.replies import Reply
 from es_cookbook.bridges.endpoint.requests import (
     ChatRequest,
     Draw,
+    Json,
     RefusedRequest,
     TextRequest,
     chat_request,
@@ -33,6 +34,7 @@ from es_cookbook.common.errors import ESCookbookError, RequestError, leaves, nea
 MOST_BYTES = 8 << 20
 """Of a request's body."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
 
 
 def application(endpoint: Endpoint) -> Starlette:
@@ -47,43 +49,45 @@ def application(endpoint: Endpoint) -> Starlette:
         _check_name(name, endpoint.names(_key(request)))
         return JSONResponse(_described(name))
 
-    async def chat(request: Request) -> Response:
+    async def answered(
+        read: Callable[[Json], _Asked],
+        reply_to: Callable[[Endpoint, str, _Asked], Awaitable[Reply]],
+        whole: Callable[[Reply, _Asked], object],
+        events: Callable[[Reply, _Asked], Iterator[bytes]],
+        request: Request,
+    ) -> Response:
         key = _key(request)
-        asked = chat_request(read_body(await _body(request)))
-        reply = await _unless_gone(request, partial(_chat, endpoint, key, asked))
+        asked = read(read_body(await _body(request)))
+        reply = await _unless_gone(request, partial(reply_to, endpoint, key, asked))
         if asked.stream:
-            return _streamed(reply.chat_events(asked))
-        return JSONResponse(reply.chat(asked))
-
-    async def text(request: Request) -> Response:
-        key = _key(request)
-        asked = text_request(read_body(await _body(request)))
-        reply = await _unless_gone(request, partial(_text, endpoint, key, asked))
-        if asked.stream:
-            return _streamed(reply.text_events(asked))
-        return JSONResponse(reply.text(asked))
+            return _streamed(events(reply, asked))
+        return JSONResponse(whole(reply, asked))
 
     async def nothing(request: Request) -> Response:
         path = request.url.path
         raise RefusedRequest(
-            f"there is no {request.method} {path[:80]}; there are {', '.join(_PATHS)}", status=404
+            f"there is no {request.method} {path[:80]}; there are {', '.join(paths)}", status=404
         )
 
     handlers = {
         "/v1/models": ("GET", models),
         "/v1/models/{name:path}": ("GET", model),
-        "/v1/chat/completions": ("POST", chat),
-        "/v1/completions": ("POST", text),
+        "/v1/chat/completions": (
+            "POST",
+            partial(answered, chat_request, _chat, Reply.chat, Reply.chat_events),
+        ),
+        "/v1/completions": (
+            "POST",
+            partial(answered, text_request, _text, Reply.text, Reply.text_events),
+        ),
     }
+    paths = [path for path in handlers if "{" not in path]
     routes = [
         Route(path, _told(handler), methods=[method])
         for path, (method, handler) in handlers.items()
     ]
     every = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return Starlette(routes=[*routes, Route("/{rest:path}", _told(nothing), methods=every)])
-
-
-_PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
 
 
 def _told(handler: _Handler) -> _Handler:
@@ -196,12 +200,9 @@ async def _answers(
         action = await speaker.sample(observation, draw, number)
         answers[number] = speaker.translator.answer(prompt, draw, action, one_call)
 
-    if len(asked) == 1:
-        await one(0)
-    else:
-        async with anyio.create_task_group() as tasks:
-            for number in range(len(asked)):
-                tasks.start_soon(one, number)
+    async with anyio.create_task_group() as tasks:
+        for number in range(len(asked)):
+            tasks.start_soon(one, number)
     return [answers[number] for number in range(len(asked))]
 
 

@@ -181,13 +181,15 @@ class ResidentWeights:
         save_model(module.save_pretrained, tokenizer, path)
 
     def _moved(self, fingerprint: int) -> int:
-        own = {name for name, _ in self._own(self.model.module)}
+        value = self.centre.weights.__getitem__
         if self._packs:
+            own = {name for name, _ in self._own(self.model.module)}
             self.model.unpack(own)
-        self._write(self.model, self.centre.weights.__getitem__)
-        if self._packs:
+            self._write(self.model, value)
             self.model.pack(own)
             trim()
+        else:
+            self._write(self.model, value)
         self._host([])
         return fingerprint
 
