@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
 from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Said, Translator
+from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.commands.evaluate.measuring import opened, subject_of
 from es_cookbook.commands.options import RunOrModel
 from es_cookbook.common.checks import check_range
@@ -38,6 +38,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
 from es_cookbook.evolution.genome import MAX_SEED
+from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
 from es_cookbook.train.recorded import RebuiltRun
 
@@ -97,7 +98,7 @@ class Served(Endpoint):
         self._key = OneKey(key)
         self._params = params
         self._translator = Translator(engine.tokenizer, engine.traits.context_length)
-        self._said: dict[str, Said] = {}
+        self._kept: dict[str, KeptTurns] = {}
         self._door = anyio.Lock()
         self._there: tuple[int, int | None] | None = None  # generation, and genome if one
         self._running = 0
@@ -121,7 +122,7 @@ class Served(Endpoint):
 
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
-        return _Speaker(self, name, self._translator, self._said.setdefault(name, Said()))
+        return _Speaker(self, name, self._translator, self._kept.setdefault(name, KeptTurns()))
 
     async def sample(self, name: str, observation: Observation, draw: Draw, number: int) -> Action:
         """One answer of a model of `names`."""
@@ -187,9 +188,9 @@ class Served(Endpoint):
 class _Speaker(Speaker):
     """One of the models."""
 
-    def __init__(self, served: Served, name: str, translator: Translator, said: Said) -> None:
+    def __init__(self, served: Served, name: str, translator: Translator, kept: KeptTurns) -> None:
         self._served, self._name = served, name
-        self.translator, self.said = translator, said
+        self.translator, self.kept = translator, kept
 
     @override
     async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:

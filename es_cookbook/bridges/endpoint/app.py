@@ -30,6 +30,7 @@ from es_cookbook.bridges.endpoint.requests import (
 )
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves, nearest
+from es_cookbook.rl.messages.message import Message
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
@@ -165,10 +166,13 @@ async def _unless_gone(request: Request, answer: Callable[[], Awaitable[Reply]])
 
 async def _chat(endpoint: Endpoint, key: str, asked: ChatRequest) -> Reply:
     speaker = await _speaker(endpoint, key, asked.model)
-    prompt = speaker.translator.of_chat(asked, speaker.said)
+    prompt = speaker.translator.of_chat(asked, speaker.kept)
     answers = await _answers(speaker, [prompt], asked.draw, asked.one_call)
-    for answer in answers:
-        speaker.said.keep(asked, prompt, answer)
+    if prompt.renderer and not prompt.opening:  # Else a beginning was given, and not sampled.
+        for answer in answers:
+            turn = Message("assistant", answer.content, answer.calls)
+            chat = (*asked.messages, turn)
+            speaker.kept.keep(prompt.renderer, chat, prompt.tokens_T, answer.action)
     return Reply(asked.model, [prompt], answers, speaker.translator.tokenizer)
 
 

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
-from es_cookbook.bridges.endpoint.translator import Said, Translator
+from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 
 
@@ -14,11 +15,11 @@ class Speaker(ABC):
 
     Attributes:
         translator: of its tokenizer.
-        said: what it has answered this holder.
+        kept: what it has answered this holder.
     """
 
     translator: Translator
-    said: Said
+    kept: KeptTurns
 
     @abstractmethod
     async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:

@@ -1,33 +1,23 @@
 """A chat as tokens, and what was sampled as a message: between OpenAI's API and an engine.
 
-A program sends the whole chat with every request. Where it goes on from an answer that was given
-before, the prompt is what was seen and sampled then, and what the template adds: so the model sees
-the tokens that it said, as in an Env (`es_cookbook.rl.messages`), and an engine that has kept their
-keys and values runs what is new and nothing else. Any other chat is rendered as a whole.
+A program sends the whole chat with every request; it goes on from the tokens of answers that were
+given before (`KeptTurns`).
 """
 
 import dataclasses
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
-from es_cookbook.rl.messages.message import (
-    ARGUMENTS,
-    OPEN,
-    Form,
-    Message,
-    ToolCall,
-    parse_tool_calls,
-)
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.messages.message import ARGUMENTS, OPEN, Form, ToolCall, parse_tool_calls
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
-_MOST_RENDERERS, _MOST_SAID = 64, 4096
-_Key: TypeAlias = tuple[str, tuple[Message, ...]]
+_MOST_RENDERERS = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,14 +27,14 @@ class Prompt:
     Attributes:
         tokens_T: all of it.
         opening: what the answer begins with, and is in the tokens already.
-        stop_token_ids: end an answer, beside the model's own.
         form: how calls are written; None where none are read.
+        renderer: of the chat; None of a text.
     """
 
     tokens_T: tuple[int, ...]
     opening: str = ""
-    stop_token_ids: tuple[int, ...] = ()
     form: Form | None = None
+    renderer: Renderer | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,38 +54,6 @@ class Answer:
     action: Action
 
 
-class Said:
-    """Answers that were given, by the chat up to each: the tokens of both."""
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[_Key, tuple[tuple[int, ...], Action]] = OrderedDict()
-
-    def keep(self, request: ChatRequest, prompt: Prompt, answer: Answer) -> None:
-        """Remember an answer, unless its beginning was given: then it was not sampled."""
-        if not prompt.opening:
-            turn = Message("assistant", answer.content, answer.calls)
-            self._of[_key(request.tools, (*request.messages, turn))] = (
-                prompt.tokens_T,
-                answer.action,
-            )
-            while len(self._of) > _MOST_SAID:
-                self._of.popitem(last=False)
-
-    def find(
-        self, tools: Sequence[ToolSchema], messages: tuple[Message, ...]
-    ) -> tuple[tuple[int, ...], Action] | None:
-        """The tokens before the answer that this chat ends in, and it."""
-        return self._of.get(_key(tools, messages))
-
-
-def _key(tools: Sequence[ToolSchema], messages: tuple[Message, ...]) -> _Key:
-    return _described(tools), messages
-
-
-def _described(tools: Sequence[ToolSchema]) -> str:
-    return json.dumps([tool.schema for tool in tools])
-
-
 class Translator:
     """Translates for one tokenizer.
 
@@ -109,24 +67,22 @@ class Translator:
         self.context_length = context_length
         self._renderers: OrderedDict[str, tuple[Renderer, Form]] = OrderedDict()
 
-    def of_chat(self, request: ChatRequest, said: Said) -> Prompt:
+    def of_chat(self, request: ChatRequest, kept: KeptTurns) -> Prompt:
         """A chat's prompt.
 
         Raises:
             RefusedRequest: The chat template refuses the messages.
         """
-        shown = () if request.choice == "none" else request.tools
         try:
-            renderer, form = self._renderer(shown)
-            tokens_T = self._tokens(renderer, request.messages, said, request.tools)
+            renderer, form = self._renderer(request.tools)
+            tokens_T = kept.prompt(renderer, request.messages)
         except ModelError as error:
             raise RefusedRequest(str(error), param="messages") from error
         opening = _opening(request.choice, form)
         if opening:
             tokens_T += tuple(self.tokenizer.encode(opening, add_special_tokens=False))
-        end = renderer.end_of_turn
-        ends = () if end is None else (end,)
-        return Prompt(tokens_T, opening, ends, form if shown else None)
+        is_read = request.tools and request.choice != "none"
+        return Prompt(tokens_T, opening, form if is_read else None, renderer)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
         """A text's, as the tokenizer begins texts; or tokens as they are.
@@ -157,10 +113,11 @@ class Translator:
                 param="messages",
                 code="context_length_exceeded",
             )
+        end = prompt.renderer and prompt.renderer.end_of_turn
         return Observation(
             prompt.tokens_T,
             stop=draw.stop,
-            stop_token_ids=prompt.stop_token_ids,
+            stop_token_ids=() if end is None else (end,),
             max_tokens=draw.max_tokens or room,
         )
 
@@ -175,24 +132,9 @@ class Translator:
         calls = parsed.calls[:1] if one_call else parsed.calls
         return Answer(parsed.content, calls, "tool_calls", action)
 
-    def _tokens(
-        self,
-        renderer: Renderer,
-        messages: tuple[Message, ...],
-        said: Said,
-        tools: Sequence[ToolSchema],
-    ) -> tuple[int, ...]:
-        turns = [at for at, message in enumerate(messages) if message.role == "assistant"]
-        if turns:
-            before, after = messages[: turns[-1] + 1], messages[turns[-1] + 1 :]
-            if (known := said.find(tools, before)) is not None:
-                tokens_T, action = known
-                return tokens_T + action.tokens_T + renderer.added(action, after)
-        return renderer.prompt(messages)
-
     def _renderer(self, tools: Sequence[ToolSchema]) -> tuple[Renderer, Form]:
         """By the template if it shows these tools, or else in the system message."""
-        key = _described(tools)
+        key = json.dumps([tool.schema for tool in tools])
         if key not in self._renderers:
             if len(self._renderers) >= _MOST_RENDERERS:
                 self._renderers.popitem(last=False)

@@ -49,14 +49,12 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
-from es_cookbook.rl.messages.chat import Chat, ChatOptions, TokenStream
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
-_KEPT = 4096
-"""Chats that may go on from their tokens."""
 _AT_ONCE = 1024
 """Turns that are asked for at once: the engine makes batches of them."""
 _REFUSED = (
@@ -114,7 +112,7 @@ class _RunModel(ModelAPI):
         self._source = source
         self._chat_of = functools.lru_cache(maxsize=64)(self._chat_with)
         self._asked: Counter[bytes] = Counter()
-        self._streams: dict[tuple[str | None, ...], tuple[TokenStream, Action]] = {}
+        self._kept = KeptTurns()
 
     @override
     async def generate(
@@ -132,13 +130,13 @@ class _RunModel(ModelAPI):
                 "this model cannot be made to call a tool; accepted: auto, none"
             )
         used = [] if tool_choice == "none" else tools
-        chat, stream = None, None
+        chat, messages = None, [_message(message) for message in input]
         if source.tokenizer.chat_template is None:
             observation: Observation | None = self._plain(input, used)
         else:
             chat = self._chat_of(_schemas(used))
-            stream = self._stream(chat, input)
-            observation = stream and stream.observation
+            messages = [*chat.with_system(messages)]
+            observation = self._next(chat, messages)
         if observation is None:
             return ModelOutput.from_content(self._name, "", stop_reason="model_length")
         observation = dataclasses.replace(
@@ -147,11 +145,9 @@ class _RunModel(ModelAPI):
         action = await source.answer(observation, params, self._seed(observation, config))
         parsed = parse_tool_calls(action.text, chat.form) if chat and used else Parsed(action.text)
         output = self._output(observation, action, parsed)
-        if stream is not None:
-            ids = (*(message.id for message in input), output.choices[0].message.id)
-            self._streams[ids] = stream, action
-            if len(self._streams) > _KEPT:
-                del self._streams[next(iter(self._streams))]
+        if chat is not None:
+            messages.append(_message(output.choices[0].message))
+            self._kept.keep(chat.renderer, messages, observation.tokens_T, action)
         return output
 
     @override
@@ -168,17 +164,11 @@ class _RunModel(ModelAPI):
         options = chz.replace(self._source.chat, max_turns=2**31)
         return Chat(self._source.tokenizer, options, tools)
 
-    def _stream(self, chat: Chat, messages: Sequence[ChatMessage]) -> TokenStream | None:
-        """The tokens of a chat; None where there is no room left for a turn."""
-        ids = tuple(message.id for message in messages)
-        turns = [i for i, m in enumerate(messages, 1) if isinstance(m, ChatMessageAssistant)]
-        if turns and (known := self._streams.get(ids[: turns[-1]])) and known[0].chat is chat:
-            stream, action = dataclasses.replace(known[0]), known[1]
-            added = [_message(message) for message in messages[turns[-1] :]]
-            return None if stream.add(action, added) is not None else stream
-        length = self._source.context_length
-        stream = chat.begin([_message(message) for message in messages], length)
-        return stream if len(stream.tokens_T) < length else None
+    def _next(self, chat: Chat, messages: Sequence[Message]) -> Observation | None:
+        """What the model sees of a chat; None where there is no room left for a turn."""
+        tokens_T = self._kept.prompt(chat.renderer, messages)
+        stream = chat.stream(tokens_T, self._source.context_length)
+        return stream.observation if len(tokens_T) < stream.most else None
 
     def _plain(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolInfo]

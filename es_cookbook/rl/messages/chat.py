@@ -7,6 +7,7 @@ keeps the key-value cache of a rollout computes what is new and nothing else.
 
 import dataclasses
 import functools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,8 @@ from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 Limit: TypeAlias = Literal["turns", "context"]
 """What ended a chat that was not over."""
+_MOST_TURNS = 4096
+"""That are kept of chats which others hold."""
 
 
 @chz.chz
@@ -93,16 +96,25 @@ class Chat:
             ModelError: The chat template refuses the messages.
             EnvError: They leave no room for a turn in `max_context`.
         """
-        if self.options.system and not any(message.role == "system" for message in messages):
-            messages = [Message("system", self.options.system), *messages]
-        tokens_T = self.renderer.prompt(messages)
+        tokens_T = self.renderer.prompt(self.with_system(messages))
         most = self.options.max_context
         if most is not None and len(tokens_T) >= most:
             raise EnvError(
                 f"a prompt of {plural(len(tokens_T), 'token')} leaves no room in "
                 f"max_context={most}; shorten the prompt or raise max_context"
             )
-        return TokenStream(self, tokens_T, min(context_length, most or context_length))
+        return self.stream(tokens_T, context_length)
+
+    def with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, and the system message before them, if there is one that they lack."""
+        if not self.options.system or any(message.role == "system" for message in messages):
+            return messages
+        return [Message("system", self.options.system), *messages]
+
+    def stream(self, tokens_T: tuple[int, ...], context_length: int) -> "TokenStream":
+        """A rollout that stands at these tokens."""
+        most = min(context_length, self.options.max_context or context_length)
+        return TokenStream(self, tokens_T, most)
 
     def _form(self) -> Form:
         if self.options.form is not None:
@@ -160,3 +172,42 @@ class TokenStream:
             return "context"
         self.tokens_T = tokens_T
         return None
+
+
+class KeptTurns:
+    """Turns of chats that others hold, and hand over whole whenever they ask for the next one.
+
+    A chat that goes on where a kept turn ended goes on from its tokens: so the model sees the
+    tokens that it said, as in an Env, and an engine that has kept their keys and values runs what
+    is new and nothing else. Any other chat is rendered as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._turns: OrderedDict[
+            tuple[Renderer, tuple[Message, ...]], tuple[tuple[int, ...], Action]
+        ] = OrderedDict()
+
+    def keep(
+        self,
+        renderer: Renderer,
+        chat: Sequence[Message],
+        tokens_T: tuple[int, ...],
+        action: Action,
+    ) -> None:
+        """Keep the turn that a chat ends in, and the tokens before it."""
+        self._turns[renderer, tuple(chat)] = tokens_T, action
+        if len(self._turns) > _MOST_TURNS:
+            self._turns.popitem(last=False)
+
+    def prompt(self, renderer: Renderer, chat: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a chat up to the model's next turn.
+
+        Raises:
+            ModelError: The template refuses it.
+        """
+        turns = [at for at, message in enumerate(chat, 1) if message.role == "assistant"]
+        known = self._turns.get((renderer, tuple(chat[: turns[-1]]))) if turns else None
+        if known is None:
+            return renderer.prompt(chat)
+        tokens_T, action = known
+        return tokens_T + action.tokens_T + renderer.added(action, chat[turns[-1] :])

@@ -13,7 +13,8 @@ from typing_extensions import override
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
 from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Said, Translator
+from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
 
@@ -29,7 +30,7 @@ class Scripted(Speaker):
 
     def __init__(self, template: str, texts: Sequence[str]) -> None:
         self.translator = Translator(tokenizer_with(template), CONTEXT)
-        self.said = Said()
+        self.kept = KeptTurns()
         self.texts = list(texts)
         self.seen: list[Observation] = []
         self.draws: list[Draw] = []
@@ -159,8 +160,9 @@ async def test_a_chat_goes_on_from_the_very_tokens_that_were_sampled(
     assert call.split('"name"')[1].removesuffix("</tool_call>").strip() in speaker.prompt()
 
 
-async def test_a_tool_may_be_asked_for_by_its_name_or_hidden() -> None:
-    client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', "No.")
+async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', call)
     chosen: Any = {"type": "function", "function": {"name": "add"}}
     choices: list[Any] = [chosen, "required", "none"]
     found = [
@@ -174,8 +176,9 @@ async def test_a_tool_may_be_asked_for_by_its_name_or_hidden() -> None:
         {"name": "add", "arguments": '{"a": 5}'},
         {"name": "add", "arguments": "{}"},
     ]
-    assert calls[2] is None and found[2].choices[0].message.content == "No."
-    assert "add" not in speaker.prompt() and "add" in speaker.prompt(0)
+    # Where none may be called, the model is told of them as before, and what it writes stays text.
+    assert calls[2] is None and found[2].choices[0].message.content == call
+    assert all("add" in speaker.prompt(turn) for turn in range(3))
 
 
 async def test_several_answers_and_prompts_have_their_own_numbers() -> None:
