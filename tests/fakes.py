@@ -219,9 +219,16 @@ class FakePolicy(Policy):
     """One that other policies of tests answer in place of; its own centre and base."""
 
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
         raise AssertionError("nothing is to be sampled")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams()
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         return [0.0] * len(continuation_T)

@@ -27,7 +27,7 @@ import chz
 from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.commands.evaluate.measuring import opened, subject_of
@@ -37,7 +37,6 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
-from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
 from es_cookbook.train.recorded import RebuiltRun
@@ -122,17 +121,15 @@ class Served(Endpoint):
 
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
+        check_name(name, self.names(key))
         return _Speaker(self, name, self._translator, self._kept.setdefault(name, KeptTurns()))
 
     async def sample(self, name: str, observation: Observation, draw: Draw, number: int) -> Action:
         """One answer of a model of `names`."""
-        params = chz.replace(
-            self._params,
-            logprobs=draw.logprobs,
-            max_tokens=observation.max_tokens,
-            **{k: v for k in ("temperature", "top_p") if (v := getattr(draw, k)) is not None},
-        )
-        seed = secrets.randbits(63) if draw.seed is None else (draw.seed + number) & MAX_SEED
+        params = chz.replace(draw.params(self._params), max_tokens=observation.max_tokens)
+        seed = draw.seed_of(number)
+        if seed is None:
+            seed = secrets.randbits(63)
         matched = _NUMBERED.fullmatch(name)
         generation, genome = self.generation, None
         if matched and matched[1] == "generation":

@@ -13,7 +13,11 @@
 
     python -m es_cookbook train environment=my_taskset model_name=Qwen/Qwen2.5-0.5B-Instruct
 
-where `my_taskset` is an installed package with a taskset of the verifiers library.
+where `my_taskset` is an installed package with a taskset of the verifiers library. Or a program
+works on the rows, with the model behind OpenAI's API:
+
+    python -m es_cookbook train program="node agent.mjs" data=rows.jsonl reward=number
+        model_name=Qwen/Qwen2.5-0.5B-Instruct
 """
 
 import sys
@@ -104,6 +108,8 @@ def whole_names(arguments: Iterable[str]) -> list[str]:
     ['dataset.reward.tolerance=0.01', 'seed=1']
     >>> whole_names(["environment=gsm8k", "environment=verifiers:gsm8k"])
     ['dataset=verifiers', 'dataset.taskset=gsm8k', 'dataset=verifiers', 'dataset.taskset=gsm8k']
+    >>> whole_names(["program=sh agent.sh"])
+    ['dataset=program', 'dataset.program=sh agent.sh']
     """
     whole: list[str] = []
     for argument in arguments:
@@ -114,6 +120,8 @@ def whole_names(arguments: Iterable[str]) -> list[str]:
             kind = kind or next(iter(_ENVIRONMENTS))
             # One that is not known is refused as a data set, which lists those that are.
             whole += [f"dataset={kind}", f"dataset.{_ENVIRONMENTS.get(kind, 'name')}={which}"]
+        elif name == "program" and equals:
+            whole += ["dataset=program", f"dataset.program={value}"]
         elif equals and first in SHORT:
             whole.append(f"{SHORT[first]}{dot}{rest}={value}")
         else:

@@ -32,6 +32,7 @@ DATASETS = Names(
         "rows": "es_cookbook.rl.data.task:Task",
         "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
         "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
+        "program": "es_cookbook.bridges.program.dataset:ProgramRows",
     },
     default="rows",
 )

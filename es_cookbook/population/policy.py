@@ -85,12 +85,16 @@ class EnginePolicy(Policy):
         self.target: Target = target
 
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
-        """Sample one action, with the attempt's next seed."""
+        """Sample one action, with the attempt's next seed if no other is given."""
         attempt = self.attempt
         host = attempt.answering(self.target)
-        seed = attempt.seed_of_call(attempt.num_calls)
+        if seed is None:
+            seed = attempt.seed_of_call(attempt.num_calls)
         attempt.num_calls += 1
         params = _limited(params or attempt.sampling, observation.max_tokens)
         request = SampleRequest(self.target, observation, params, seed)
@@ -110,6 +114,10 @@ class EnginePolicy(Policy):
             return await host.logprobs(request)
         finally:
             attempt.clock.go_on(waiting)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.attempt.sampling
 
     @property
     def context_length(self) -> int:

@@ -212,13 +212,27 @@ class Policy(ABC):
 
     @abstractmethod
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
-        """Sample one action; `params` replaces the bound sampling parameters for this call."""
+        """Sample one action.
+
+        Args:
+            observation: what is seen.
+            params: in place of the bound sampling parameters, for this call.
+            seed: in place of the one that this call has, which is the same for every genome.
+        """
 
     @abstractmethod
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         """Log-probability (natural log) of each continuation token, given all before it."""
+
+    @property
+    @abstractmethod
+    def sampling(self) -> SamplingParams:
+        """The bound sampling parameters."""
 
     @property
     @abstractmethod
@@ -570,5 +584,6 @@ parts(
     "es_cookbook.rl.judging.task:JudgedTask",
     "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
     "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+    "es_cookbook.bridges.program.dataset:ProgramRows",
     "es_cookbook.recipes.*.dataset:*",
 )

@@ -38,7 +38,10 @@ class Player(FakePolicy):
         self._base = base
 
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
         await anyio.sleep(0)
         self.shown.append(TOKENIZER.decode(observation.tokens_T))

@@ -41,7 +41,10 @@ class Echo(FakePolicy):
     """Answers with the number of prompt tokens."""
 
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
         return Action((1, 2), str(len(observation.tokens_T)), "stop")
 

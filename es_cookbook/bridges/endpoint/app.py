@@ -5,7 +5,15 @@ A request whose client hangs up is cancelled, and what it has asked of an engine
 
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -15,8 +23,9 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker, check_name
 from es_cookbook.bridges.endpoint.replies import Reply
 from es_cookbook.bridges.endpoint.requests import (
     ChatRequest,
@@ -29,8 +38,7 @@ from es_cookbook.bridges.endpoint.requests import (
     text_request,
 )
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
-from es_cookbook.common.errors import ESCookbookError, RequestError, leaves, nearest
-from es_cookbook.rl.messages.message import Message
+from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
@@ -47,7 +55,7 @@ def application(endpoint: Endpoint) -> Starlette:
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        _check_name(name, endpoint.names(_key(request)))
+        check_name(name, endpoint.names(_key(request)))
         return JSONResponse(_described(name))
 
     async def answered(
@@ -165,27 +173,18 @@ async def _unless_gone(request: Request, answer: Callable[[], Awaitable[Reply]])
 
 
 async def _chat(endpoint: Endpoint, key: str, asked: ChatRequest) -> Reply:
-    speaker = await _speaker(endpoint, key, asked.model)
+    speaker = await endpoint.speaker(key, asked.model)
     prompt = speaker.translator.of_chat(asked, speaker.kept)
     answers = await _answers(speaker, [prompt], asked.draw, asked.one_call)
-    if prompt.renderer and not prompt.opening:  # Else a beginning was given, and not sampled.
-        for answer in answers:
-            turn = Message("assistant", answer.content, answer.calls)
-            chat = (*asked.messages, turn)
-            speaker.kept.keep(prompt.renderer, chat, prompt.tokens_T, answer.action)
+    speaker.answered(prompt, asked.messages, answers)
     return Reply(asked.model, [prompt], answers, speaker.translator.tokenizer)
 
 
 async def _text(endpoint: Endpoint, key: str, asked: TextRequest) -> Reply:
-    speaker = await _speaker(endpoint, key, asked.model)
+    speaker = await endpoint.speaker(key, asked.model)
     prompts = [speaker.translator.of_text(each) for each in asked.prompts]
     answers = await _answers(speaker, prompts, asked.draw)
     return Reply(asked.model, prompts, answers, speaker.translator.tokenizer)
-
-
-async def _speaker(endpoint: Endpoint, key: str, name: str) -> Speaker:
-    _check_name(name, endpoint.names(key))
-    return await endpoint.speaker(key, name)
 
 
 async def _answers(
@@ -210,16 +209,6 @@ async def _answers(
     return [answers[number] for number in range(len(asked))]
 
 
-def _check_name(name: str, names: Sequence[str]) -> None:
-    if name not in names:
-        raise RefusedRequest(
-            f"the model {name[:60]!r} is not served; {nearest(name, names)}",
-            status=404,
-            param="model",
-            code="model_not_found",
-        )
-
-
 def _described(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "es-cookbook"}
 
@@ -233,7 +222,19 @@ def _streamed(events: Iterator[bytes]) -> Response:
     return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
 
 
-async def serve(endpoint: Endpoint, bound: socket.socket) -> None:
-    """Answer at this socket until the process is told to end."""
-    options = uvicorn.Config(application(endpoint), log_level="warning", lifespan="off")
-    await uvicorn.Server(options).serve([bound])
+class _WithoutSignals(uvicorn.Server):
+    """One that leaves the process's signals to others."""
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:
+    """Answer at this socket until the process is told to end, or else until cancelled."""
+    options = uvicorn.Config(
+        application(endpoint), log_level="warning", access_log=False, lifespan="off"
+    )
+    server = uvicorn.Server if until_told else _WithoutSignals
+    await server(options).serve([bound])

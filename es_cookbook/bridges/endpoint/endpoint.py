@@ -5,8 +5,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
-from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
+from es_cookbook.common.errors import nearest
 from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
 
 
@@ -29,6 +31,13 @@ class Speaker(ABC):
             RefusedRequest: It cannot be answered.
         """
 
+    def answered(self, prompt: Prompt, chat: Sequence[Message], answers: Sequence[Answer]) -> None:
+        """A chat's answers are about to be sent; it may go on from any of them."""
+        if prompt.renderer and not prompt.opening:  # Else a beginning was given, and not sampled.
+            for answer in answers:
+                turns = (*chat, answer.turn)
+                self.kept.keep(prompt.renderer, turns, prompt.tokens_T, answer.action)
+
 
 class Endpoint(ABC):
     """Who answers whom."""
@@ -43,7 +52,11 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def speaker(self, key: str, name: str) -> Speaker:
-        """A model of `names`."""
+        """A model of `names`.
+
+        Raises:
+            RefusedRequest: There is none of this name, or the key opens nothing.
+        """
 
 
 class OneKey:
@@ -56,6 +69,17 @@ class OneKey:
         """Raises RefusedRequest for another."""
         if not hmac.compare_digest(key.encode(), self._key):
             raise wrong_key()
+
+
+def check_name(name: str, names: Sequence[str]) -> None:
+    """Raises RefusedRequest for a model that is not one of these."""
+    if name not in names:
+        raise RefusedRequest(
+            f"the model {name[:60]!r} is not served; {nearest(name, names)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
 
 def wrong_key() -> RefusedRequest:

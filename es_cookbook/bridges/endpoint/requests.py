@@ -10,10 +10,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+import chz
+
 from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import one_line
+from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.types import SamplingParams
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -93,6 +97,21 @@ class Draw:
     seed: int | None = None
     n: int = 1
     logprobs: bool = False
+
+    def params(self, sampling: SamplingParams) -> SamplingParams:
+        """Sampling parameters, these where nothing else is said."""
+        said = {
+            name: value
+            for name in ("temperature", "top_p")
+            if (value := getattr(self, name)) is not None
+        }
+        if self.logprobs:
+            said["logprobs"] = True
+        return chz.replace(sampling, **said) if said else sampling
+
+    def seed_of(self, number: int) -> int | None:
+        """The seed of an answer, if one is asked for."""
+        return None if self.seed is None else (self.seed + number) & MAX_SEED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
 from es_cookbook.rl.messages.chat import KeptTurns
-from es_cookbook.rl.messages.message import ARGUMENTS, OPEN, Form, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import (
+    ARGUMENTS,
+    OPEN,
+    Form,
+    Message,
+    ToolCall,
+    parse_tool_calls,
+)
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
@@ -52,6 +59,11 @@ class Answer:
     calls: tuple[ToolCall, ...]
     finish: str
     action: Action
+
+    @property
+    def turn(self) -> Message:
+        """As a message of the chat."""
+        return Message("assistant", self.content, self.calls)
 
 
 class Translator:

@@ -191,7 +191,10 @@ class Script(Policy):
 
     @override
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
         """The next text, cut where no room is left.
 
@@ -218,6 +221,11 @@ class Script(Policy):
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         return [0.0] * len(continuation_T)
+
+    @property
+    @override
+    def sampling(self) -> SamplingParams:
+        return SamplingParams()
 
     @property
     @override

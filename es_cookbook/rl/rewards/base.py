@@ -92,7 +92,13 @@ class Reward(ABC):
 parts(Reward, *REWARD_NAMES.values())
 
 
-async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:
+async def graded(
+    reward: RewardFunction,
+    text: str,
+    row: Fields,
+    where: str,
+    call: Callable[[], object] | None = None,
+) -> Grade:
     """The grade of an answer, by any reward function.
 
     Args:
@@ -100,6 +106,7 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
         text: the model's whole answer.
         row: the problem's row.
         where: what sentences call the row, for example "train.jsonl, line 3".
+        call: how a function is called that takes something else than text and row.
 
     Raises:
         EnvError: It raised, or returned something else than a finite number, alone or with finite
@@ -107,7 +114,10 @@ async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> 
     """
     who = f"{where}: reward {name_of(reward)!r}"
     try:
-        found = reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
+        if call is not None:
+            found = call()
+        else:
+            found = reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
         if inspect.isawaitable(found):
             found = await cast("Awaitable[object]", found)
     except ESCookbookError as error:

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -69,6 +69,7 @@ class OneSpeaker(Endpoint):
 
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
+        check_name(name, self.names(key))
         return self._speaker
 
 

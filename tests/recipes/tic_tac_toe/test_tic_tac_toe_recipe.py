@@ -56,7 +56,10 @@ class Player(FakePolicy):
         self.way = way
 
     async def sample(
-        self, observation: Observation, params: SamplingParams | None = None
+        self,
+        observation: Observation,
+        params: SamplingParams | None = None,
+        seed: int | None = None,
     ) -> Action:
         shown = TOKENIZER.decode(observation.tokens_T)
         free = [cell for cell in range(1, 10) if shown[cell - 1] == str(cell)]

@@ -1,0 +1,122 @@
+"""Rows that a program works on, with the model behind OpenAI's API.
+
+    es-cookbook train program="node agent.mjs" data=rows.jsonl reward=number
+        model_name=Qwen/Qwen2.5-0.5B-Instruct
+
+A rollout runs the program on a row. It finds `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its
+environment, and the row as JSON on standard input and in the file `ES_COOKBOOK_ROW`. It calls the
+model as often as it likes and ends with a result (`es_cookbook.bridges.program.results`), on
+standard output or in the file `ES_COOKBOOK_RESULT`. With `rows_at_once` it lives on and takes rows
+line by line (`es_cookbook.bridges.program.workers`).
+
+A program runs with your rights. Time limits are those of every Env: `rollout_timeout` for all that
+it does itself, `turn_timeout` for its silence between two requests.
+"""
+
+import functools
+import shlex
+import shutil
+from pathlib import Path
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.bridges.program.results import Form, check_reward
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.base import Reward, RewardFunction
+from es_cookbook.rl.types import Tokenizer
+
+
+def _program(rows: "ProgramRows") -> str:
+    return f"program:{rows.program}"
+
+
+@chz.chz
+class ProgramRows(RowDatasetBuilder):
+    """Rows of data, on each of which a program works."""
+
+    program: str = chz.field(
+        doc="command that is an episode, for example 'node agent.mjs'; no shell reads it",
+        metadata=needs_trust(_program, "is a program that is run"),
+    )
+    reward: Reward | RewardFunction | None = chz.field(
+        meta_factory=REWARDS,
+        default=None,
+        doc="scores a result: a shared reward its answer, or my_module:function, which gets "
+        "result, messages and row, or text and row; None: the program's own",
+    )
+    result: Form = chz.field(
+        default="json",
+        doc="what the program prints: a JSON object on a line, or text, which is the answer",
+    )
+    at_once: int = chz.field(default=64, doc="most programs that run, or rows that workers have")
+    rows_at_once: int = chz.field(
+        default=0, doc="rows of a worker that lives on; 0: a process for each rollout"
+    )
+    max_turns: int = chz.field(
+        default=32, doc="most requests of a rollout, which then ends without reward"
+    )
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "at_once", "max_turns", at_least=1)
+        check_range(self, "rows_at_once", at_least=0)
+        check_reward(self.reward)
+        if self.rows_at_once and self.result != "json":
+            raise ConfigError("rows_at_once: a worker answers in JSON, so result must be json")
+
+    @property
+    @override
+    def label(self) -> str:
+        return Path(self.source).stem
+
+    @override
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.reward, Reward):
+            self.reward.check()
+        self._command()
+
+    @override
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        try:
+            from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
+        except ModuleNotFoundError as error:
+            if error.name not in ("starlette", "uvicorn"):
+                raise
+            raise not_installed("dataset.program", error.name, "es-cookbook[serve]") from error
+        program = Program(
+            self._command(),
+            self.reward,
+            self.result,
+            self.at_once,
+            self.rows_at_once,
+            self.max_turns,
+            tokenizer,
+        )
+        return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
+
+    def _command(self) -> tuple[str, ...]:
+        """The program and its arguments.
+
+        Raises:
+            ConfigError: There is none, or it cannot be run.
+        """
+        try:
+            found = tuple(shlex.split(self.program))
+        except ValueError as error:
+            raise ConfigError(f"dataset.program={self.program!r}: {error}") from error
+        if not found:
+            raise ConfigError("dataset.program must name a program")
+        if shutil.which(found[0]) is None:
+            why = "cannot be executed" if Path(found[0]).is_file() else "is not there"
+            raise ConfigError(
+                f"dataset.program: {found[0]!r} {why}; accepted is a program of PATH, or the path "
+                "of a file that may be executed"
+            )
+        return found

@@ -1,0 +1,151 @@
+"""Programs as processes: started, read, and ended with all that they have started.
+
+A program leads a session of its own, which is killed as a whole when it has ended or is ended. What
+leaves the session is found by a mark in its environment (`end_marked`). This is no protection
+against malice: a program has your rights. Where Linux's `setpriv` is installed, a program is killed
+when the process that started it dies.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import cast
+
+import anyio
+import psutil
+from typing_extensions import override
+
+from es_cookbook.common.errors import EnvError
+from es_cookbook.common.terminal import printable
+
+MARK = "ES_COOKBOOK_ROLLOUT"
+"""The variable by which processes of a rollout are known."""
+MOST_OUTPUT = 1 << 20
+"""Bytes of standard output of a rollout."""
+_MOST_TOLD = 4096
+"""Bytes of standard error that are kept, the last ones."""
+_LINES_TOLD = 5
+_STDOUT = 1
+_SECONDS_TO_CLOSE = 1.0
+"""For an output that a process outside the session holds open."""
+
+
+class Process(asyncio.SubprocessProtocol):
+    """One that runs.
+
+    asyncio's streams are left: with them a process has not ended before all that hold its outputs
+    open have.
+
+    Args:
+        hear: gets what it writes to standard output, piece by piece, and says whether it may go on.
+    """
+
+    def __init__(self, hear: Callable[[bytes], bool]) -> None:
+        self._hear = hear
+        self._told = b""
+        self._has_ended, self._is_silent = asyncio.Event(), asyncio.Event()
+
+    @staticmethod
+    async def start(
+        command: Sequence[str], environment: Mapping[str, str], hear: Callable[[bytes], bool]
+    ) -> "Process":
+        """Start one.
+
+        Raises:
+            EnvError: It cannot be started.
+        """
+        try:
+            _, process = await asyncio.get_running_loop().subprocess_exec(
+                lambda: Process(hear),
+                *_dying_with_us(),
+                *command,
+                env=_environment(environment),
+                start_new_session=True,
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise EnvError(f"the program {command[0]!r} does not start: {why}") from error
+        return process
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    @override
+    def pipe_data_received(self, fd: int, data: bytes | str) -> None:
+        assert isinstance(data, bytes)
+        if fd != _STDOUT:
+            self._told = (self._told + data)[-_MOST_TOLD:]
+        elif not self._hear(data):
+            self.kill()
+
+    @override
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == _STDOUT:
+            self._is_silent.set()
+
+    @override
+    def process_exited(self) -> None:
+        self._has_ended.set()
+
+    def write(self, data: bytes, *, close: bool = False) -> None:
+        """Write to its standard input, which it need not read."""
+        stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
+        stdin.write(data)
+        if close:
+            stdin.close()
+
+    async def wait(self) -> None:
+        """Wait until it has ended by itself, and all that it wrote was heard."""
+        await self._has_ended.wait()
+        self.kill()
+        with anyio.move_on_after(_SECONDS_TO_CLOSE):
+            await self._is_silent.wait()
+
+    def kill(self) -> None:
+        """End it, and all of its session."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    async def end(self) -> None:
+        """End it, and wait until it is gone."""
+        self.kill()
+        await self._has_ended.wait()
+        self._transport.close()
+
+    @property
+    def exit_code(self) -> int | None:
+        """As Python reports it, -n after signal n; None while it runs."""
+        return self._transport.get_returncode()
+
+    def how(self) -> str:
+        """How it has ended, in words, and the last lines of its standard error."""
+        lines = self._told.decode(errors="replace").strip().splitlines()[-_LINES_TOLD:]
+        told = "".join(f"\n  {printable(line)[:200]}" for line in lines)
+        code = self.exit_code
+        if code is not None and code < 0:
+            return f"was ended by {signal.Signals(-code).name}{told}"
+        return f"ended with exit code {code}{told}"
+
+
+def end_marked(marks: Collection[str]) -> None:
+    """Kill what has left the session of the program that started it."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) in marks:
+                process.kill()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """This process's variables and these; requests to this machine go through no proxy."""
+    names = "no_proxy", "NO_PROXY"
+    here = {name: ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))) for name in names}
+    return {**os.environ, **here, **more}
+
+
+def _dying_with_us() -> Sequence[str]:
+    found = shutil.which("setpriv")
+    return (found, "--pdeathsig", "KILL", "--") if found else ()

@@ -1,0 +1,372 @@
+"""Programs as Envs: real processes ask over HTTP, and a fake engine answers at once."""
+
+import dataclasses
+import functools
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
+from es_cookbook.bridges.program.processes import MARK
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.rewards.matching import Number
+from es_cookbook.rl.types import LostRollout, SamplingParams, Trajectory, TrajectoryGroup
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.fakes import FakeEngine
+
+pytestmark = pytest.mark.anyio
+
+GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(3)]
+ASK = """
+import http.client, json, os, sys, time, urllib.parse
+def ask(text, url=None, key=None, path="/chat/completions", **more):
+    url = urllib.parse.urlsplit(url or os.environ["OPENAI_BASE_URL"])
+    key = key or os.environ["OPENAI_API_KEY"]
+    connection = http.client.HTTPConnection(url.hostname, url.port)
+    messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+    body = json.dumps({"model": "gpt-9", "messages": messages, **more})
+    connection.request("POST", url.path + path, body, {"Authorization": "Bearer " + key})
+    found = json.loads(connection.getresponse().read())
+    connection.close()
+    return found["choices"][0]["message"]["content"] if "choices" in found else found["error"]
+"""
+WORKER = """
+for line in sys.stdin:
+    task = json.loads(line)
+    def asked(text, **more):
+        return ask(text, task["base_url"], task["api_key"], **more)
+    row = task["row"]
+"""
+
+
+class Talker(FakeEngine):
+    """Says what a function of the genome's number (-1 for none) and of what it is shown says."""
+
+    def __init__(self, say: Callable[[int, str], str]) -> None:
+        super().__init__(answer=self._said)
+        self.traits = dataclasses.replace(self.traits, context_length=4000)
+        self.tokenizer = tokenizer_with(CHATML)
+        self._say = say
+
+    def _said(self, who: Genome | str, request: SampleRequest) -> str:
+        shown = str(self.tokenizer.decode(list(request.observation.tokens_T)))
+        return self._say(-1 if isinstance(who, str) else who.terms[0].seed, shown)
+
+
+def echo(genome: int, shown: str) -> str:
+    """The genome's number, and the last thing that the user has said."""
+    said = re.findall(r"user\n(.*?)<", shown, re.DOTALL)[-1]
+    return f"{genome}:{said}"
+
+
+def problem(
+    folder: Path, code: str, row: Mapping[str, object] | None = None, **settings: Any
+) -> ProgramProblem:
+    """A row on which a program in Python works."""
+    path = folder / f"program_{abs(hash(code))}.py"
+    path.write_text(ASK + code)
+    program = Program(
+        **{
+            "command": (sys.executable, "-I", "-S", str(path)),
+            "reward": None,
+            "form": "json",
+            "at_once": 64,
+            "rows_at_once": 0,
+            "max_turns": 8,
+            "tokenizer": tokenizer_with(CHATML),
+            **settings,
+        }
+    )
+    made = Row("rows.jsonl, line 1", row or {"question": "1 + 2", "answer": 3})
+    return ProgramProblem(functools.partial(ProgramEnv, program, made), made.where)
+
+
+async def run(
+    problems: Sequence[ProgramProblem],
+    say: Callable[[int, str], str] = echo,
+    genomes: Sequence[Genome] = GENOMES,
+    **settings: Any,
+) -> tuple[list[TrajectoryGroup], Talker]:
+    engine = Talker(say)
+    given = {"sampling": SamplingParams(max_tokens=50), "run_seed": 3, "max_failed_fraction": 1.0}
+    sampler = PopulationSampler(engine, **(given | settings))
+    return list(await sampler.rollout(0, problems, genomes)), engine
+
+
+def only(groups: Sequence[TrajectoryGroup], genome: int = 0) -> Trajectory:
+    found = groups[0].trajectories_G_K[genome][0]
+    assert isinstance(found, Trajectory), found
+    return found
+
+
+def reason(groups: Sequence[TrajectoryGroup]) -> str:
+    """Why the first rollout was lost."""
+    found = groups[0].trajectories_G_K[0][0]
+    assert isinstance(found, LostRollout), found
+    return found.reason + found.traceback
+
+
+TWICE = """
+row = json.load(sys.stdin)
+assert row == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
+first = ask(row["question"])
+chat = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": first}]
+second = ask([*chat, {"role": "user", "content": "sure?"}])
+print("working ...")
+print(json.dumps({"reward": len(second) + int(second[0]), "metrics": {"said": len(first)}}))
+"""
+
+
+async def test_a_request_is_an_observation_and_its_response_the_action(tmp_path: Path) -> None:
+    groups, engine = await run([problem(tmp_path, TWICE)])
+    for genome in range(3):
+        rollout = only(groups, genome)
+        assert [step.action.text for step in rollout.transitions] == [
+            f"{genome}:1 + 2",
+            f"{genome}:sure?",
+        ]
+        first, second = rollout.transitions
+        # The chat goes on from the tokens that were seen and sampled.
+        before_T = first.observation.tokens_T + first.action.tokens_T
+        assert second.observation.tokens_T[: len(before_T)] == before_T
+        assert rollout.reward == 7 + genome
+        assert second.metrics == {"said": 7, "turns": 2, "tool_calls": 0, "turn_limit": 0}
+    seeds = [(who, request.seed) for who, request in engine.requests]
+    assert len({seed for _, seed in seeds}) == 2, "the same for all genomes, one a turn"
+
+
+async def test_an_answer_is_scored_by_a_reward_or_a_function(tmp_path: Path) -> None:
+    code = """
+print(json.dumps({"answer": ask("How much is " + json.load(sys.stdin)["question"] + "?")}))
+"""
+
+    def say(genome: int, shown: str) -> str:
+        return "It is 3." if genome == 1 else "It is 4."
+
+    groups, _ = await run([problem(tmp_path, code, reward=Number())], say)
+    assert [only(groups, g).reward for g in range(3)] == [0, 1, 0]
+    assert only(groups).transitions[-1].logs["answer"] == "4"
+    groups, _ = await run([problem(tmp_path, code, reward=judged)], say)
+    assert [only(groups, g).reward for g in range(3)] == [0.5, 1, 0.5]
+    text = "print(ask('Well?'))"
+    groups, _ = await run([problem(tmp_path, text, reward=Number(), form="text")], say)
+    assert [only(groups, g).reward for g in range(3)] == [0, 1, 0]
+
+
+def judged(result: Mapping[str, Any], messages: Sequence[Any], row: Mapping[str, Any]) -> float:
+    assert [each["role"] for each in messages] == ["user", "assistant"]
+    assert messages[-1]["content"] == result["answer"]
+    return 1.0 if str(row["answer"]) in result["answer"] else 0.5
+
+
+async def test_a_result_may_be_left_in_a_file(tmp_path: Path) -> None:
+    code = """
+ask("Hello")
+print('{"reward": 7}')
+open(os.environ["ES_COOKBOOK_RESULT"], "w").write(json.dumps({"reward": 2}))
+"""
+    groups, _ = await run([problem(tmp_path, code)])
+    assert only(groups).reward == 2
+
+
+async def test_a_program_draws_as_it_asks_and_else_as_the_run(tmp_path: Path) -> None:
+    code = """
+ask("a"), ask("b", temperature=0.5, seed=11, max_tokens=7), ask("c", n=2, seed=20, top_p=0.5)
+print('{"reward": 1}')
+"""
+    groups, engine = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
+    assert only(groups).reward == 1
+    asked = [request for _, request in engine.requests]
+    params = [request.params for request in asked]
+    assert params[0] == SamplingParams(max_tokens=50)
+    assert params[1] == SamplingParams(max_tokens=7, temperature=0.5)
+    assert params[2] == params[3] == SamplingParams(max_tokens=50, top_p=0.5)
+    assert [request.seed for request in asked[1:]] == [11, 20, 21]
+
+
+async def test_calls_at_the_same_time_are_answered_one_after_the_other(tmp_path: Path) -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(6) as pool:
+    found = list(pool.map(ask, "abcdef"))
+print(json.dumps({"reward": sum(text == "0:" + asked for text, asked in zip(found, "abcdef"))}))
+"""
+    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
+    assert only(groups).reward == 6
+    assert len(only(groups).transitions) == 6
+
+
+async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path) -> None:
+    groups, engine = await run([problem(tmp_path, "while True: ask('Again')")])
+    assert only(groups).reward == 0
+    assert only(groups).transitions[-1].metrics["turn_limit"] == 1
+    assert len(engine.requests) == 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("ask('a'); sys.stderr.write('Sorry\\n'); sys.exit(3)", "exit code 3\n  Sorry"),
+        ("ask('a'); os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+        ("print('{\"reward\": 1}')", "without a request to the model"),
+        ("raise KeyError('lost')", "exit code 1"),
+        ("ask('a'); print('done')", "printed 0 results"),
+        ("ask('a'); print('{\"reward\": 1}\\n{\"reward\": 1}')", "printed 2 results"),
+        ("ask('a'); print('{\"answer\": 1}')", "has no `reward` of its own"),
+        ("ask('a'); print('{\"reward\": NaN}')", "must return a finite number"),
+        ('ask(\'a\'); print(\'{"reward": 1, "metrics": {"x": "y"}}\')', "must return"),
+        ("ask('a'); print('x' * 2_000_000)", "more than 1 MiB"),
+        ("ask('a'); time.sleep(60)", "(rollout_timeout)"),
+        ("time.sleep(60)", "(rollout_timeout)"),
+    ],
+)
+async def test_what_goes_wrong_loses_the_rollout_and_says_why(
+    tmp_path: Path, code: str, said: str
+) -> None:
+    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1], rollout_timeout=1.5)
+    assert said in reason(groups)
+    assert not left_behind()
+
+
+def left_behind() -> list[psutil.Process]:
+    """Processes of rollouts that have ended."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and MARK in process.environ():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+async def test_no_process_is_left_whatever_a_program_does(tmp_path: Path) -> None:
+    forks = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+ask("a")
+sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
+subprocess.Popen(sleep)
+subprocess.Popen(sleep, start_new_session=True)
+if os.fork() == 0:
+    time.sleep(60)
+print('{"reward": 1}')
+"""
+    began = time.monotonic()
+    groups, _ = await run([problem(tmp_path, forks)])
+    assert [only(groups, g).reward for g in range(3)] == [1, 1, 1]
+    assert not left_behind()
+    assert time.monotonic() - began < 30
+
+
+async def test_a_key_opens_its_own_rollout_and_nothing_after_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    first = f"""
+ask("a")
+open({str(keys)!r}, "w").write(os.environ["OPENAI_API_KEY"])
+print('{{"reward": 1}}')
+"""
+    later = f"""
+found = ask("b", key=open({str(keys)!r}).read())
+wrong = ask("b", key="nonsense")
+assert found["code"] == wrong["code"] == "invalid_api_key", found
+ask("c")
+print('{{"reward": 2}}')
+"""
+    groups, _ = await run([problem(tmp_path, first)], genomes=GENOMES[:1])
+    assert only(groups).reward == 1
+    groups, _ = await run([problem(tmp_path, later)], genomes=GENOMES[:1])
+    assert only(groups).reward == 2
+    assert [step.action.text for step in only(groups).transitions] == ["0:c"]
+
+
+async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
+    tmp_path: Path,
+) -> None:
+    code = """
+full = ask("very long " * 2000)
+assert full["code"] == "context_length_exceeded" and "4000 tokens" in full["message"], full
+large = ask("x" * (9 << 20))
+assert "8 MiB" in large["message"]
+print(json.dumps({"reward": len(ask("a"))}))
+"""
+    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
+    assert only(groups).reward == 3
+
+
+async def test_workers_live_on_and_take_rows(tmp_path: Path) -> None:
+    code = (
+        WORKER
+        + """
+    print("a row came")
+    first = asked(row["question"])
+    result = {"id": task["id"], "reward": len(first) + int(first[0])}
+    print(json.dumps({**result, "metrics": {"pid": os.getpid()}}), flush=True)
+"""
+    )
+    settings = {"rows_at_once": 1, "at_once": 2}
+    rows = [{"question": "x" * n} for n in (1, 2, 3)]
+    problems = [problem(tmp_path, code, row, **settings) for row in rows]
+    groups, _ = await run(problems)
+    rewards = [[k.reward for (k,) in group.trajectories_G_K] for group in groups]  # type: ignore[union-attr]
+    assert rewards == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
+    pids = {
+        k.transitions[-1].metrics["pid"]  # type: ignore[union-attr]
+        for group in groups
+        for (k,) in group.trajectories_G_K
+    }
+    assert len(pids) == 2
+
+
+async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    code = (
+        WORKER
+        + """
+    text = asked(row["question"])
+    if row["question"] == "die":
+        sys.exit("It was too much")
+    if row["question"] == "hang":
+        time.sleep(60)
+    print(json.dumps({"reward": 1}), flush=True)
+"""
+    )
+    rows = [{"question": text} for text in ("a", "die", "hang", "b")]
+    problems = [problem(tmp_path, code, row, rows_at_once=1, at_once=1) for row in rows]
+    groups, _ = await run(problems, genomes=GENOMES[:1], rollout_timeout=1.5)
+    found = [group.trajectories_G_K[0][0] for group in groups]
+    assert [isinstance(each, Trajectory) for each in found] == [True, False, False, True]
+    assert "exit code 1\n  It was too much" in reason(groups[1:])
+    assert "rollout_timeout" in reason(groups[2:])
+
+
+async def test_a_worker_may_have_many_rows_at_once(tmp_path: Path) -> None:
+    code = """
+from threading import Thread
+def work(task):
+    text = ask(task["row"]["question"], task["base_url"], task["api_key"])
+    line = json.dumps({"id": task["id"], "reward": int(text[0]), "metrics": {"pid": os.getpid()}})
+    sys.stdout.write(line + "\\n"), sys.stdout.flush()
+for line in sys.stdin:
+    Thread(target=work, args=(json.loads(line),)).start()
+"""
+    problems = [problem(tmp_path, code, rows_at_once=16, at_once=16) for _ in range(4)]
+    groups, _ = await run(problems)
+    rewards = [[k.reward for (k,) in group.trajectories_G_K] for group in groups]  # type: ignore[union-attr]
+    assert rewards == [[0, 1, 2]] * 4
+    pids = {
+        k.transitions[-1].metrics["pid"]  # type: ignore[union-attr]
+        for group in groups
+        for (k,) in group.trajectories_G_K
+    }
+    assert len(pids) == 1
