@@ -124,7 +124,8 @@ class Process(asyncio.SubprocessProtocol):
     def how(self) -> str:
         """How it has ended, in words, and the last lines of its standard error."""
         lines = self._told.decode(errors="replace").strip().splitlines()[-_LINES_TOLD:]
-        told = "".join(f"\n  {printable(line)[:200]}" for line in lines)
+        lines = [printable(line)[:200] for line in lines]
+        told = "".join((f": {lines[-1]}", *(f"\n  {line}" for line in lines))) if lines else ""
         code = self.exit_code
         if code is not None and code < 0:
             return f"was ended by {signal.Signals(-code).name}{told}"

@@ -54,7 +54,7 @@ def reached(part: object, where: str = "config") -> Iterator[_Reached]:
             needs = (field.metadata or {}).get(_NEEDS_TRUST)
             word, does = cast("tuple[Callable[[object], str | None], str]", needs or (_none, ""))
             if (said := word(part)) is not None:
-                said, shown = printable(said), printable(f"{value!r:.60}")
+                said, shown = printable(said), printable(f"{value!r:.200}")
                 yield _Reached(
                     path, said, f"{path}: {shown} {does}; if you trust it, add trust={said:.200}"
                 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from typing_extensions import override
 
 from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.bridges.program.processes import MARK
@@ -19,7 +20,7 @@ from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.rewards.matching import Number
-from es_cookbook.rl.types import LostRollout, SamplingParams, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import Action, LostRollout, SamplingParams, Trajectory, TrajectoryGroup
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.fakes import FakeEngine
 
@@ -56,6 +57,12 @@ class Talker(FakeEngine):
         self.traits = dataclasses.replace(self.traits, context_length=4000)
         self.tokenizer = tokenizer_with(CHATML)
         self._say = say
+
+    @override
+    async def sample(self, request: SampleRequest) -> Action:
+        said = await super().sample(request)
+        tokens_T = tuple(self.tokenizer.encode(said.text, add_special_tokens=False))
+        return Action(tokens_T, said.text, "stop")
 
     def _said(self, who: Genome | str, request: SampleRequest) -> str:
         shown = str(self.tokenizer.decode(list(request.observation.tokens_T)))
@@ -215,7 +222,7 @@ async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path)
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("ask('a'); sys.stderr.write('Sorry\\n'); sys.exit(3)", "exit code 3\n  Sorry"),
+        ("ask('a'); sys.stderr.write('Sorry\\n'); sys.exit(3)", "exit code 3: Sorry\n  Sorry"),
         ("ask('a'); os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
         ("print('{\"reward\": 1}')", "without a request to the model"),
         ("raise KeyError('lost')", "exit code 1"),
@@ -346,7 +353,7 @@ async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
     groups, _ = await run(problems, genomes=GENOMES[:1], rollout_timeout=1.5)
     found = [group.trajectories_G_K[0][0] for group in groups]
     assert [isinstance(each, Trajectory) for each in found] == [True, False, False, True]
-    assert "exit code 1\n  It was too much" in reason(groups[1:])
+    assert "exit code 1: It was too much" in reason(groups[1:])
     assert "rollout_timeout" in reason(groups[2:])
 
 
@@ -370,3 +377,60 @@ for line in sys.stdin:
         for (k,) in group.trajectories_G_K
     }
     assert len(pids) == 1
+
+
+PYDANTIC_AI = """
+import json, sys
+from pydantic_ai import Agent
+
+agent = Agent("openai-chat:gpt-4o", instructions="Answer with a number.")
+
+@agent.tool_plain
+def add(a: int, b: int) -> int:
+    \"\"\"Add two numbers.\"\"\"
+    return a + b
+
+result = agent.run_sync(json.load(sys.stdin)["question"])
+print(json.dumps({"answer": result.output}))
+"""
+SMOLAGENTS = """
+import json, os, sys
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+@tool
+def add(a: int, b: int) -> int:
+    \"\"\"Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    \"\"\"
+    return a + b
+
+url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+model = OpenAIServerModel("gpt-4o", api_base=url, api_key=key)
+agent = ToolCallingAgent(tools=[add], model=model)
+with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
+    json.dump({"answer": str(agent.run(json.load(sys.stdin)["question"]))}, file)
+"""
+
+
+@pytest.mark.parametrize("code", [PYDANTIC_AI, SMOLAGENTS], ids=["pydantic_ai", "smolagents"])
+async def test_an_agent_of_others_works_as_it_is(tmp_path: Path, code: str) -> None:
+    path = tmp_path / "agent.py"
+    path.write_text(code)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    final = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "3"}}\n</tool_call>'
+
+    def say(genome: int, shown: str) -> str:
+        opened = '<tool_call>\n{"name": "'
+        has_result = "tool_response>\n3" in shown or "Observation:\n3" in shown
+        if not shown.endswith(opened):
+            return "It is 3." if has_result else call
+        return (final if has_result else call).removeprefix(opened)
+
+    made = problem(tmp_path, "", reward=Number(), command=(sys.executable, str(path)))
+    groups, _ = await run([made], say, GENOMES[:1], rollout_timeout=60)
+    assert only(groups).reward == 1
+    assert len(only(groups).transitions) == 2
+    assert only(groups).transitions[-1].metrics["tool_calls"] >= 1

@@ -1,0 +1,128 @@
+"""A program trained from the command line: by a real engine, killed, resumed, and refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from tests.said import refused, typed
+
+ROOT = Path(__file__).parents[3]
+RECIPES = ROOT / "recipes"
+ROWS = f"data={RECIPES / 'questions.jsonl'}"
+SMALL = (
+    ROWS,
+    f"model_name={BUNDLED_MODEL}",
+    "batch=2",
+    "num_generations=2",
+    "optimizer.population_size=4",
+    "optimizer.sigma=0.01",
+    "optimizer.learning_rate=0.02",
+    "dataset.num_test=4",
+)
+
+
+@pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="no jq, no curl")
+def test_a_shell_script_of_a_few_lines_is_trained(tmp_path: Path) -> None:
+    reward = f"reward={RECIPES / 'custom_reward.py'}:score"
+    run = f"log_path={tmp_path / 'run'}"
+    done = typed("train", f"program=sh {RECIPES / 'agent.sh'}", *SMALL, reward, run)
+    assert done.returncode == 0, done.stderr
+    with open(tmp_path / "run" / "rollouts.jsonl", encoding="utf-8") as file:
+        turn = json.loads(file.readline())["turns"][0]
+    assert turn["action"] == json.loads(turn["logs"]["result"])["answer"]
+    done = typed("evaluate", run, "attempts=1")
+    assert done.returncode == 0, done.stderr
+
+
+SLOW = """
+import http.client, json, os, sys, time, urllib.parse
+row = json.load(sys.stdin)
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+connection = http.client.HTTPConnection(url.hostname, url.port)
+body = json.dumps({"model": "", "prompt": row["numbers"] + "=" + str(row["target"]) + "\\n"})
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+connection.request("POST", url.path + "/completions", body, key)
+text = json.loads(connection.getresponse().read())["choices"][0]["text"]
+time.sleep(0.3)
+print(json.dumps({"reward": text.count("1")}))
+"""
+
+
+def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(tmp_path: Path) -> None:
+    program = tmp_path / "slow.py"
+    program.write_text(SLOW)
+    command = f"program={sys.executable} -I -S {program}"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = ("train", command, *SMALL, "optimizer.population_size=16")
+    assert typed(*words, f"log_path={whole}").returncode == 0
+
+    def running() -> list[int]:
+        found: list[int] = []
+        for process in psutil.process_iter(["cmdline"]):
+            if str(program) in (process.info["cmdline"] or ()):
+                found.append(process.pid)
+        return found
+
+    process = subprocess.Popen([sys.executable, "-m", "es_cookbook", *words, f"log_path={killed}"])
+    history = killed / "history.jsonl"
+    _wait(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
+    _wait(lambda: len(running()) >= 30)
+    process.kill()
+    process.wait()
+    if shutil.which("setpriv"):
+        _wait(lambda: not running())
+    done = typed("resume", f"log_path={killed}")
+    assert done.returncode == 0, done.stderr
+    assert history.read_bytes() == (whole / "history.jsonl").read_bytes()
+
+
+def _wait(until: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["program=no-such-program x"], "'no-such-program' is not there"),
+        (["program=./agent.sh"], "'./agent.sh' cannot be executed"),
+        (["program="], "must name a program"),
+        (["program=sh 'agent.sh"], "No closing quotation"),
+        (["program=sh agent.sh", "dataset.rows_at_once=2", "dataset.result=text"], "be json"),
+        (["program=sh agent.sh", "reward=wrong.py:three"], "or with result, messages and row"),
+        (["program=sh agent.sh", "dataset.at_once=0"], "at_once must be at least 1"),
+        (["program=sh agent.sh", "prompt={question}"], "prompt"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.sh").write_text("exit")
+    (tmp_path / "wrong.py").write_text("def three(a):\n    return 0\n")
+    assert said in refused("train", *words, ROWS, f"model_name={BUNDLED_MODEL}")
+
+
+def test_a_program_of_somebody_elses_run_has_to_be_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.sh").write_text("touch ran; exit 1")
+    assert typed("train", "program=sh agent.sh", *SMALL, "log_path=run").returncode != 0
+    assert (tmp_path / "ran").exists()
+    os.remove(tmp_path / "ran")
+    (tmp_path / "run" / "seal").unlink()
+    said = refused("evaluate", "log_path=run")
+    assert "'sh agent.sh' is a program that is run" in said and "trust=program:" in said
+    assert not (tmp_path / "ran").exists()
