@@ -118,6 +118,7 @@ PLACEHOLDERS = {
     "optimizer.sharpness=…": "optimizer.sharpness=0.0001",
     "preset=…": "preset=copes",
     "environment=…": "environment=my_taskset",
+    "trust=program:…": "trust=program:0123456789abcdef",
     "test_data=…": "test_data=rows.jsonl",
     "prompt=…": "prompt={question}",
     "reward=…": "reward=my_rewards:score",
