@@ -37,6 +37,11 @@ from es_cookbook.bridges.endpoint.requests import (
     read_body,
     text_request,
 )
+from es_cookbook.bridges.endpoint.responses import (
+    response,
+    response_events,
+    response_request,
+)
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 
@@ -84,6 +89,10 @@ def application(endpoint: Endpoint) -> Starlette:
         "/v1/chat/completions": (
             "POST",
             partial(answered, chat_request, _chat, Reply.chat, Reply.chat_events),
+        ),
+        "/v1/responses": (
+            "POST",
+            partial(answered, response_request, _chat, response, response_events),
         ),
         "/v1/completions": (
             "POST",

@@ -5,10 +5,11 @@ read streams are served as they expect.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
@@ -17,7 +18,7 @@ from es_cookbook.rl.types import Tokenizer
 DONE = b"data: [DONE]\n\n"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Reply:
     """What a request is answered.
 
@@ -33,7 +34,7 @@ class Reply:
     answers: Sequence[Answer]
     tokenizer: Tokenizer
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """The same for the same prompt and answers, so that a program that logs it repeats."""
         tokens = [
@@ -61,7 +62,7 @@ class Reply:
         choices = [
             {
                 "index": at,
-                "message": self._message(at),
+                "message": self.message(at),
                 "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
                 "finish_reason": answer.finish,
             }
@@ -77,11 +78,11 @@ class Reply:
         def piece(at: int, delta: object, finish: str | None, logprobs: object) -> bytes:
             choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             usage = {"usage": None} if request.usage else {}
-            return _event({**head, "choices": [choice], **usage})
+            return event({**head, "choices": [choice], **usage})
 
         for at, answer in enumerate(self.answers):
             logprobs = self._of_tokens(answer) if request.draw.logprobs else None
-            said = self._message(at)
+            said = self.message(at)
             role, content = said.pop("role"), said.pop("content")
             yield piece(at, {"role": role, "content": ""}, None, None)
             if content:
@@ -92,7 +93,7 @@ class Reply:
                 yield piece(at, {"tool_calls": numbered}, None, None)
             yield piece(at, {}, answer.finish, None)
         if request.usage:
-            yield _event({**head, "choices": [], "usage": self.usage})
+            yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
 
     def text(self, request: TextRequest) -> dict[str, object]:
@@ -105,9 +106,9 @@ class Reply:
         head = self._head("text_completion", "cmpl")
         usage = {"usage": None} if request.usage else {}
         for choice in self._texts(request):
-            yield _event({**head, "choices": [choice], **usage})
+            yield event({**head, "choices": [choice], **usage})
         if request.usage:
-            yield _event({**head, "choices": [], "usage": self.usage})
+            yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
 
     def _texts(self, request: TextRequest) -> list[dict[str, object]]:
@@ -121,7 +122,8 @@ class Reply:
             for at, answer in enumerate(self.answers)
         ]
 
-    def _message(self, at: int) -> dict[str, object]:
+    def message(self, at: int) -> dict[str, object]:
+        """An answer as the assistant's message."""
         answer = self.answers[at]
         message: dict[str, object] = {"role": "assistant", "content": answer.content}
         message["refusal"] = None
@@ -162,5 +164,7 @@ class Reply:
         }
 
 
-def _event(body: object) -> bytes:
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+def event(body: Mapping[str, object], is_named: bool = False) -> bytes:
+    """One of a stream's; the Responses API also names its type before it."""
+    name = f"event: {body['type']}\n" if is_named else ""
+    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

@@ -51,7 +51,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that are accepted with a value that changes nothing, which null always is."""
+"""Of chats and texts, the field and its values."""
 _UNDESCRIBED = {"description": "", "parameters": {"type": "object", "properties": {}}}
 """What templates expect of every function."""
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
@@ -169,7 +169,7 @@ def chat_request(body: Json) -> ChatRequest:
     Raises:
         RefusedRequest: Something of it cannot be kept.
     """
-    fields = _Fields(body)
+    fields = Fields(body)
     model = fields.text("model")
     messages = _messages(fields.take("messages", list))
     tools = tuple(_tool(each, at) for at, each in enumerate(fields.take("tools", list, [])))
@@ -185,7 +185,7 @@ def chat_request(body: Json) -> ChatRequest:
 
 def text_request(body: Json) -> TextRequest:
     """Read the body of `/v1/completions`. Raises as `chat_request`."""
-    fields = _Fields(body)
+    fields = Fields(body)
     model = fields.text("model")
     prompts = _prompts(fields.take("prompt", (str, list)))
     logprobs = fields.take("logprobs", int, None)
@@ -200,11 +200,17 @@ def text_request(body: Json) -> TextRequest:
     return TextRequest(model, prompts, draw, stream, usage)
 
 
-class _Fields:
-    """A body's fields; each is taken once, and those that nobody takes are refused."""
+class Fields:
+    """A body's fields; each is taken once, and those that nobody takes are refused.
 
-    def __init__(self, body: Json) -> None:
+    Args:
+        body: of the request.
+        neutral: fields that are accepted with a value that changes nothing, which null always is.
+    """
+
+    def __init__(self, body: Json, neutral: Mapping[str, tuple[object, ...]] | None = None) -> None:
         self._left = {name: value for name, value in body.items() if value is not None}
+        self._neutral = _NEUTRAL if neutral is None else neutral
 
     def take(self, name: str, kind: type | tuple[type, ...], *default: object) -> Any:  # noqa: ANN401
         """A field of this type, or what stands for one that is not there."""
@@ -238,17 +244,25 @@ class _Fields:
             raise RefusedRequest(f"{name} must be from 1 to {most}, found {found}", param=name)
         return found
 
+    def rest(self) -> Json:
+        """What nobody has taken, without what changes nothing.
+
+        Raises:
+            RefusedRequest: A field cannot be kept.
+        """
+        for name, values in self._neutral.items():
+            if self._left.pop(name, None) not in (None, *values):
+                accepted = ", ".join(map(json.dumps, values)) or "null"
+                raise RefusedRequest(
+                    f"{name} cannot be kept here; accepted is {accepted}", param=name
+                )
+        return self._left
+
     def refuse_others(self) -> None:
         """Raise for a field that would change the answer."""
-        for name, value in self._left.items():
-            if name in _IDLE or value in _NEUTRAL.get(name, ()):
-                continue
-            if name in _NEUTRAL:
-                accepted = ", ".join(map(json.dumps, _NEUTRAL[name])) or "null"
-                why = f"{name} cannot be kept here; accepted is {accepted}"
-            else:
-                why = f"unrecognized request argument: {name[:60]}"
-            raise RefusedRequest(why, param=name)
+        for name in self.rest():
+            if name not in _IDLE:
+                raise RefusedRequest(f"unrecognized request argument: {name[:60]}", param=name)
 
 
 _WORDS: Mapping[type, str] = {
@@ -261,7 +275,7 @@ _WORDS: Mapping[type, str] = {
 }
 
 
-def _draw(fields: _Fields, most: int | None, logprobs: bool) -> Draw:
+def _draw(fields: Fields, most: int | None, logprobs: bool) -> Draw:
     found = fields.take("stop", (str, list), [])
     stop = [found] if isinstance(found, str) else found
     if len(stop) > _MOST_STOPS or not all(isinstance(each, str) and each for each in stop):
@@ -283,7 +297,7 @@ def _draw(fields: _Fields, most: int | None, logprobs: bool) -> Draw:
     )
 
 
-def _stream(fields: _Fields) -> tuple[bool, bool]:
+def _stream(fields: Fields) -> tuple[bool, bool]:
     stream = fields.take("stream", bool, False)
     options = cast("dict[str, object]", fields.take("stream_options", dict, {}))
     if options and not stream:

@@ -34,7 +34,7 @@ from es_cookbook.rl.types import Tokenizer
 
 
 def _program(rows: "ProgramRows") -> str:
-    """A command is told by its digest: it may hold blanks and commas, which words of trust may not."""
+    """The command by its digest: it may hold blanks and commas, which such words may not."""
     return f"program:{hashlib.sha256(rows.program.encode()).hexdigest()[:16]}"
 
 

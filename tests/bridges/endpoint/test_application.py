@@ -292,3 +292,68 @@ async def test_a_client_that_hangs_up_is_not_worked_for() -> None:
     with anyio.fail_after(5):
         await application(OneSpeaker(speaker))(scope, receive, send)
     assert speaker.cancelled.is_set()
+
+
+async def test_the_responses_api_is_answered_as_chats_are() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, speaker = asked(call, "It is 3.", "Too long to")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    chat: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]}]
+    first = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools, temperature=0.5
+    )
+    (item,) = first.output
+    assert item.type == "function_call" and (item.name, item.arguments) == (
+        "add",
+        '{"a": 1, "b": 2}',
+    )
+    assert (first.status, first.temperature) == ("completed", 0.5)
+    assert first.usage and first.usage.input_tokens == len(speaker.seen[0].tokens_T)
+    assert "Be brief." in speaker.prompt() and "1 + 2?" in speaker.prompt()
+    chat += [item, {"type": "function_call_output", "call_id": item.call_id, "output": "3"}]
+    second = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools
+    )
+    assert second.output_text == "It is 3."
+    # The chat goes on from the tokens that were sampled.
+    tokenizer = speaker.translator.tokenizer
+    before_T = speaker.seen[0].tokens_T + tuple(tokenizer.encode(call, add_special_tokens=False))
+    assert speaker.seen[1].tokens_T[: len(before_T)] == before_T
+    cut = await client.responses.create(model="centre", input="Hello", max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_the_responses_api_streams_items() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, _ = asked(f"Well. {call}")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    async with client.responses.stream(model="centre", input="1 + 2?", tools=tools) as stream:
+        kinds = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    assert whole.output_text == "Well."
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_text.delta") == 1
+    assert kinds.count("response.function_call_arguments.delta") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id cannot be kept"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\].type must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be text"),
+        ({"input": [{"type": "function_call", "arguments": "{}"}]}, "must be calls of functions"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be of type function"),
+        ({"text": {"format": {"type": "json_object"}}}, "text cannot be kept"),
+        ({"extra_body": {"mood": "good"}}, "unrecognized request argument: mood"),
+    ],
+)
+async def test_what_the_responses_api_cannot_keep_is_refused(
+    wrong: dict[str, Any], said: str
+) -> None:
+    client, _ = asked()
+    with pytest.raises(openai.BadRequestError, match=said):
+        await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})
