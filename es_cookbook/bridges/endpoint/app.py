@@ -245,5 +245,9 @@ async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = 
     options = uvicorn.Config(
         application(endpoint), log_level="warning", access_log=False, lifespan="off"
     )
-    server = uvicorn.Server if until_told else _WithoutSignals
-    await server(options).serve([bound])
+    server = (uvicorn.Server if until_told else _WithoutSignals)(options)
+    try:
+        await server.serve([bound])
+    finally:  # Cancelled, it leaves the event loop listening at a socket that is closed then.
+        for listening in getattr(server, "servers", ()):
+            listening.close()

@@ -1,6 +1,8 @@
 """The endpoint, asked by OpenAI's own client."""
 
+import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.app import MOST_BYTES, application
+from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
@@ -292,6 +294,20 @@ async def test_a_client_that_hangs_up_is_not_worked_for() -> None:
     with anyio.fail_after(5):
         await application(OneSpeaker(speaker))(scope, receive, send)
     assert speaker.cancelled.is_set()
+
+
+async def test_a_server_that_is_cancelled_lets_another_take_its_place() -> None:
+    for text in ("first", "second"):
+        endpoint = OneSpeaker(Scripted(CHATML, [text]))
+        bound = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(serve, endpoint, bound, until_told=False))
+            async with AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0, timeout=5) as client:
+                found = await client.completions.create(model="centre", prompt="Hello")
+            assert found.choices[0].text == text
+            tasks.cancel_scope.cancel()
+        bound.close()  # Its number is the next one's.
 
 
 async def test_the_responses_api_is_answered_as_chats_are() -> None:

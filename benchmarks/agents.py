@@ -1,0 +1,213 @@
+"""What it costs that a program asks: a request, and many rollouts, beside the same task as an Env.
+
+    OMP_NUM_THREADS=2 python -m benchmarks.agents
+
+SmolLM2-135M-Instruct (`make chat-model`) is asked sums, "What is 52 + 18? Answer briefly.", and
+answers greedily.
+
+- A request's cost beyond the engine's: processor time of the server's process for a chat that is
+  answered at once by a fixed answer of 24 tokens, read whole and as a stream by another process.
+- 256 rollouts at once, 32 genomes x 8 questions: answers a second by two workers that have 128
+  rows each, relative to the same questions as single-turn Envs, by turns on one engine.
+- 500 questions of one genome: how many answers by the program are those of the Env, token by token.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from typing_extensions import override
+
+from benchmarks.harness import CHAT_MODEL, Row, interleaved, mirrored_pairs, ratios, report, row
+from es_cookbook.bridges.endpoint.app import serve
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
+from es_cookbook.bridges.endpoint.requests import Draw
+from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
+from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.engines.base import Engine
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.data.rows import Row as DataRow
+from es_cookbook.rl.data.task import TaskEnv
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.rewards.matching import Number
+from es_cookbook.rl.types import (
+    Action,
+    EnvGroupBuilder,
+    Observation,
+    SamplingParams,
+    Tokenizer,
+    Trajectory,
+)
+
+REQUESTS, ROLLOUTS, GENOMES, COMPARED, TOKENS = 400, 256, 32, 500, 24
+_ASK = """
+import http.client, json, os, sys, threading, urllib.parse
+
+def ask(url, key, text, connection=None, **more):
+    at = urllib.parse.urlsplit(url)
+    connection = connection or http.client.HTTPConnection(at.hostname, at.port)
+    body = json.dumps({"model": "any", "messages": [{"role": "user", "content": text}], **more})
+    headers = {"Authorization": "Bearer " + key}
+    connection.request("POST", at.path + "/chat/completions", body, headers)
+    found = connection.getresponse().read()
+    return found if more else json.loads(found)["choices"][0]["message"]["content"]
+"""
+_MANY = """
+url, key, text, count, stream = sys.argv[1:]
+at = urllib.parse.urlsplit(url)
+connection = http.client.HTTPConnection(at.hostname, at.port)
+more = {"stream": True} if stream == "True" else {}
+for _ in range(int(count)):
+    ask(url, key, text, connection, **more)
+"""
+_WORKER = """
+def work(task):
+    text = ask(task["base_url"], task["api_key"], task["row"]["question"])
+    sys.stdout.write(json.dumps({"id": task["id"], "answer": text}) + "\\n")
+    sys.stdout.flush()
+
+for line in sys.stdin:
+    threading.Thread(target=work, args=(json.loads(line),)).start()
+"""
+
+
+class _AtOnce(Endpoint, Speaker):
+    """Gives the same answer to everybody."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.translator, self.kept = Translator(tokenizer, 2048), KeptTurns()
+        tokens_T = tuple(tokenizer.encode("one two three " * TOKENS)[:TOKENS])
+        self._action = Action(tokens_T, str(tokenizer.decode(list(tokens_T))), "stop")
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        return ["any"]
+
+    @override
+    async def speaker(self, key: str, name: str) -> Speaker:
+        return self
+
+    @override
+    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+        return self._action
+
+
+def question(number: int) -> DataRow:
+    a, b = 10 + number % 89, 10 + number * 7 % 83
+    fields = {"question": f"What is {a} + {b}? Answer briefly.", "answer": a + b}
+    return DataRow(f"question {number}", fields)
+
+
+async def per_request(tokenizer: Tokenizer, program: Path) -> list[Row]:
+    """Processor seconds of this process, which does nothing but serve."""
+    endpoint = _AtOnce(tokenizer)
+    rows: list[Row] = []
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        serving = asyncio.create_task(serve(endpoint, bound, until_told=False))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        for stream, most in ((False, 2), (True, 4)):
+            spent: list[float] = []
+            for _ in range(6):
+                text = str(question(1).fields["question"])
+                words = (url, secrets.token_hex(8), text, str(REQUESTS), str(stream))
+                began = time.process_time()
+                asking = await asyncio.create_subprocess_exec(sys.executable, str(program), *words)
+                assert await asking.wait() == 0
+                spent.append((time.process_time() - began) / REQUESTS * 1e3)
+            name = "streamed" if stream else "whole"
+            rows.append(row(f"a request, {name}: processor time", spent[1:], "ms", at_most=most))
+        serving.cancel()
+        await asyncio.wait((serving,))
+    return rows
+
+
+def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
+    """Questions as single-turn Envs."""
+    found: list[EnvGroupBuilder] = []
+    for number in range(count):
+        asked = question(number)
+        prompt_T = render_prompt(tokenizer, str(asked.fields["question"]), chat=True)
+        make = partial(TaskEnv, Observation(prompt_T), Number(), asked, 1.0)
+        found.append(ProblemGroupBuilder(make, asked.where))
+    return found
+
+
+def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroupBuilder]:
+    """The same for workers."""
+    command = (sys.executable, "-I", "-S", str(worker))
+    program = Program(command, Number(), "json", ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
+    return [
+        ProgramProblem(partial(ProgramEnv, program, asked), asked.where)
+        for asked in map(question, range(count))
+    ]
+
+
+async def beside_envs(engine: Engine, worker: Path) -> list[Row]:
+    """Rollouts by turns, and answers compared."""
+    tokenizer = engine.tokenizer
+    sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=TOKENS), run_seed=0)
+    genomes = mirrored_pairs(GENOMES)
+    loop = asyncio.get_running_loop()
+
+    async def rollout(problems: Sequence[EnvGroupBuilder], of: Sequence[Genome]) -> list[Action]:
+        groups = await sampler.rollout(0, problems, of)
+        found: list[Action] = []
+        for group in groups:
+            for (trajectory,) in group.trajectories_G_K:
+                assert isinstance(trajectory, Trajectory), trajectory
+                found.append(trajectory.transitions[0].action)
+        return found
+
+    def timed(problems: Sequence[EnvGroupBuilder]) -> None:
+        asyncio.run_coroutine_threadsafe(rollout(problems, genomes), loop).result()
+
+    few = ROLLOUTS // GENOMES
+    contest = {
+        "env": partial(timed, as_envs(tokenizer, few)),
+        "program": partial(timed, as_programs(tokenizer, worker, few)),
+    }
+    seconds = await asyncio.to_thread(interleaved, contest, repeats=5)
+    relative = ratios(seconds["env"], seconds["program"])
+    own = await rollout(as_envs(tokenizer, COMPARED), genomes[:1])
+    asked = await rollout(as_programs(tokenizer, worker, COMPARED), genomes[:1])
+    same = sum(mine == theirs for mine, theirs in zip(own, asked, strict=True))
+    return [
+        row("256 rollouts as Envs", seconds["env"], "s"),
+        row("256 rollouts by workers: answers a second", relative, "x Env's", at_least=0.9),
+        row("answers that are the Env's", [100 * same / COMPARED], "%", at_least=100),
+    ]
+
+
+async def measured() -> list[Row]:
+    """All rows."""
+    directory = model_directory(str(CHAT_MODEL))
+    with tempfile.TemporaryDirectory() as folder:
+        many, worker = Path(folder, "many.py"), Path(folder, "worker.py")
+        many.write_text(_ASK + _MANY)
+        worker.write_text(_ASK + _WORKER)
+        builder = TorchEngineBuilder()
+        engine = await builder(model_name=str(directory), search_space=LowRank())
+        try:
+            rows = await per_request(engine.tokenizer, many)
+            return [*rows, *await beside_envs(engine, worker)]
+        finally:
+            await engine.close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    if not CHAT_MODEL.is_file():
+        sys.exit("benchmarks.agents needs the chat model: make chat-model")
+    report("agents", asyncio.run(measured()))
