@@ -8,11 +8,12 @@ time. Other lines are what it says to nobody.
 import asyncio
 import contextlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 
 from anyio.lowlevel import RunVar
 
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, Process
+from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, Process, end_marked
 from es_cookbook.bridges.program.results import Result, json_object
 from es_cookbook.common.errors import EnvError
 
@@ -24,10 +25,11 @@ class _Worker:
         self.waiting: dict[str, asyncio.Future[Result]] = {}
         self.is_retired = False
         self._begun = b""
+        self._mark = secrets.token_hex(8)
 
     async def start(self, command: Sequence[str]) -> None:
         """Start its process. Raises EnvError if that cannot be started."""
-        self._process = await Process.start(command, {MARK: "worker"}, self._hear)
+        self._process = await Process.start(command, {MARK: self._mark}, self._hear)
         self._living = asyncio.create_task(self._live())
 
     def take(self, key: str) -> None:
@@ -57,6 +59,7 @@ class _Worker:
         finally:
             self.is_retired = True
             self._process.kill()  # Also when the event loop ends.
+            end_marked({self._mark})
         await self._process.end()
         for found in self.waiting.values():
             if not found.done():

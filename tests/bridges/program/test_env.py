@@ -379,6 +379,81 @@ for line in sys.stdin:
     assert len(pids) == 1
 
 
+MISDEEDS = {
+    "hang": "ask('a'); time.sleep(60)",
+    "spin": "ask('a')\nwhile True: pass",
+    "crash": "ask('a'); os.abort()",
+    "exit": "ask('a'); os._exit(4)",
+    "fork": "ask('a')\nif os.fork() == 0: time.sleep(60)\nos._exit(1)",
+    "leave": "ask('a')\nif os.fork() == 0: os.setsid(), time.sleep(60)\nos._exit(1)",
+    "ignore signals": "import signal; signal.signal(15, signal.SIG_IGN); ask('a'); time.sleep(60)",
+    "flood": "ask('a')\nwhile True: sys.stdout.write('x' * 65536)",
+    "flood the errors": "ask('a')\nwhile True: sys.stderr.write('x' * 65536)",
+    "close its output": "ask('a'); os.close(1); time.sleep(60)",
+    "keep a socket": "import socket; kept = socket.create_connection(place()); time.sleep(60)",
+    "send half a request": "import socket; kept = socket.create_connection(place());"
+    " kept.sendall(b'POST /v1/chat/completions HTTP/1.1\\r\\n'); time.sleep(60)",
+    "send 100 MB": "ask('x' * 100_000_000); sys.exit(5)",
+    "never read a stream": "unread(stream=True); time.sleep(60)",
+    "use another's key": "ask('a', key='nonsense'); ask('a', key=''); sys.exit(6)",
+    "end with its call": "Thread(target=ask, args=('a',)).start(); os._exit(0)",
+}
+DEEDS = """
+from threading import Thread
+def place():
+    at = urllib.parse.urlsplit(URL)
+    return at.hostname, at.port
+def unread(**more):
+    connection = http.client.HTTPConnection(*place())
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **more})
+    headers = {"Authorization": "Bearer " + KEY}
+    connection.request("POST", "/v1/chat/completions", body, headers)
+plain = ask
+def ask(text, **more):
+    return plain(text, **{"url": URL, "key": KEY, **more})
+"""
+ALONE = "URL, KEY = (os.environ[name] for name in ('OPENAI_BASE_URL', 'OPENAI_API_KEY'))\n"
+DOES = """
+if row["question"] == "good":
+    who = {ask(str(n)).split(":")[0] for n in range(3)}
+    print(json.dumps({"reward": float(len(who) == 1)}), flush=True)
+else:
+    exec(row["question"])
+"""
+BOTH = {
+    "alone": (ALONE + DEEDS + "row = json.load(sys.stdin)" + DOES, {}),
+    "worker": (
+        "URL = KEY = ''"
+        + DEEDS
+        + "for line in sys.stdin:\n  task = json.loads(line); row = task['row']\n"
+        + "  URL, KEY = task['base_url'], task['api_key']"
+        + DOES.replace("\n", "\n  "),
+        {"rows_at_once": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", BOTH)
+async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(tmp_path: Path, way: str) -> None:
+    code, settings = BOTH[way]
+    rows = [*MISDEEDS.values(), *["good"] * 4]
+    problems = [problem(tmp_path, code, {"question": row}, **settings) for row in rows]
+    groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=3)
+    for name, group in zip([*MISDEEDS, *["good"] * 4], groups, strict=True):
+        for g in range(2):
+            found = group.trajectories_G_K[g][0]
+            assert isinstance(found, LostRollout) == (name != "good"), (name, found)
+            if isinstance(found, Trajectory):
+                assert [step.action.text for step in found.transitions] == [
+                    f"{g}:{n}" for n in range(3)
+                ]
+                assert found.reward == 1
+    if way == "alone":
+        assert not left_behind()
+    else:  # Those that live on have done nothing wrong.
+        assert all("time.sleep(60)" not in " ".join(p.cmdline()) for p in left_behind())
+
+
 PYDANTIC_AI = """
 import json, sys
 from pydantic_ai import Agent
