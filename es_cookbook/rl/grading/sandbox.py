@@ -304,7 +304,8 @@ async def _read(stream: ByteReceiveStream | None, into: bytearray, limit: int) -
 
 async def _end(process: Process, status: int) -> dict[str, int]:
     """Kill whatever is left, wait until it is gone, and return what bubblewrap said of it."""
-    said = _status(status)
+    heard = _heard(status)
+    said = _status(heard)
     if process.returncode is None:
         # The first process inside, and all with it, for which bubblewrap waits before it ends; it
         # is killed itself where it has not come to that yet.
@@ -315,7 +316,7 @@ async def _end(process: Process, status: int) -> dict[str, int]:
         if process.returncode is None:
             _kill(os.killpg, process.pid)
     await process.aclose()
-    said |= _status(status)
+    said = _status(heard + _heard(status))
     if (first := said.get("child-pid")) is not None:
         await _gone(first)
     return said
@@ -326,11 +327,18 @@ def _kill(how: Callable[[int, int], None], pid: int) -> None:
         how(pid, signal.SIGKILL)
 
 
-def _status(descriptor: int) -> dict[str, int]:
-    """What bubblewrap has said so far: `child-pid`, its first process; at the end `exit-code`."""
-    said: dict[str, int] = {}
+def _heard(descriptor: int) -> bytes:
+    """What bubblewrap has said since it was last heard."""
     with suppress(BlockingIOError):
-        for line in os.read(descriptor, 65536).splitlines():
+        return os.read(descriptor, 65536)
+    return b""
+
+
+def _status(heard: bytes) -> dict[str, int]:
+    """What that says: `child-pid`, its first process; at the end `exit-code`."""
+    said: dict[str, int] = {}
+    for line in heard.splitlines():
+        with suppress(ValueError):  # It is still writing the last one.
             said |= cast(dict[str, int], json.loads(line))
     return said
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.bridges.program.test_env import only, problem, run
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
 
 PACKAGES = Path(__file__).parents[3] / "build" / "npm"
 CLIENT = "openai@7.1.0"

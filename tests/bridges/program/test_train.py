@@ -15,6 +15,8 @@ import pytest
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.said import refused, typed
 
+pytestmark = pytest.mark.xdist_group("programs")
+
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"
 ROWS = f"data={RECIPES / 'questions.jsonl'}"
@@ -52,7 +54,7 @@ body = json.dumps({"model": "", "prompt": row["numbers"] + "=" + str(row["target
 key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
 connection.request("POST", url.path + "/completions", body, key)
 text = json.loads(connection.getresponse().read())["choices"][0]["text"]
-time.sleep(0.3)
+time.sleep(0.1)
 print(json.dumps({"reward": text.count("1")}))
 """
 

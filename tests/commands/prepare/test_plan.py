@@ -223,6 +223,7 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(population_layers, "suits_kernels", lambda _: False)  # as on a GPU
+    monkeypatch.setattr(resident_weights, "packing_pays", lambda _: False)
     path = tiny_model(family)
     plan = planned(str(path), search_space=LowRank(rank=2), population_size=4)
     base = AutoModelForCausalLM.from_pretrained(path)

@@ -1,5 +1,6 @@
 """What a stranger's config reaches is refused until it is named; docs/trust.md lists it."""
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -30,6 +31,11 @@ TRACKIO = {"$class": "es_cookbook.runs.tracking.libraries:TrackioTrackerBuilder"
 RAY = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
 VLLM = {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}
 GAME = {"$class": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder", "game": "TowerOfHanoi"}
+PROGRAM = {
+    "$class": "es_cookbook.bridges.program.dataset:ProgramRows",
+    "source": "rows.jsonl",
+    "program": "rm -r .",
+}
 LOGIC = {"$class": "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"}
 TASKSET = {
     "$class": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
@@ -54,6 +60,7 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("engine.env", RAY | {"env": {"LD_PRELOAD": "evil.so"}}, "ray"),
     ("engine.extra", VLLM | {"extra": {"worker_cls": "evil.Worker"}}, "vllm"),
     ("dataset.game", GAME, "textarena"),
+    ("dataset.program", PROGRAM, f"program:{hashlib.sha256(b'rm -r .').hexdigest()[:16]}"),
     ("dataset.options", FILE, "options:reasoning_gym"),
     ("dataset.options", TASKSET | {"options": '{"file": "/etc/passwd"}'}, "options:tests"),
     ("dataset.options", TASKSET | {"options": '{"judges": [{"id": "evil"}]}'}, "options:tests"),
