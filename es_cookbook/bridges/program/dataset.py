@@ -27,7 +27,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder
+from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Reward, RewardFunction
 from es_cookbook.rl.types import Tokenizer
@@ -72,11 +72,6 @@ class ProgramRows(RowDatasetBuilder):
         if self.rows_at_once and self.result != "json":
             raise ConfigError("rows_at_once: a worker answers in JSON, so result must be json")
 
-    @property
-    @override
-    def label(self) -> str:
-        return Path(self.source).stem
-
     @override
     def check(self) -> None:
         super().check()
@@ -92,6 +87,7 @@ class ProgramRows(RowDatasetBuilder):
             if error.name not in ("starlette", "uvicorn"):
                 raise
             raise not_installed("dataset.program", error.name, "es-cookbook[serve]") from error
+        check_row(self.reward, row)
         program = Program(
             self._command(),
             self.reward,

@@ -119,7 +119,9 @@ class Desk(Endpoint):
 
     def turn(self, at_once: int) -> asyncio.Semaphore:
         """What a rollout acquires so that no more than so many programs run."""
-        return self._turns.setdefault(at_once, asyncio.Semaphore(at_once))
+        if at_once not in self._turns:
+            self._turns[at_once] = asyncio.Semaphore(at_once)
+        return self._turns[at_once]
 
     @contextlib.contextmanager
     def open(self, calls: Calls) -> Generator[None]:

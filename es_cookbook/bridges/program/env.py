@@ -125,12 +125,12 @@ class ProgramEnv(Env):
             self._running.cancel()
 
     async def ended(self) -> str:
-        """End it and wait until it is gone; the mark of its processes, empty if there are none."""
+        """End it and wait until it is gone; the mark of processes of its own, if it had any."""
         self.end()
         if self._running is None:
             return ""
         await asyncio.wait((self._running,))
-        return self._mark
+        return "" if self._program.rows_at_once else self._mark
 
     @property
     def _mark(self) -> str:
@@ -167,7 +167,8 @@ class _ProgramGroup(EnvGroup):
     @override
     async def close(self) -> None:
         envs = [env for env in self.envs if isinstance(env, ProgramEnv)]
-        end_marked({mark for env in envs if (mark := await env.ended())})
+        if marks := {mark for env in envs if (mark := await env.ended())}:
+            end_marked(marks)
 
 
 class ProgramProblem(ProblemGroupBuilder):

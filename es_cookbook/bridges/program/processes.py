@@ -8,6 +8,7 @@ when the process that started it dies.
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -147,6 +148,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **here, **more}
 
 
+@functools.cache
 def _dying_with_us() -> Sequence[str]:
     found = shutil.which("setpriv")
     return (found, "--pdeathsig", "KILL", "--") if found else ()

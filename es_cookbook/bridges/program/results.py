@@ -99,6 +99,8 @@ async def graded_result(
     Raises:
         EnvError: The result lacks what is scored, or the reward function failed.
     """
+    answer = result.get("answer")
+    text = str(answer) if isinstance(answer, str | int | float) else None
     if reward is None:
         grade = _own(result)
     elif _takes_result(reward):
@@ -107,16 +109,13 @@ async def graded_result(
         call = functools.partial(function, result, messages, row.fields)
         grade = await graded(function, "", row.fields, row.where, call)
     else:
-        answer = result.get("answer")
-        if not isinstance(answer, str | int | float):
+        if text is None:
             raise EnvError(
                 f"reward {name_of(reward)!r} scores the `answer` of a result, and it has none that "
                 f"is a text or a number: {_shown(result)[:200]}"
             )
-        grade = await graded(reward, str(answer), row.fields, row.where)
-    logs = {"result": _shown(result), **grade.logs}
-    if isinstance(answer := result.get("answer"), str | int | float):
-        logs.setdefault(ANSWER, str(answer))
+        grade = await graded(reward, text, row.fields, row.where)
+    logs = {"result": _shown(result), **({} if text is None else {ANSWER: text}), **grade.logs}
     return Grade(grade.reward, grade.metrics, logs)
 
 

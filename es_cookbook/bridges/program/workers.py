@@ -6,7 +6,6 @@ time. Other lines are what it says to nobody.
 """
 
 import asyncio
-import contextlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -91,13 +90,11 @@ class Workers:
     @staticmethod
     def of_loop(command: tuple[str, ...], rows_at_once: int) -> "Workers":
         """Those of this event loop, with which they end."""
-        with contextlib.suppress(LookupError):
-            known = _workers.get()
-            if (command, rows_at_once) not in known:
-                known[command, rows_at_once] = Workers(command, rows_at_once)
-            return known[command, rows_at_once]
-        _workers.set({})
-        return Workers.of_loop(command, rows_at_once)
+        known = _workers.get({})
+        _workers.set(known)
+        if (command, rows_at_once) not in known:
+            known[command, rows_at_once] = Workers(command, rows_at_once)
+        return known[command, rows_at_once]
 
     async def result(
         self, key: str, row: Mapping[str, object], environment: Mapping[str, str]

@@ -130,13 +130,14 @@ class _RunModel(ModelAPI):
                 "this model cannot be made to call a tool; accepted: auto, none"
             )
         used = [] if tool_choice == "none" else tools
-        chat, messages = None, [_message(message) for message in input]
+        chat, names = None, [message.id for message in input]
         if source.tokenizer.chat_template is None:
             observation: Observation | None = self._plain(input, used)
         else:
             chat = self._chat_of(_schemas(used))
-            messages = [*chat.with_system(messages)]
-            observation = self._next(chat, messages)
+            shown = chat.with_system([_message(message) for message in input])
+            names = [*[None] * (len(shown) - len(input)), *names]
+            observation = self._next(chat, shown, names)
         if observation is None:
             return ModelOutput.from_content(self._name, "", stop_reason="model_length")
         observation = dataclasses.replace(
@@ -146,8 +147,8 @@ class _RunModel(ModelAPI):
         parsed = parse_tool_calls(action.text, chat.form) if chat and used else Parsed(action.text)
         output = self._output(observation, action, parsed)
         if chat is not None:
-            messages.append(_message(output.choices[0].message))
-            self._kept.keep(chat.renderer, messages, observation.tokens_T, action)
+            names.append(output.choices[0].message.id)
+            self._kept.keep(chat.renderer, names, observation.tokens_T, action)
         return output
 
     @override
@@ -164,9 +165,14 @@ class _RunModel(ModelAPI):
         options = chz.replace(self._source.chat, max_turns=2**31)
         return Chat(self._source.tokenizer, options, tools)
 
-    def _next(self, chat: Chat, messages: Sequence[Message]) -> Observation | None:
-        """What the model sees of a chat; None where there is no room left for a turn."""
-        tokens_T = self._kept.prompt(chat.renderer, messages)
+    def _next(
+        self, chat: Chat, messages: Sequence[Message], names: Sequence[str | None]
+    ) -> Observation | None:
+        """What the model sees of a chat; None where there is no room left for a turn.
+
+        Messages have inspect's ids as names: samples that read alike go on from their own tokens.
+        """
+        tokens_T = self._kept.prompt(chat.renderer, messages, names)
         stream = chat.stream(tokens_T, self._source.context_length)
         return stream.observation if len(tokens_T) < stream.most else None
 

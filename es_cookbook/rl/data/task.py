@@ -112,6 +112,11 @@ class RowDatasetBuilder(RLDatasetBuilder):
                 f"there are folds 0 to {int(1 / self.test_fraction + 1e-9) - 1}"
             )
 
+    @property
+    @override
+    def label(self) -> str:
+        return Path(self.source).stem
+
     @abstractmethod
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
@@ -235,11 +240,6 @@ class Task(RowDatasetBuilder):
         check_template(self.gold or "", "gold")
         check_arity(self.reward)
 
-    @property
-    @override
-    def label(self) -> str:
-        return Path(self.source).stem
-
     @override
     def check(self) -> None:
         super().check()
@@ -255,11 +255,7 @@ class Task(RowDatasetBuilder):
         tokens_T = render_prompt(
             tokenizer, filled(self.prompt, row), chat=self.chat, system=self.system
         )
-        if isinstance(self.reward, Reward):
-            try:
-                self.reward.check_row(row.fields)
-            except DataError as error:
-                raise row.error(str(error)) from error
+        check_row(self.reward, row)
         answer = row.fields.get("answer") if self.gold is None else filled(self.gold, row)
         checked = self.full_reward is not None and isinstance(answer, str | int | float)
         return ProblemGroupBuilder(
@@ -272,6 +268,19 @@ class Task(RowDatasetBuilder):
     def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
         """Makes an Env of a row; importable, so that the problem pickles."""
         return functools.partial(TaskEnv, observation, self.reward, row, self.full_reward)
+
+
+def check_row(reward: object, row: Row) -> None:
+    """Refuse a row that lacks what a shared reward needs; what others need nobody knows.
+
+    Raises:
+        DataError: Names the row, and what is missing or wrong.
+    """
+    if isinstance(reward, Reward):
+        try:
+            reward.check_row(row.fields)
+        except DataError as error:
+            raise row.error(str(error)) from error
 
 
 class TaskEnv(ProblemEnv):

@@ -8,7 +8,7 @@ keeps the key-value cache of a rollout computes what is new and nothing else.
 import dataclasses
 import functools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
 import chz
@@ -180,33 +180,42 @@ class KeptTurns:
     A chat that goes on where a kept turn ended goes on from its tokens: so the model sees the
     tokens that it said, as in an Env, and an engine that has kept their keys and values runs what
     is new and nothing else. Any other chat is rendered as a whole.
+
+    A chat is known by its messages; or by other names of them, where two that read alike are told
+    apart.
     """
 
     def __init__(self) -> None:
         self._turns: OrderedDict[
-            tuple[Renderer, tuple[Message, ...]], tuple[tuple[int, ...], Action]
+            tuple[Renderer, tuple[Hashable, ...]], tuple[tuple[int, ...], Action]
         ] = OrderedDict()
 
     def keep(
         self,
         renderer: Renderer,
-        chat: Sequence[Message],
+        names: Sequence[Hashable],
         tokens_T: tuple[int, ...],
         action: Action,
     ) -> None:
-        """Keep the turn that a chat ends in, and the tokens before it."""
-        self._turns[renderer, tuple(chat)] = tokens_T, action
+        """Keep the turn that a chat ends in, by its messages' names, and the tokens before it."""
+        self._turns[renderer, tuple(names)] = tokens_T, action
         if len(self._turns) > _MOST_TURNS:
             self._turns.popitem(last=False)
 
-    def prompt(self, renderer: Renderer, chat: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens of a chat up to the model's next turn.
+    def prompt(
+        self,
+        renderer: Renderer,
+        chat: Sequence[Message],
+        names: Sequence[Hashable] | None = None,
+    ) -> tuple[int, ...]:
+        """The tokens of a chat up to the model's next turn; its messages are their own names.
 
         Raises:
             ModelError: The template refuses it.
         """
         turns = [at for at, message in enumerate(chat, 1) if message.role == "assistant"]
-        known = self._turns.get((renderer, tuple(chat[: turns[-1]]))) if turns else None
+        names = tuple((chat if names is None else names)[: turns[-1]]) if turns else ()
+        known = self._turns.get((renderer, names))
         if known is None:
             return renderer.prompt(chat)
         tokens_T, action = known

@@ -115,6 +115,13 @@ def only(groups: Sequence[TrajectoryGroup], genome: int = 0) -> Trajectory:
     return found
 
 
+def rewards_and_pids(groups: Sequence[TrajectoryGroup]) -> tuple[list[list[float]], set[float]]:
+    """Rewards of all genomes by problem, and which processes say that they gave them."""
+    found = [[only([group], g) for g in range(len(group.trajectories_G_K))] for group in groups]
+    pids = {each.transitions[-1].metrics["pid"] for each_G in found for each in each_G}
+    return [[each.reward for each in each_G] for each_G in found], pids
+
+
 def reason(groups: Sequence[TrajectoryGroup]) -> str:
     """Why the first rollout was lost."""
     found = groups[0].trajectories_G_K[0][0]
@@ -331,13 +338,8 @@ async def test_workers_live_on_and_take_rows(tmp_path: Path) -> None:
     rows = [{"question": "x" * n} for n in (1, 2, 3)]
     problems = [problem(tmp_path, code, row, **settings) for row in rows]
     groups, _ = await run(problems)
-    rewards = [[k.reward for (k,) in group.trajectories_G_K] for group in groups]  # type: ignore[union-attr]
+    rewards, pids = rewards_and_pids(groups)
     assert rewards == [[3, 4, 5], [4, 5, 6], [5, 6, 7]]
-    pids = {
-        k.transitions[-1].metrics["pid"]  # type: ignore[union-attr]
-        for group in groups
-        for (k,) in group.trajectories_G_K
-    }
     assert len(pids) == 2
 
 
@@ -376,13 +378,8 @@ for line in sys.stdin:
 """
     problems = [problem(tmp_path, code, rows_at_once=16, at_once=16) for _ in range(4)]
     groups, _ = await run(problems)
-    rewards = [[k.reward for (k,) in group.trajectories_G_K] for group in groups]  # type: ignore[union-attr]
+    rewards, pids = rewards_and_pids(groups)
     assert rewards == [[0, 1, 2]] * 4
-    pids = {
-        k.transitions[-1].metrics["pid"]  # type: ignore[union-attr]
-        for group in groups
-        for (k,) in group.trajectories_G_K
-    }
     assert len(pids) == 1
 
 

@@ -103,6 +103,7 @@ def _wait(until: Callable[[], bool], seconds: float = 60) -> None:
         (["program=sh 'agent.sh"], "No closing quotation"),
         (["program=sh agent.sh", "dataset.rows_at_once=2", "dataset.result=text"], "be json"),
         (["program=sh agent.sh", "reward=wrong.py:three"], "or with result, messages and row"),
+        (["program=sh agent.sh", "reward=number"], "questions.jsonl, line"),
         (["program=sh agent.sh", "dataset.at_once=0"], "at_once must be at least 1"),
         (["program=sh agent.sh", "prompt={question}"], "prompt"),
     ],

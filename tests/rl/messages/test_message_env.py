@@ -7,12 +7,12 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import DataError, EnvError
-from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
+from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.rl.types import Trajectory
+from es_cookbook.rl.types import Action, Trajectory
 from tests.chat_templates import CHATML, LLAMA, add, tokenizer_with
 
 pytestmark = pytest.mark.anyio
@@ -199,3 +199,20 @@ async def test_gold_that_does_not_earn_its_reward_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=sentence):
         await builder(gold, **options).check(4096)
+
+
+def test_chats_that_read_alike_go_on_from_their_own_tokens() -> None:
+    kept, renderer = KeptTurns(), Chat(TOKENIZER).renderer
+    question, turn, more = (
+        Message("user", "Guess."),
+        Message("assistant", "7"),
+        Message("user", "Sure?"),
+    )
+    prompt_T = renderer.prompt([question])
+    actions = [Action((token,), "7", "stop") for token in (5, 6)]
+    for name, action in zip("ab", actions, strict=True):
+        kept.keep(renderer, [name, f"{name}7"], prompt_T, action)
+    for name, action in zip("ab", actions, strict=True):
+        tokens_T = kept.prompt(renderer, [question, turn, more], [name, f"{name}7", "more"])
+        assert tokens_T[: len(prompt_T) + 1] == prompt_T + action.tokens_T
+    assert kept.prompt(renderer, [question, turn, more]) == renderer.prompt([question, turn, more])
