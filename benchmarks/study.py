@@ -46,8 +46,10 @@ _OF_ALL: Mapping[str, object] = {
     "es_at_scale.optimizer.learning_rate": "auto",
     "es_at_scale.dataset.problems_per_generation": 16,
     "group.attempts": 16,
-    "group.learning_rate": 3e-5,
+    "group.factors": 1,
+    "group.learning_rate": 9e-5,
     "grpo.attempts": 16,
+    "grpo.learning_rate": 9e-5,
     "grpo.factors": 1,
     "gold.dataset.problems_per_generation": 32,
     "gold.learning_rate": 1e-5,
@@ -69,11 +71,10 @@ def _task(name: str, others: tuple[str, str], num_generations: Sequence[int]) ->
 
 
 TASKS: Mapping[str, Mapping[str, object]] = {
-    "sums": _task("sums", ("extraction", "conciseness"), (13, 15, 15, 28, 5, 24))
-    | {"group.factors": 1, "group.learning_rate": 9e-5, "grpo.learning_rate": 9e-5},
+    "sums": _task("sums", ("extraction", "conciseness"), (13, 15, 15, 28, 5, 24)),
     "extraction": _task("extraction", ("sums", "conciseness"), (9, 6, 10, 12, 4, 20)),
-    "constraints": _task("constraints", ("sums", "extraction"), (9, 6, 10, 12, 4, 20)),
-    "long": _task("constraints", ("sums", "extraction"), (9, 6, 10, 12, 4, 20))
+    "constraints": _task("constraints", ("sums", "extraction"), (9, 6, 5, 12, 4, 20)),
+    "long": _task("constraints", ("sums", "extraction"), (9, 6, 5, 12, 4, 20))
     | {"dataset.answer_tokens": 120, "sampling.max_tokens": 120},
 }
 
