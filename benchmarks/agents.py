@@ -30,6 +30,7 @@ from es_cookbook.bridges.endpoint.app import serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.engines.base import Engine
@@ -146,7 +147,7 @@ def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
 
 def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroupBuilder]:
     """The same for workers."""
-    command = (sys.executable, "-I", "-S", str(worker))
+    command = Command((sys.executable, "-I", "-S", str(worker)), ())
     program = Program(command, Number(), "json", ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
     return [
         ProgramProblem(partial(ProgramEnv, program, asked), asked.where)

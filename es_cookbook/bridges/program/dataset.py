@@ -34,8 +34,9 @@ from es_cookbook.rl.types import Tokenizer
 
 
 def _program(rows: "ProgramRows") -> str:
-    """The command by its digest: it may hold blanks and commas, which such words may not."""
-    return f"program:{hashlib.sha256(rows.program.encode()).hexdigest()[:16]}"
+    """The command and its sandbox by a digest: they may hold blanks, which such words may not."""
+    whole = "\0".join((rows.program, *rows.sandbox))
+    return f"program:{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 @chz.chz
@@ -55,6 +56,11 @@ class ProgramRows(RowDatasetBuilder):
     result: Form = chz.field(
         default="json",
         doc="what the program prints: a JSON object on a line, or text, which is the answer",
+    )
+    sandbox: tuple[str, ...] = chz.field(
+        default=(),
+        doc="run it in bubblewrap, where it sees these paths, /usr and this Python, and reaches "
+        "nothing but the model: sandbox=. for the current directory; empty: it has your rights",
     )
     at_once: int = chz.field(default=64, doc="most programs that run, or rows that workers have")
     rows_at_once: int = chz.field(
@@ -77,19 +83,19 @@ class ProgramRows(RowDatasetBuilder):
         super().check()
         if isinstance(self.reward, Reward):
             self.reward.check()
-        self._command()
+        for path in self.sandbox:
+            if not Path(path).exists():
+                raise ConfigError(f"dataset.sandbox: there is no {path!r} that it could see")
+        words = self._words()
+        if self.sandbox:
+            _parts().Command(words, self._seen).check()
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        try:
-            from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
-        except ModuleNotFoundError as error:
-            if error.name not in ("starlette", "uvicorn"):
-                raise
-            raise not_installed("dataset.program", error.name, "es-cookbook[serve]") from error
         check_row(self.reward, row)
-        program = Program(
-            self._command(),
+        parts = _parts()
+        program = parts.Program(
+            parts.Command(self._words(), self._seen),
             self.reward,
             self.result,
             self.at_once,
@@ -97,9 +103,13 @@ class ProgramRows(RowDatasetBuilder):
             self.max_turns,
             tokenizer,
         )
-        return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
+        return parts.ProgramProblem(functools.partial(parts.ProgramEnv, program, row), row.where)
 
-    def _command(self) -> tuple[str, ...]:
+    @property
+    def _seen(self) -> tuple[Path, ...]:
+        return tuple(Path(path).absolute() for path in self.sandbox)
+
+    def _words(self) -> tuple[str, ...]:
         """The program and its arguments.
 
         Raises:
@@ -118,3 +128,18 @@ class ProgramRows(RowDatasetBuilder):
                 "of a file that may be executed"
             )
         return found
+
+
+def _parts():  # noqa: ANN202  # A module, of which pyright knows more than a name would say.
+    """What needs more than a Config does.
+
+    Raises:
+        ConfigError: That is not installed.
+    """
+    try:
+        from es_cookbook.bridges.program import env
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise not_installed("dataset.program", error.name, "es-cookbook[serve]") from error
+    return env

@@ -18,7 +18,8 @@ from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.desk import Call, Calls, Desk
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, Process, end_marked
+from es_cookbook.bridges.program.enclosed import Command
+from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
 from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result
 from es_cookbook.bridges.program.workers import Workers
 from es_cookbook.common.errors import EnvError
@@ -40,7 +41,7 @@ class Program:
     """What the problems of a data set share.
 
     Attributes:
-        command: the program and its arguments.
+        command: the program.
         reward: scores a result; None takes the program's own.
         form: how it writes its result.
         at_once: most rollouts whose program runs.
@@ -49,7 +50,7 @@ class Program:
         tokenizer: of the model.
     """
 
-    command: tuple[str, ...]
+    command: Command
     reward: Reward | RewardFunction | None
     form: Form
     at_once: int
@@ -148,7 +149,8 @@ class ProgramEnv(Env):
     async def _run(self, desk: Desk) -> Result:
         """The program's result; its key opens the desk for as long as it runs."""
         program, mark = self._program, self._mark
-        variables = {"OPENAI_BASE_URL": desk.url, "OPENAI_API_KEY": self._calls.key, MARK: mark}
+        url = program.command.url(desk)
+        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self._calls.key, MARK: mark}
         with desk.open(self._calls):
             if not program.rows_at_once:
                 return await _run_alone(program, self._row, variables)
@@ -189,6 +191,7 @@ async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> R
     try:
         line, result = json.dumps(dict(row.fields)).encode() + b"\n", folder / "result.json"
         (folder / "row.json").write_bytes(line)
+        result.touch()
         files = {ROW_FILE: str(folder / "row.json"), RESULT_FILE: str(result)}
         output = bytearray()
 
@@ -196,7 +199,7 @@ async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> R
             output.extend(piece)
             return len(output) <= MOST_OUTPUT
 
-        process = await Process.start(program.command, {**variables, **files}, hear)
+        process = await program.command.start({**variables, **files}, hear, folder, result)
         try:
             process.write(line, close=True)
             await process.wait()
@@ -207,7 +210,7 @@ async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> R
         if process.exit_code != 0:
             raise EnvError(f"the program {process.how()}")
         return read_result(
-            bytes(output), result.read_bytes() if result.is_file() else None, program.form
+            bytes(output), result.read_bytes() if result.is_file() else b"", program.form
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,8 +2,8 @@
 
 A program leads a session of its own, which is killed as a whole when it has ended or is ended. What
 leaves the session is found by a mark in its environment (`end_marked`). This is no protection
-against malice: a program has your rights. Where Linux's `setpriv` is installed, a program is killed
-when the process that started it dies.
+against malice, which a sandbox is (`es_cookbook.bridges.program.enclosed`). Where Linux's `setpriv`
+is installed, a program is killed when the process that started it dies.
 """
 
 import asyncio
@@ -48,12 +48,16 @@ class Process(asyncio.SubprocessProtocol):
         self._hear = hear
         self._told = b""
         self._has_ended, self._is_silent = asyncio.Event(), asyncio.Event()
+        self._beside: asyncio.Task[None] | None = None
 
     @staticmethod
     async def start(
-        command: Sequence[str], environment: Mapping[str, str], hear: Callable[[bytes], bool]
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        hear: Callable[[bytes], bool],
+        descriptors: Sequence[int] = (),
     ) -> "Process":
-        """Start one.
+        """Start one, with these variables, which inherits these descriptors.
 
         Raises:
             EnvError: It cannot be started.
@@ -63,7 +67,8 @@ class Process(asyncio.SubprocessProtocol):
                 lambda: Process(hear),
                 *_dying_with_us(),
                 *command,
-                env=_environment(environment),
+                env=environment,
+                pass_fds=descriptors,
                 start_new_session=True,
             )
         except OSError as error:
@@ -91,6 +96,14 @@ class Process(asyncio.SubprocessProtocol):
     @override
     def process_exited(self) -> None:
         self._has_ended.set()
+        if self._beside is not None:
+            self._beside.cancel()
+
+    def until_ended(self, beside: asyncio.Task[None]) -> None:
+        """Cancel a task when it has ended."""
+        self._beside = beside
+        if self._has_ended.is_set():
+            beside.cancel()
 
     def write(self, data: bytes, *, close: bool = False) -> None:
         """Write to its standard input, which it need not read."""
@@ -141,7 +154,7 @@ def end_marked(marks: Collection[str]) -> None:
                 process.kill()
 
 
-def _environment(more: Mapping[str, str]) -> dict[str, str]:
+def with_ours(more: Mapping[str, str]) -> dict[str, str]:
     """This process's variables and these; requests to this machine go through no proxy."""
     names = "no_proxy", "NO_PROXY"
     here = {name: ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))) for name in names}

@@ -31,18 +31,18 @@ Form: TypeAlias = Literal["json", "text"]
 _LONGEST_LOG = 2000
 
 
-def read_result(output: bytes, file: bytes | None, form: Form) -> Result:
+def read_result(output: bytes, file: bytes, form: Form) -> Result:
     """The result of a program that has ended.
 
     Args:
         output: all of its standard output.
-        file: what is in the result file; None if it wrote none.
+        file: what is in the result file; nothing if it wrote none.
         form: how it writes.
 
     Raises:
         EnvError: There is no result, or more than one.
     """
-    if file is not None:
+    if file:
         found = json_object(file)
         if found is None:
             raise EnvError("the result file holds no JSON object")

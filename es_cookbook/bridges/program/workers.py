@@ -8,11 +8,12 @@ time. Other lines are what it says to nobody.
 import asyncio
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from anyio.lowlevel import RunVar
 
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, Process, end_marked
+from es_cookbook.bridges.program.enclosed import Command
+from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
 from es_cookbook.bridges.program.results import Result, json_object
 from es_cookbook.common.errors import EnvError
 
@@ -26,9 +27,9 @@ class _Worker:
         self._begun = b""
         self._mark = secrets.token_hex(8)
 
-    async def start(self, command: Sequence[str]) -> None:
+    async def start(self, command: Command) -> None:
         """Start its process. Raises EnvError if that cannot be started."""
-        self._process = await Process.start(command, {MARK: self._mark}, self._hear)
+        self._process = await command.start({MARK: self._mark}, self._hear)
         self._living = asyncio.create_task(self._live())
 
     def take(self, key: str) -> None:
@@ -82,13 +83,13 @@ class _Worker:
 class Workers:
     """The workers of a program on an event loop; whoever asks bounds how many rows there are."""
 
-    def __init__(self, command: Sequence[str], rows_at_once: int) -> None:
+    def __init__(self, command: Command, rows_at_once: int) -> None:
         self._command, self._rows_at_once = command, rows_at_once
         self._workers: list[_Worker] = []
         self._starting = asyncio.Lock()
 
     @staticmethod
-    def of_loop(command: tuple[str, ...], rows_at_once: int) -> "Workers":
+    def of_loop(command: Command, rows_at_once: int) -> "Workers":
         """Those of this event loop, with which they end."""
         known = _workers.get({})
         _workers.set(known)
@@ -125,4 +126,4 @@ class Workers:
         return min(room, key=lambda each: len(each.waiting), default=None)
 
 
-_workers: RunVar[dict[tuple[tuple[str, ...], int], Workers]] = RunVar("program workers")
+_workers: RunVar[dict[tuple[Command, int], Workers]] = RunVar("program workers")

@@ -56,7 +56,7 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",
 }
-_FIRST = ("/usr/bin/sh", "-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit', "sh")
+FIRST = ("/usr/bin/sh", "-c", 'exec 3>&2 2>/dev/null; "$@" 2>&3 3>&-; exit', "sh")
 """The first process inside, which starts the program and ends with its exit code.
 
 bubblewrap's own tells that code and is not waited for: a zombie of process 1, for each sandbox.
@@ -140,10 +140,15 @@ def check_sandbox() -> None:
             env={},
             pass_fds=(code, seccomp, status),
         )
+    check_started(tried)
+
+
+def check_started(tried: "subprocess.CompletedProcess[str]") -> None:
+    """Raises SandboxError if what was started in a sandbox did not end well."""
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"])[-1]
         raise SandboxError(
-            f"the sandbox for model-written code does not start here ({said}): it needs bubblewrap "
+            f"the sandbox does not start here ({said}): it needs bubblewrap "
             "0.8 or later, and a kernel and a container that allow user namespaces"
         )
 
@@ -195,20 +200,26 @@ async def _run(code: str, stdin: str, limits: Limits) -> Ran:
 
 @contextmanager
 def _descriptors(code: str, seccomp: bytes) -> Generator[tuple[int, int, int, int]]:
-    """The code and the filter as files that have no name, and both ends of bubblewrap's status."""
-    opened: list[int] = []
-    try:
-        for name, content in (("code", code.encode(errors="replace")), ("seccomp", seccomp)):
-            opened.append(os.memfd_create(name))
-            with open(opened[-1], "wb", closefd=False) as file:
-                file.write(content)
-            os.lseek(opened[-1], 0, os.SEEK_SET)
-        opened += os.pipe()
-        os.set_blocking(opened[2], False)
-        yield opened[0], opened[1], opened[2], opened[3]
-    finally:
-        for each in opened:
-            os.close(each)
+    """The code, the filter, and both ends of bubblewrap's status."""
+    with in_memory(code.encode(errors="replace")) as code_fd, in_memory(seccomp) as seccomp_fd:
+        reading, status = os.pipe()
+        try:
+            os.set_blocking(reading, False)
+            yield code_fd, seccomp_fd, reading, status
+        finally:
+            os.close(reading)
+            os.close(status)
+
+
+@contextmanager
+def in_memory(content: bytes) -> Generator[int]:
+    """A file without a name, which a child may inherit."""
+    descriptor = os.memfd_create("es_cookbook")
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        file.seek(0)
+        yield descriptor
 
 
 def _installed(program: str) -> str:
@@ -224,27 +235,40 @@ def _installed(program: str) -> str:
 
 def _command(limits: Limits, code: int, seccomp: int, status: int) -> Sequence[str]:
     """What starts the sandbox; the numbers are file descriptors that it inherits."""
-    bubblewrap = _installed("bwrap")
+    enclosing = walls(seccomp, limits.files)
     return (
         *(_drop_user() if os.geteuid() == 0 else ()),
-        *(bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
-        *("--new-session", "--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"),
-        "--as-pid-1",
-        *("--seccomp", str(seccomp), "--json-status-fd", str(status)),
-        *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
-        *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
-        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
-        *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/zero", "/dev/zero"),
-        *("--dev-bind", "/dev/urandom", "/dev/urandom", "--ro-bind-data", str(code), _CODE),
-        *("--size", str(limits.files), "--perms", "0700", "--tmpfs", "/tmp"),
+        *enclosing,
+        *("--clearenv", "--json-status-fd", str(status), "--ro-bind-data", str(code), _CODE),
         # bubblewrap's own root is a tmpfs of half the memory, which one could fill.
         *("--remount-ro", "/", "--chdir", "/tmp"),
         *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
         "--",
-        *_FIRST,
+        *FIRST,
         *_limited(limits),
         # No imports from /tmp, no packages of a user, no bytecode written.
-        *(_python(), "-P", "-s", "-B", _CODE),
+        *(sys_python(), "-P", "-s", "-B", _CODE),
+    )
+
+
+def walls(seccomp: int, files: int) -> Sequence[str]:
+    """What starts bubblewrap, as all sandboxes have it: nothing shared, `/usr` read-only.
+
+    Args:
+        seccomp: a file descriptor with the filter.
+        files: bytes of `/tmp`.
+    """
+    bubblewrap = _installed("bwrap")
+    return (
+        *(bubblewrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"),
+        *("--new-session", "--cap-drop", "ALL", "--hostname", "sandbox", "--as-pid-1"),
+        *("--seccomp", str(seccomp)),
+        *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+        *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+        *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/zero", "/dev/zero"),
+        *("--dev-bind", "/dev/urandom", "/dev/urandom"),
+        *("--size", str(files), "--perms", "0700", "--tmpfs", "/tmp"),
     )
 
 
@@ -274,7 +298,12 @@ def _limited(limits: Limits) -> Sequence[str]:
 
 
 @functools.cache
-def _python() -> str:
+def sys_python() -> str:
+    """The interpreter of the system.
+
+    Raises:
+        SandboxError: There is none.
+    """
     for path in _PYTHONS:
         if Path(path).exists():
             return path
@@ -365,7 +394,7 @@ async def _gone(pid: int) -> None:
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | 1  # EPERM
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_AF_UNIX = 1
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 _X32 = 0x40000000
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -406,12 +435,14 @@ _REFUSED = {
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
 }
-_ONLY_UNIX = {"socket": (41, 198), "socketpair": (53, 199)}
+_SOCKETS = {"socket": (41, 198), "socketpair": (53, 199)}
 
 
 @functools.cache
-def filter_program(machine: str | None = None) -> bytes:
+def filter_program(machine: str | None = None, families: tuple[int, ...] = (AF_UNIX,)) -> bytes:
     """The filter of system calls for a machine, this one if None, as `bwrap --seccomp` reads it.
+
+    Sockets are of these families alone.
 
     Namespaces, a lost user and limits on resources leave ways that this closes: the kernel's
     keyrings and log, which have no namespace of their own; AF_VSOCK, which reaches the host of a
@@ -442,11 +473,14 @@ def filter_program(machine: str | None = None) -> bytes:
         program += [_step(_AT_LEAST, _X32, skip_else=1), _step(_RETURN, _KILL)]
     for numbers in _REFUSED.values():
         program += [_step(_EQUAL, numbers[column], skip_else=1), _step(_RETURN, _REFUSE)]
-    for numbers in _ONLY_UNIX.values():
+    for numbers in _SOCKETS.values():
         program += [
-            _step(_EQUAL, numbers[column], skip_else=4),
+            _step(_EQUAL, numbers[column], skip_else=len(families) + 3),
             _step(_LOAD, _FIRST_ARGUMENT),
-            _step(_EQUAL, _AF_UNIX, skip_if=1),
+            *(
+                _step(_EQUAL, family, skip_if=len(families) - at)
+                for at, family in enumerate(families)
+            ),
             _step(_RETURN, _REFUSE),
             _step(_RETURN, _ALLOW),
         ]

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import json
 import re
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ import psutil
 import pytest
 from typing_extensions import override
 
+from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.bridges.program.processes import MARK
 from es_cookbook.engines.base import SampleRequest
@@ -23,6 +26,7 @@ from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import Action, LostRollout, SamplingParams, Trajectory, TrajectoryGroup
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.fakes import FakeEngine
+from tests.sandboxes import needs_sandbox
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
 
@@ -81,9 +85,11 @@ def problem(
     """A row on which a program in Python works."""
     path = folder / f"program_{abs(hash(code))}.py"
     path.write_text(ASK + code)
+    sandbox = tuple(settings.pop("sandbox", ()))
+    words = settings.pop("words", (sys.executable, "-I", "-S", str(path)))
     program = Program(
         **{
-            "command": (sys.executable, "-I", "-S", str(path)),
+            "command": Command(words, sandbox),
             "reward": None,
             "form": "json",
             "at_once": 64,
@@ -438,8 +444,13 @@ BOTH = {
 
 
 @pytest.mark.parametrize("way", BOTH)
-async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
+    tmp_path: Path, way: str, *, enclosed: bool
+) -> None:
     code, settings = BOTH[way]
+    if enclosed:
+        settings = {**settings, "sandbox": (tmp_path,)}
     rows = [*MISDEEDS.values(), *["good"] * 4]
     problems = [problem(tmp_path, code, {"question": row}, **settings) for row in rows]
     groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=3)
@@ -454,6 +465,45 @@ async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(tmp_path: Path, way
                 assert found.reward == 1
     if way == "alone":
         assert not left_behind()
+
+
+INSIDE = """
+import socket
+def fails(act, *args):
+    try:
+        act(*args)
+    except OSError:
+        return 1
+    raise SystemExit(f"{args} could be done")
+fails(socket.create_connection, ("127.0.0.1", int(row["port"])), 1)
+fails(socket.create_connection, ("192.0.2.1", 80), 1)
+fails(open, row["secret"]), fails(os.listdir, "/proc"), fails(open, "/etc/passwd")
+for path in (sys.argv[0], os.environ["ES_COOKBOOK_ROW"], "/x"):
+    fails(open, path, "w")
+fails(os.unlink, os.environ["ES_COOKBOOK_RESULT"])
+names = {"PATH", "HOME", "LANG", "PWD", "LC_CTYPE", "OPENAI_BASE_URL", "OPENAI_API_KEY"}
+left = [name for name in os.environ if name not in names and "ES_COOKBOOK" not in name]
+assert not left, left
+with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
+    json.dump({"reward": len(ask(open(os.environ["ES_COOKBOOK_ROW"]).read()))}, file)
+"""
+
+
+@needs_sandbox
+async def test_a_program_in_a_sandbox_reaches_the_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "told nobody")
+    code, secret = tmp_path / "code", tmp_path / "secret"
+    code.mkdir()
+    secret.write_text("told nobody")
+    with socket.create_server(("127.0.0.1", 0)) as neighbour:
+        row = {"port": neighbour.getsockname()[1], "secret": str(secret)}
+        inside = "row = json.load(sys.stdin)\n" + INSIDE
+        groups, _ = await run([problem(code, inside, row, sandbox=(code,))])
+    line = json.dumps(row) + "\n"
+    assert [only(groups, g).reward for g in range(3)] == [len("0:") + len(line)] * 3
+    assert not left_behind()
 
 
 PYDANTIC_AI = """
@@ -492,8 +542,17 @@ with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
 """
 
 
-@pytest.mark.parametrize("code", [PYDANTIC_AI, SMOLAGENTS], ids=["pydantic_ai", "smolagents"])
-async def test_an_agent_of_others_works_as_it_is(tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "enclosed"),
+    [
+        pytest.param(PYDANTIC_AI, False, id="pydantic_ai"),
+        pytest.param(SMOLAGENTS, False, id="smolagents"),
+        pytest.param(SMOLAGENTS, True, id="smolagents in a sandbox", marks=needs_sandbox),
+    ],
+)
+async def test_an_agent_of_others_works_as_it_is(
+    tmp_path: Path, code: str, *, enclosed: bool
+) -> None:
     path = tmp_path / "agent.py"
     path.write_text(code)
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -506,7 +565,9 @@ async def test_an_agent_of_others_works_as_it_is(tmp_path: Path, code: str) -> N
             return "It is 3." if has_result else call
         return (final if has_result else call).removeprefix(opened)
 
-    made = problem(tmp_path, "", reward=Number(), command=(sys.executable, str(path)))
+    seen = (tmp_path,) if enclosed else ()
+    words = sys.executable, str(path)
+    made = problem(tmp_path, "", reward=Number(), words=words, sandbox=seen)
     groups, _ = await run([made], say, GENOMES[:1], rollout_timeout=60)
     assert only(groups).reward == 1
     assert len(only(groups).transitions) == 2

@@ -72,7 +72,7 @@ async def test_all_that_the_client_asks_is_answered_or_refused(tmp_path: Path, n
             return '<tool_call>\n{"name": "half", "arguments": {"a": 4}}\n</tool_call>'
         return f"{genome}:1 + 2" if "1 + 2" in shown else "So it was."
 
-    made = problem(tmp_path, "", command=(node, str(tmp_path / "agent.mjs")))
+    made = problem(tmp_path, "", words=(node, str(tmp_path / "agent.mjs")))
     groups, _ = await run([made], say, max_failed_fraction=0.7)
     assert only(groups).reward == 6
     assert len(only(groups).transitions) == 5

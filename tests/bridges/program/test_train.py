@@ -8,12 +8,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from es_cookbook.bridges.program.dataset import ProgramRows
+from es_cookbook.common.fields.reach import reached
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.said import refused, typed
+from tests.sandboxes import needs_sandbox
 
 pytestmark = pytest.mark.xdist_group("programs")
 
@@ -106,6 +110,12 @@ def _wait(until: Callable[[], bool], seconds: float = 60) -> None:
         (["program=sh agent.sh", "reward=number"], "questions.jsonl, line"),
         (["program=sh agent.sh", "dataset.at_once=0"], "at_once must be at least 1"),
         (["program=sh agent.sh", "prompt={question}"], "prompt"),
+        (["program=sh agent.sh", "dataset.sandbox=nowhere"], "there is no 'nowhere'"),
+        pytest.param(
+            ["program=./inside.sh", "dataset.sandbox=seen"],
+            "'./inside.sh' is not seen inside, where there are /usr",
+            marks=needs_sandbox,
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(
@@ -113,8 +123,20 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.sh").write_text("exit")
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "inside.sh").write_text("exit")
+    (tmp_path / "inside.sh").chmod(0o755)
     (tmp_path / "wrong.py").write_text("def three(a):\n    return 0\n")
     assert said in refused("train", *words, ROWS, f"model_name={BUNDLED_MODEL}")
+
+
+def test_the_word_for_a_program_is_another_with_another_sandbox() -> None:
+    fields: dict[str, Any] = {"source": "rows.jsonl", "program": "sh agent.sh"}
+    inside, outside, wider = (
+        {each.word for each in reached(ProgramRows(**fields, sandbox=sandbox))}
+        for sandbox in (("code",), (), ("code", "/"))
+    )
+    assert not inside & outside and not inside & wider and not outside & wider
 
 
 def test_a_program_of_somebody_elses_run_has_to_be_trusted(
