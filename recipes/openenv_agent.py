@@ -106,7 +106,7 @@ async def main(url: str) -> None:
     try:
         with urllib.request.urlopen(f"{url}/schema") as found:
             action = json.load(found)["action"]
-    except OSError as error:
+    except (OSError, ValueError, KeyError) as error:
         sys.exit(f"{url} is not the server of an OpenEnv environment: {error}")
     client = AsyncOpenAI(api_key="of each row")
     async with asyncio.TaskGroup() as rows:
@@ -115,4 +115,6 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("give the address of an environment, for example http://127.0.0.1:8000")
     asyncio.run(main(sys.argv[1].rstrip("/")))

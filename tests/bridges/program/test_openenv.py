@@ -160,6 +160,7 @@ async def test_a_server_that_plays_one_episode_at_a_time_says_so(
     assert any("capacity" in getattr(each, "reason", "") for each in rollouts)
 
 
-async def test_what_is_no_environment_is_named(tmp_path: Path) -> None:
-    groups, _ = await run(played(tmp_path, "http://127.0.0.1:9"))
-    assert "http://127.0.0.1:9 is not the server of an OpenEnv environment" in reason(groups)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "127.0.0.1:9"])
+async def test_what_is_no_environment_is_named(tmp_path: Path, url: str) -> None:
+    groups, _ = await run(played(tmp_path, url))
+    assert f"{url} is not the server of an OpenEnv environment" in reason(groups)
