@@ -20,7 +20,7 @@ from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.desk import Call, Calls, Desk
 from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
-from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result
+from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result, shown
 from es_cookbook.bridges.program.workers import Workers
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.data.rows import Row
@@ -84,8 +84,8 @@ class ProgramEnv(Env):
         self._running.add_done_callback(lambda _: turn.release())
         found = await self._next()
         if found is None:
-            await self._running  # If it failed, this says how.
-            raise EnvError("the program ended without a request to the model")
+            result = await self._running  # If it failed, this says how.
+            raise EnvError(f"the program ended without a request to the model: {shown(result)}")
         return found
 
     @override

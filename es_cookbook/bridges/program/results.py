@@ -112,17 +112,17 @@ async def graded_result(
         if text is None:
             raise EnvError(
                 f"reward {name_of(reward)!r} scores the `answer` of a result, and it has none that "
-                f"is a text or a number: {_shown(result)[:200]}"
+                f"is a text or a number: {shown(result)[:200]}"
             )
         grade = await graded(reward, text, row.fields, row.where)
-    logs = {"result": _shown(result), **({} if text is None else {ANSWER: text}), **grade.logs}
+    logs = {"result": shown(result), **({} if text is None else {ANSWER: text}), **grade.logs}
     return Grade(grade.reward, grade.metrics, logs)
 
 
 def _own(result: Result) -> Grade:
     if "reward" not in result:
         raise EnvError(
-            f"the result has no `reward` of its own, and dataset.reward is none: {_shown(result)}"
+            f"the result has no `reward` of its own, and dataset.reward is none: {shown(result)}"
         )
     try:
         return Grade(*reward_and_metrics((result["reward"], result.get("metrics", {}))))
@@ -141,5 +141,6 @@ def _takes_result(reward: RewardFunction) -> bool:
     return True
 
 
-def _shown(result: Result) -> str:
+def shown(result: Result) -> str:
+    """A result as logs and messages have it."""
     return json.dumps(result)[:_LONGEST_LOG]
