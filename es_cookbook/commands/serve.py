@@ -2,25 +2,30 @@
 
     python -m es_cookbook serve runs/mine
     python -m es_cookbook serve runs/mine generation=12 port=8001
+    python -m es_cookbook serve runs/mine also=runs/other,runs/third
     python -m es_cookbook serve model_name=Qwen/Qwen2.5-0.5B-Instruct
     curl http://127.0.0.1:8000/v1/models -H 'Authorization: Bearer KEY'
 
 The models of a run are `centre` (after the last generation, or generation=), `base`,
 `generation-12` (the centre after 12 generations) and `genome-3` (of that generation). One of them
 is in the engine at a time, but for the centre and the base together: who asks for another waits
-until those before have their answers. A model without a run has its own name.
+until those before have their answers. Several runs of one base are in one engine, since they are
+seeds; their models are `mine/centre`, `other/genome-3` and so on, and `base`. A model without a run
+has its own name.
 
 A request that says nothing of temperature and top_p has the run's. It needs a key, which is
 printed. The run directory is only read.
 """
 
+import dataclasses
 import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 import chz
@@ -30,7 +35,7 @@ from typing_extensions import override
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
-from es_cookbook.commands.evaluate.measuring import opened, subject_of
+from es_cookbook.commands.evaluate.measuring import Subject, opened, subject_of
 from es_cookbook.commands.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
@@ -39,8 +44,10 @@ from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
-from es_cookbook.train.recorded import RebuiltRun
+from es_cookbook.runs.history.store import check_same_base
+from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
 
+_BASE = "base"
 _NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
 
 
@@ -48,6 +55,9 @@ _NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
 class ServeConfig(RunOrModel):
     """Answer requests in the form of OpenAI's API."""
 
+    also: tuple[str, ...] = chz.field(
+        default=(), doc="run directories of the same base and search space, served beside log_path"
+    )
     engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
         "engine; None: the run's own, or torch for a model"
     )
@@ -65,6 +75,21 @@ class ServeConfig(RunOrModel):
             raise ConfigError("who is served? Give log_path=RUN or model_name=MODEL")
         if self.key and not re.fullmatch(r"[!-~]+", self.key):
             raise ConfigError("key must be of letters, digits and signs, without blanks")
+        if self.also:
+            if not self.log_path or self.generation is not None:
+                raise ConfigError(
+                    "also= is beside a run at its end: give log_path=RUN, and no generation="
+                )
+            if len(set(self.labels)) < len(self.labels):
+                raise ConfigError(
+                    f"the runs are called {', '.join(self.labels)}: models have their directories' "
+                    "names before them, so no two may be alike"
+                )
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """What stands before the names of each run's models."""
+        return [Path(path).resolve().name for path in (self.log_path, *self.also)]
 
 
 class _Held:
@@ -75,31 +100,59 @@ class _Held:
         self.leave, self.left = anyio.Event(), anyio.Event()
 
 
-class Served(Endpoint):
-    """Who answers: a model, or those of a run, one generation or genome at a time.
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run, the generation after which its `centre` is and whose genomes there are, its sampling.
 
     Attributes:
-        generation: after which `centre` is, and whose genomes there are.
+        params: of requests that say nothing.
+    """
+
+    rebuilt: RebuiltRun
+    generation: int
+    params: SamplingParams
+
+    def names(self) -> Sequence[str]:
+        """Its models, but for the base."""
+        run = self.rebuilt.run
+        last = run.last_generation
+        if run.checkpoint is not None:  # of gradients, which keeps no generation but the last
+            return ["centre", f"generation-{last}"]
+        found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
+        if self.generation <= run.last_with_genomes:
+            found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]
+        return found
+
+
+_Place: TypeAlias = tuple[str, int, int | None]
+"""A run's label, a generation, and a genome if one."""
+
+
+class Served(Endpoint):
+    """Who answers: a model, or those of runs, one generation or genome at a time.
+
+    Args:
+        runs: by the label before their models' names; "" for the only one. None of a model.
+        name: of the model.
+        params: of requests to it, or to the base, that say nothing.
     """
 
     def __init__(
         self,
         engine: Engine,
-        rebuilt: RebuiltRun | None,
-        generation: int,
+        runs: Mapping[str, ServedRun],
         name: str,
         key: str,
         params: SamplingParams,
         tasks: TaskGroup,
     ) -> None:
-        self.generation = generation
-        self._engine, self._rebuilt, self._name = engine, rebuilt, name
+        self._engine, self._runs, self._name = engine, runs, name
         self._key = OneKey(key)
         self._params = params
         self._translator = Translator(engine.tokenizer, engine.traits.context_length)
         self._kept: dict[str, KeptTurns] = {}
         self._door = anyio.Lock()
-        self._there: tuple[int, int | None] | None = None  # generation, and genome if one
+        self._there: _Place | None = None
         self._running = 0
         self._idle = anyio.Event()
         self._tasks = tasks
@@ -108,16 +161,14 @@ class Served(Endpoint):
     @override
     def names(self, key: str) -> Sequence[str]:
         self._key.check(key)
-        if self._rebuilt is None:
+        if not self._runs:
             return [self._name]
-        run = self._rebuilt.run
-        last = run.last_generation
-        if run.checkpoint is not None:  # of gradients, which keeps no generation but the last
-            return ["centre", "base", f"generation-{last}"]
-        found = ["centre", "base", *(f"generation-{t}" for t in range(last + 1))]
-        if self.generation <= run.last_with_genomes:
-            found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]
-        return found
+        found = [
+            f"{label}/{name}".removeprefix("/")
+            for label, served in self._runs.items()
+            for name in served.names()
+        ]
+        return [found[0], _BASE, *found[1:]]
 
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
@@ -126,31 +177,44 @@ class Served(Endpoint):
 
     async def sample(self, name: str, observation: Observation, draw: Draw, number: int) -> Action:
         """One answer of a model of `names`."""
-        params = chz.replace(draw.params(self._params), max_tokens=observation.max_tokens)
+        place = self._place_of(name)
+        default = self._runs[place[0]].params if place else self._params
+        params = chz.replace(draw.params(default), max_tokens=observation.max_tokens)
         seed = draw.seed_of(number)
         if seed is None:
             seed = secrets.randbits(63)
-        matched = _NUMBERED.fullmatch(name)
-        generation, genome = self.generation, None
-        if matched and matched[1] == "generation":
-            generation = int(matched[2])
-        elif matched:
-            genome = int(matched[2])
-        async with self._at(generation, genome):
+        async with self._at(place):
             if self._genome is not None:
                 return await self._genome.answer(observation, params, seed)
-            who = "base" if name == "base" else "centre"
+            who = "base" if name == _BASE else "centre"
             return await self._engine.sample(SampleRequest(who, observation, params, seed))
 
+    def _place_of(self, name: str) -> _Place | None:
+        """Where a model is; the base is wherever no genome is. None without a run."""
+        if not self._runs:
+            return None
+        if name == _BASE and self._there is not None and self._there[2] is None:
+            return self._there
+        label, _, own = name.rpartition("/")
+        if name == _BASE:
+            label = next(iter(self._runs))
+        matched = _NUMBERED.fullmatch(own)
+        generation = self._runs[label].generation
+        if matched is None:
+            return label, generation, None
+        if matched[1] == "generation":
+            return label, int(matched[2]), None
+        return label, generation, int(matched[2])
+
     @asynccontextmanager
-    async def _at(self, generation: int, genome: int | None) -> AsyncGenerator[None]:
+    async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
         """Inside, this generation's centre is in the engine, and this genome."""
         async with self._door:  # first come, first served: nobody waits for ever
-            if self._there != (generation, genome):
+            if place is not None and self._there != place:
                 if self._running:
                     self._idle = anyio.Event()
                     await self._idle.wait()
-                await self._go_to(generation, genome)
+                await self._go_to(place)
             self._running += 1
         try:
             yield
@@ -159,17 +223,18 @@ class Served(Endpoint):
             if not self._running:
                 self._idle.set()
 
-    async def _go_to(self, generation: int, genome: int | None) -> None:
+    async def _go_to(self, place: _Place) -> None:
         self._there = None
         if self._genome is not None:
             self._genome.leave.set()
             await self._genome.left.wait()
             self._genome = None
-        if self._rebuilt is not None:
-            await self._rebuilt.go_to(generation)
-            if genome is not None:
-                self._genome = await self._tasks.start(self._hold, self._rebuilt, genome)
-        self._there = generation, genome
+        label, generation, genome = place
+        rebuilt = self._runs[label].rebuilt
+        await rebuilt.go_to(generation)
+        if genome is not None:
+            self._genome = await self._tasks.start(self._hold, rebuilt, genome)
+        self._there = place
 
     async def _hold(
         self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
@@ -198,14 +263,21 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
     from es_cookbook.bridges.endpoint.app import serve
 
     subject = subject_of(config, config.engine)
+    others = [_beside(subject, path, config.trust) for path in config.also]
     key = config.key or secrets.token_urlsafe(24)
-    params = SamplingParams(temperature=1.0) if subject.run is None else subject.run.config.sampling
-    if config.temperature is not None:
-        params = chz.replace(params, temperature=config.temperature)
+    given = {} if config.temperature is None else {"temperature": config.temperature}
+    params = chz.replace(SamplingParams(temperature=1.0), **given)
     async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
-        (generation,) = subject.generations
-        name = Path(subject.name).name
-        served = Served(engine, rebuilt, generation, name, key, params, tasks)
+        runs: dict[str, ServedRun] = {}
+        if rebuilt is not None:
+            (generation,) = subject.generations
+            params = chz.replace(rebuilt.run.config.sampling, **given)
+            labels = config.labels if others else [""]
+            runs[labels[0]] = ServedRun(rebuilt, generation, params)
+            for label, run in zip(labels[1:], others, strict=True):
+                own = chz.replace(run.config.sampling, **given)
+                runs[label] = ServedRun(RebuiltRun(run, engine), run.last_generation, own)
+        served = Served(engine, runs, Path(subject.name).name, key, params, tasks)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
@@ -213,6 +285,26 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
         await serve(served, bound)
         tasks.cancel_scope.cancel()
+
+
+def _beside(first: Subject, log_path: str, trust: Collection[str]) -> RecordedRun:
+    """A run that the first one's engine can hold, too.
+
+    Raises:
+        ConfigError: It cannot.
+        HistoryError: They have different bases.
+    """
+    run, beside = open_run(Path(log_path), first.model_name, trust), first.run
+    assert beside is not None
+    if run.config.space != beside.config.space:
+        raise ConfigError(
+            f"also={log_path}: its search space is {run.config.space}, and that of {first.name} is "
+            f"{beside.config.space}; runs that share an engine have the same"
+        )
+    if run.header is None or beside.header is None:
+        raise ConfigError(f"also={log_path}: one of the runs has no history to go by")
+    check_same_base(run.history, run.header, beside.header)
+    return run
 
 
 def _bound(config: ServeConfig) -> socket.socket:

@@ -1,6 +1,7 @@
 """Everything that a run ever consisted of answers over OpenAI's API."""
 
 import json
+import shutil
 import signal
 import socket
 import urllib.request
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import chz
 import httpx
 import psutil
 import pytest
@@ -16,10 +18,10 @@ from openai import AsyncOpenAI, NotFoundError
 
 from es_cookbook import train
 from es_cookbook.bridges.endpoint.app import application
-from es_cookbook.commands.serve import Served
+from es_cookbook.commands.serve import Served, ServedRun
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.train.recorded import open_run, rebuild
+from es_cookbook.train.recorded import RebuiltRun, open_run, rebuild
 from tests.programs import Programs
 from tests.said import refused
 from tests.tiny_run import TinyConfig, write_tiny_model
@@ -42,6 +44,15 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return log_path
 
 
+@pytest.fixture(scope="module")
+def other_path(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Path:
+    """Another one of the same base."""
+    config = train.recorded_config(log_path, ["tests"])
+    path = tmp_path_factory.mktemp("other") / "other"
+    anyio.run(train.main, chz.replace(config, log_path=str(path), seed=config.seed + 1))
+    return path
+
+
 @pytest.mark.anyio
 async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)
@@ -59,7 +70,9 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
     assert len(set(expected.values())) > 4, "there is something to mistake"
     answers: dict[tuple[str, int], str] = {}
     async with anyio.create_task_group() as tasks:
-        served = Served(rebuilt.engine, rebuilt, 2, "run", "key", params, tasks)
+        served = Served(
+            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
+        )
         transport = httpx.ASGITransport(application(served))
         web = httpx.AsyncClient(transport=transport)
         client = AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
@@ -82,18 +95,84 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
     await rebuilt.close()
 
 
+@pytest.mark.anyio
+async def test_several_runs_of_one_base_answer_from_one_engine(
+    log_path: Path, other_path: Path
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    runs = {
+        "run": open_run(log_path, trust=["tests"]),
+        "other": open_run(other_path, trust=["tests"]),
+    }
+    expected: dict[str, str] = {}
+    prompt_T: tuple[int, ...] = ()
+    for label, run in runs.items():
+        rebuilt = await rebuild(run)
+        prompt_T = tuple(rebuilt.engine.tokenizer.encode("A"))
+        for name, who in (("centre", "centre"), ("genome-1", 1)):
+            await rebuilt.go_to(2)
+            action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
+            expected[f"{label}/{name}"] = action.text
+        action = await rebuilt.answer("base", Observation(prompt_T), params, 7)
+        expected["base"] = action.text
+        await rebuilt.close()
+    assert len(set(expected.values())) == 5, "there is something to mistake"
+    first = await rebuild(runs["run"])
+    answers: dict[tuple[str, int], str] = {}
+    async with anyio.create_task_group() as tasks:
+        served = {
+            "run": ServedRun(first, 2, params),
+            "other": ServedRun(RebuiltRun(runs["other"], first.engine), 2, params),
+        }
+        transport = httpx.ASGITransport(
+            application(Served(first.engine, served, "", "key", params, tasks))
+        )
+        web = httpx.AsyncClient(transport=transport)
+        client = AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+        names = [model.id for model in (await client.models.list()).data]
+        assert names[:3] == ["run/centre", "base", "run/generation-0"] and "other/genome-3" in names
+
+        async def ask(name: str, turn: int) -> None:
+            found = await client.completions.create(
+                model=name, prompt=list(prompt_T), max_tokens=8, seed=7
+            )
+            answers[name, turn] = found.choices[0].text
+
+        async with anyio.create_task_group() as asking:
+            for turn in range(2):
+                for name in expected:
+                    asking.start_soon(ask, name, turn)
+        with pytest.raises(NotFoundError, match="'centre' is not served"):
+            await ask("centre", 0)
+        tasks.cancel_scope.cancel()
+    assert answers == {(name, turn): expected[name] for name in expected for turn in range(2)}
+    await first.close()
+
+
+def test_runs_that_cannot_be_served_together_are_refused(log_path: Path, tmp_path: Path) -> None:
+    asked = "serve", str(log_path), "trust=tests", "port=0"
+    assert "the runs are called run, run" in refused(*asked, f"also={log_path}")
+    assert "give log_path=RUN, and no generation=" in refused(*asked, "also=runs/x", "generation=1")
+    other = shutil.copytree(log_path, tmp_path / "dense")
+    plain = json.loads((other / "config.json").read_text())
+    plain["search_space"] = {"$class": "es_cookbook.evolution.spaces.full_rank:FullRank"}
+    (other / "config.json").write_text(json.dumps(plain))
+    said = refused(*asked, f"also={other}")
+    assert "its search space is" in said and "runs that share an engine have the same" in said
+
+
 @pytest.mark.slow
 def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
-    log_path: Path, programs: Programs, tmp_path: Path
+    log_path: Path, other_path: Path, programs: Programs, tmp_path: Path
 ) -> None:
     files = [tmp_path / name for name in ("in", "out", "err")]
     for file in files:
         file.touch()
-    command = ["-m", "es_cookbook", "serve", log_path, "trust=tests", "port=0"]
+    command = ["-m", "es_cookbook", "serve", log_path, f"also={other_path}", "trust=tests", "port=0"]
     process = programs.start(command, files)
     with anyio.from_thread.start_blocking_portal() as portal:
         address, key = portal.call(_address, files[1], process)
-    body = json.dumps({"model": "centre", "prompt": "A", "max_tokens": 3}).encode()
+    body = json.dumps({"model": "other/centre", "prompt": "A", "max_tokens": 3}).encode()
     headers = {"Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{address}/completions", body, headers)
     with urllib.request.urlopen(request, timeout=30) as reply:
