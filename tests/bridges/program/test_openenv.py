@@ -26,6 +26,7 @@ pytestmark = [
 
 AGENT = Path(__file__).parents[3] / "recipes" / "openenv_agent.py"
 SERVER = """
+from starlette.applications import Starlette
 from openenv.core.env_server.http_server import create_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
@@ -63,33 +64,29 @@ class Guessing(Environment):
     def state(self):
         return State(step_count=self.turns)
 
-text = create_app(Guessing, Guess, Hint, max_concurrent_envs=8)
-fields = create_app(Guessing, Range, Hint, max_concurrent_envs=8)
-alone = create_app(Guessing, Guess, Hint)
+app = Starlette()
+app.mount("/text", create_app(Guessing, Guess, Hint, max_concurrent_envs=8))
+app.mount("/fields", create_app(Guessing, Range, Hint, max_concurrent_envs=8))
+app.mount("/alone", create_app(Guessing, Guess, Hint))
 """
 
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Addresses of the servers, by the name of their application."""
+    """Addresses of environments, by name; one process serves all."""
     folder = tmp_path_factory.mktemp("openenv")
     (folder / "guessing.py").write_text(SERVER)
-    found: dict[str, str] = {}
-    servers: list[subprocess.Popen[bytes]] = []
-    for name in ("text", "fields", "alone"):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = str(free.getsockname()[1])
-        command = [sys.executable, "-m", "uvicorn", f"guessing:{name}", "--port", port]
-        servers.append(subprocess.Popen([*command, "--log-level", "warning"], cwd=folder))
-        found[name] = f"http://127.0.0.1:{port}"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "uvicorn", "guessing:app", "--port", port]
+    server = subprocess.Popen([*command, "--log-level", "warning"], cwd=folder)
+    found = {name: f"http://127.0.0.1:{port}/{name}" for name in ("text", "fields", "alone")}
     try:
-        for url in found.values():
-            _wait_for(url)
+        _wait_for(found["text"])
         yield found
     finally:
-        for server in servers:
-            server.kill()
-            server.wait()
+        server.kill()
+        server.wait()
 
 
 def _wait_for(url: str, seconds: float = 60) -> None:
