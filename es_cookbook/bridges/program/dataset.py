@@ -15,13 +15,11 @@ it does itself, `turn_timeout` for its silence between two requests.
 
 import functools
 import hashlib
-import shlex
-import shutil
-from pathlib import Path
 
 import chz
 from typing_extensions import override
 
+from es_cookbook.bridges.program.processes import command_of
 from es_cookbook.bridges.program.results import Form, check_reward
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
@@ -105,16 +103,4 @@ class ProgramRows(RowDatasetBuilder):
         Raises:
             ConfigError: There is none, or it cannot be run.
         """
-        try:
-            found = tuple(shlex.split(self.program))
-        except ValueError as error:
-            raise ConfigError(f"dataset.program={self.program!r}: {error}") from error
-        if not found:
-            raise ConfigError("dataset.program must name a program")
-        if shutil.which(found[0]) is None:
-            why = "cannot be executed" if Path(found[0]).is_file() else "is not there"
-            raise ConfigError(
-                f"dataset.program: {found[0]!r} {why}; accepted is a program of PATH, or the path "
-                "of a file that may be executed"
-            )
-        return found
+        return command_of(self.program, "dataset.program")
