@@ -70,8 +70,11 @@ def running(server: str) -> list[int]:
 
 
 def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: Path) -> None:
-    for servers in ("shared", "rollout"):
-        done = typed(*words("server.py", f"log_path={servers}", f"dataset.servers={servers}"))
+    """The shared one is of the package mcp, and has the same tool."""
+    recipe = f"tools=mcp:{sys.executable} {ROOT / 'recipes/calculator_server.py'}"
+    for tools, servers in ((recipe, "shared"), (words("server.py")[1], "rollout")):
+        options = f"log_path={servers}", f"dataset.servers={servers}"
+        done = typed("train", tools, "data=rows.jsonl", *SMALL, *options)
         assert done.returncode == 0, done.stderr
     history = (here / "shared/history.jsonl").read_bytes()
     assert history == (here / "rollout/history.jsonl").read_bytes()
