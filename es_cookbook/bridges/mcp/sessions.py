@@ -17,14 +17,13 @@ import secrets
 import shlex
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import httpx2
 from anyio.lowlevel import RunVar
 from mcp import MCPError
 from mcp.client import Client, ClientSession
-from mcp.client._transport import TransportStreams
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp.types import (
@@ -47,6 +46,9 @@ from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.servers.http import MOST_BYTES
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.tools import Result, cut, failed
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
 
 _MOST_AHEAD = 16 * MOST_BYTES
 """Bytes that a process may have left to write, of the `MOST_BYTES` for each message sent to it."""
@@ -177,11 +179,11 @@ class Session:
                 self._opened.set_exception(EnvError(self._why))
                 self._opened.exception()  # Nobody need wait for it.
 
-    def _transport(self) -> AbstractAsyncContextManager[TransportStreams]:
+    def _transport(self) -> "AbstractAsyncContextManager[TransportStreams]":
         return _http(self._server.target) if self._server.is_url else self._process()
 
     @contextlib.asynccontextmanager
-    async def _process(self) -> AsyncGenerator[TransportStreams]:
+    async def _process(self) -> "AsyncGenerator[TransportStreams]":
         """A process: lines of its standard input and output are messages."""
         heard, hears = anyio.create_memory_object_stream[SessionMessage | Exception](math.inf)
         says, said = anyio.create_memory_object_stream[SessionMessage](0)
@@ -248,7 +250,7 @@ async def _all_tools(client: ClientSession) -> "list[Described]":
 
 
 @contextlib.asynccontextmanager
-async def _http(url: str) -> AsyncGenerator[TransportStreams]:
+async def _http(url: str) -> "AsyncGenerator[TransportStreams]":
     """A server that others have started: by no proxy, and without redirects to elsewhere."""
     headers = {"Accept-Encoding": "identity"}
     async with (

@@ -179,7 +179,7 @@ async def test_calls_are_run_by_a_real_server_and_results_and_errors_are_told(re
     assert texts(await run(talk, DIVIDE)) == ["3.5"] * 3
     assert texts(await run(talk, ToolCall("picture", {})))[0] == "seen\n[image left out]"
     (error,) = set(texts(await run(talk, ToolCall("divide", {"a": 7, "b": 0}))))
-    assert error == "error: Error executing tool divide: division by zero"
+    assert error.startswith("error: Error executing tool divide")
     (error,) = set(texts(await run(talk, ToolCall("divide", {"a": "x"}))))
     assert error.startswith("error: Error executing tool divide: 2 validation errors")
     (error,) = set(texts(await run(talk, ToolCall("divid", {}))))
