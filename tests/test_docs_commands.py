@@ -119,6 +119,7 @@ PLACEHOLDERS = {
     "preset=…": "preset=copes",
     "environment=…": "environment=my_taskset",
     "trust=program:…": "trust=program:0123456789abcdef",
+    "trust=mcp:…": "trust=mcp:0123456789abcdef",
     "test_data=…": "test_data=rows.jsonl",
     "prompt=…": "prompt={question}",
     "reward=…": "reward=my_rewards:score",
@@ -155,6 +156,7 @@ NOT_LINES = {
     "es-cookbook[quantise]",
     "es-cookbook[verifiers]",
     "es-cookbook[inspect]",
+    "es-cookbook[mcp]",
     "es-cookbook[sweep]",
 }
 """Beginnings of lines, and what is none."""
@@ -314,7 +316,8 @@ class InstalledConfig(TrainConfig):
 def parse_train(options: Sequence[str]) -> None:
     """With a function or a package that is there in place of the reader's."""
     own = ("environment=", "dataset.chat.", "dataset.options=")
-    if any(option.startswith(own) for option in options):
+    has_tools = any(option.startswith("tools=") for option in options)
+    if not has_tools and any(option.startswith(own) for option in options):
         others = [option for option in options if not option.startswith("environment=")]
         run_cli(lambda _: None, InstalledConfig, ["model_name=x", *whole_names(others)])
         return

@@ -18,6 +18,9 @@ works on the rows, with the model behind OpenAI's API:
 
     python -m es_cookbook train program="node agent.mjs" data=rows.jsonl reward=number
         model_name=Qwen/Qwen2.5-0.5B-Instruct
+
+Or the model calls tools of an MCP server before it answers: tools="mcp:python server.py" in place
+of the program.
 """
 
 import sys
@@ -110,6 +113,8 @@ def whole_names(arguments: Iterable[str]) -> list[str]:
     ['dataset=verifiers', 'dataset.taskset=gsm8k', 'dataset=verifiers', 'dataset.taskset=gsm8k']
     >>> whole_names(["program=sh agent.sh"])
     ['dataset=program', 'dataset.program=sh agent.sh']
+    >>> whole_names(["tools=mcp:sh server.sh"])
+    ['dataset=tools', 'dataset.tools=mcp:sh server.sh']
     """
     whole: list[str] = []
     for argument in arguments:
@@ -120,8 +125,8 @@ def whole_names(arguments: Iterable[str]) -> list[str]:
             kind = kind or next(iter(_ENVIRONMENTS))
             # One that is not known is refused as a data set, which lists those that are.
             whole += [f"dataset={kind}", f"dataset.{_ENVIRONMENTS.get(kind, 'name')}={which}"]
-        elif name == "program" and equals:
-            whole += ["dataset=program", f"dataset.program={value}"]
+        elif name in ("program", "tools") and equals:
+            whole += [f"dataset={name}", f"dataset.{name}={value}"]
         elif equals and first in SHORT:
             whole.append(f"{SHORT[first]}{dot}{rest}={value}")
         else:

@@ -37,7 +37,17 @@ _loaded_scripts: dict[str, Path] = {}
 _is_importing = False
 ANYTHING_REACHED = "(anything)"
 """Stands in `trust` for all that a config reaches: one of this process, or only compared."""
-_WORDS = ("http://", "https://", "hub:", "wandb:", "trackio:", "options:", "program:", f"{_OWN}.")
+_WORDS = (
+    "http://",
+    "https://",
+    "hub:",
+    "wandb:",
+    "trackio:",
+    "options:",
+    "program:",
+    "mcp:",
+    f"{_OWN}.",
+)
 """How what is trusted begins that is no package and no script."""
 _LONGEST = 300
 """Characters of a name that is followed."""

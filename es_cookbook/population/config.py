@@ -33,6 +33,7 @@ DATASETS = Names(
         "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
         "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
         "program": "es_cookbook.bridges.program.dataset:ProgramRows",
+        "tools": "es_cookbook.bridges.mcp.dataset:ToolRows",
     },
     default="rows",
 )

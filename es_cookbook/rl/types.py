@@ -585,5 +585,6 @@ parts(
     "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
     "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
     "es_cookbook.bridges.program.dataset:ProgramRows",
+    "es_cookbook.bridges.mcp.dataset:ToolRows",
     "es_cookbook.recipes.*.dataset:*",
 )

@@ -9,19 +9,19 @@ model as often as it likes and ends with a result (`es_cookbook.bridges.program.
 standard output or in the file `ES_COOKBOOK_RESULT`. With `rows_at_once` it lives on and takes rows
 line by line (`es_cookbook.bridges.program.workers`).
 
-A program runs with your rights. Time limits are those of every Env: `rollout_timeout` for all that
-it does itself, `turn_timeout` for its silence between two requests.
+A program runs with your rights, or in a sandbox (`es_cookbook.bridges.program.enclosed`). Time
+limits are those of every Env: `rollout_timeout` for all that it does itself, `turn_timeout` for its
+silence between two requests.
 """
 
 import functools
 import hashlib
-import shlex
-import shutil
 from pathlib import Path
 
 import chz
 from typing_extensions import override
 
+from es_cookbook.bridges.program.processes import command_of
 from es_cookbook.bridges.program.results import Form, check_reward
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
@@ -86,7 +86,7 @@ class ProgramRows(RowDatasetBuilder):
         for path in self.sandbox:
             if not Path(path).exists():
                 raise ConfigError(f"dataset.sandbox: there is no {path!r} that it could see")
-        words = self._words()
+        words = command_of(self.program, "dataset.program")
         if self.sandbox:
             _parts().Command(words, self._seen).check()
 
@@ -95,7 +95,7 @@ class ProgramRows(RowDatasetBuilder):
         check_row(self.reward, row)
         parts = _parts()
         program = parts.Program(
-            parts.Command(self._words(), self._seen),
+            parts.Command(command_of(self.program, "dataset.program"), self._seen),
             self.reward,
             self.result,
             self.at_once,
@@ -108,26 +108,6 @@ class ProgramRows(RowDatasetBuilder):
     @property
     def _seen(self) -> tuple[Path, ...]:
         return tuple(Path(path).absolute() for path in self.sandbox)
-
-    def _words(self) -> tuple[str, ...]:
-        """The program and its arguments.
-
-        Raises:
-            ConfigError: There is none, or it cannot be run.
-        """
-        try:
-            found = tuple(shlex.split(self.program))
-        except ValueError as error:
-            raise ConfigError(f"dataset.program={self.program!r}: {error}") from error
-        if not found:
-            raise ConfigError("dataset.program must name a program")
-        if shutil.which(found[0]) is None:
-            why = "cannot be executed" if Path(found[0]).is_file() else "is not there"
-            raise ConfigError(
-                f"dataset.program: {found[0]!r} {why}; accepted is a program of PATH, or the path "
-                "of a file that may be executed"
-            )
-        return found
 
 
 def _parts():  # noqa: ANN202  # A module, of which pyright knows more than a name would say.

@@ -10,16 +10,18 @@ import asyncio
 import contextlib
 import functools
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 import anyio
 import psutil
 from typing_extensions import override
 
-from es_cookbook.common.errors import EnvError
+from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import printable
 
 MARK = "ES_COOKBOOK_ROLLOUT"
@@ -144,6 +146,27 @@ class Process(asyncio.SubprocessProtocol):
         if code is not None and code < 0:
             return f"was ended by {signal.Signals(-code).name}{told}"
         return f"ended with exit code {code}{told}"
+
+
+def command_of(text: str, option: str) -> tuple[str, ...]:
+    """A program and its arguments, as a user types them.
+
+    Raises:
+        ConfigError: There is none, or it cannot be run.
+    """
+    try:
+        found = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{option}={text!r}: {error}") from error
+    if not found:
+        raise ConfigError(f"{option} must name a program")
+    if shutil.which(found[0]) is None:
+        why = "cannot be executed" if Path(found[0]).is_file() else "is not there"
+        raise ConfigError(
+            f"{option}: {found[0]!r} {why}; accepted is a program of PATH, or the path "
+            "of a file that may be executed"
+        )
+    return found
 
 
 def end_marked(marks: Collection[str]) -> None:

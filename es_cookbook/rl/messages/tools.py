@@ -28,7 +28,7 @@ import json
 import reprlib
 import sys
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import anyio
@@ -169,20 +169,24 @@ async def run_call(call: ToolCall, tools: Sequence[Tool | ToolSchema]) -> Result
     by_name = {tool.name: tool for tool in tools if isinstance(tool, Tool)}
     tool = by_name.get(call.name)
     if tool is None:
-        hint = did_you_mean(call.name[:60], by_name)
-        names = ", ".join(by_name)
-        return _error(f"there is no tool {call.name!r:.60}{hint}; there are: {names}")
+        return unknown_tool(call.name, by_name)
     if wrong := wrong_arguments(call.arguments, tool.parameters):
-        return _error(f"{call.name}: {wrong}")
+        return failed(f"{call.name}: {wrong}")
     try:
         value = await _returned(tool, call.arguments)
-        return Result(_cut(_as_text(value), tool.max_chars))
+        return Result(cut(_as_text(value), tool.max_chars))
     except Exception as error:
         if tool.errors == "lose":
             raise
         first_line = str(error).partition("\n")[0]
         said = f"{type(error).__name__}: {first_line}".removesuffix(": ")
-        return _error(_cut(f"{call.name}: {said}", tool.max_chars))
+        return failed(cut(f"{call.name}: {said}", tool.max_chars))
+
+
+def unknown_tool(name: str, names: Collection[str]) -> Result:
+    """What a model is told that calls a tool which is not among these."""
+    there_are = f"{did_you_mean(name[:60], names)}; there are: {', '.join(names)}"
+    return failed(f"there is no tool {name!r:.60}{there_are}")
 
 
 async def _returned(tool: Tool, arguments: Mapping[str, object]) -> object:
@@ -199,7 +203,8 @@ def _call_in_worker(tool: Tool, arguments: dict[str, object]) -> object:
     return tool(**arguments)
 
 
-def _error(what: str) -> Result:
+def failed(what: str) -> Result:
+    """How a model is told that a call failed."""
     return Result(f"error: {what}", failed=True)
 
 
@@ -207,7 +212,12 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str, limit: int) -> str:
+def cut(text: str, limit: int) -> str:
+    """The beginning of a longer text, which says how much is missing.
+
+    >>> cut("abcdef", 4)
+    'abcd [2 more characters]'
+    """
     if len(text) <= limit:
         return text
     return f"{text[:limit]} [{len(text) - limit} more characters]"

@@ -80,18 +80,18 @@ def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(tmp_p
 
     process = subprocess.Popen([sys.executable, "-m", "es_cookbook", *words, f"log_path={killed}"])
     history = killed / "history.jsonl"
-    _wait(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
-    _wait(lambda: len(running()) >= 30)
+    wait_until(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
+    wait_until(lambda: len(running()) >= 30)
     process.kill()
     process.wait()
     if shutil.which("setpriv"):
-        _wait(lambda: not running())
+        wait_until(lambda: not running())
     done = typed("resume", f"log_path={killed}")
     assert done.returncode == 0, done.stderr
     assert history.read_bytes() == (whole / "history.jsonl").read_bytes()
 
 
-def _wait(until: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(until: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, "it did not come to that"

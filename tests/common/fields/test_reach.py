@@ -36,6 +36,12 @@ PROGRAM = {
     "source": "rows.jsonl",
     "program": "rm -r .",
 }
+TOOLS = {
+    "$class": "es_cookbook.bridges.mcp.dataset:ToolRows",
+    "source": "rows.jsonl",
+    "reward": EXACT,
+    "tools": "mcp:rm -r .",
+}
 LOGIC = {"$class": "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"}
 TASKSET = {
     "$class": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
@@ -61,6 +67,7 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("engine.extra", VLLM | {"extra": {"worker_cls": "evil.Worker"}}, "vllm"),
     ("dataset.game", GAME, "textarena"),
     ("dataset.program", PROGRAM, f"program:{hashlib.sha256(b'rm -r .').hexdigest()[:16]}"),
+    ("dataset.tools", TOOLS, f"mcp:{hashlib.sha256(b'mcp:rm -r .').hexdigest()[:16]}"),
     ("dataset.options", FILE, "options:reasoning_gym"),
     ("dataset.options", TASKSET | {"options": '{"file": "/etc/passwd"}'}, "options:tests"),
     ("dataset.options", TASKSET | {"options": '{"judges": [{"id": "evil"}]}'}, "options:tests"),

@@ -1,0 +1,1 @@
+"""Tools of MCP servers (the Model Context Protocol), as tools of chats."""

@@ -1,0 +1,173 @@
+"""MCP servers as a user names them, and what they say, checked: descriptions of tools, and results.
+
+All of it is data. A description and a schema are shown to the model and to nobody else: no
+reference of a schema is followed, no pattern of it is matched, and arguments are checked by the
+server that asks for them.
+"""
+
+import dataclasses
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.terminal import one_line
+from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, cut, failed
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult
+    from mcp.types import Tool as Described
+
+_LOOPBACK = re.compile(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?(/[!-~]*)?")
+_NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
+"""As the protocol has it."""
+MOST_TOOLS = 128
+_LONGEST_SCHEMA = 1 << 15
+"""Characters of a tool's name, description and schema, as JSON."""
+_DEEPEST_SCHEMA = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Server:
+    """One server, and how it is used.
+
+    Attributes:
+        target: a command, or the URL of a server on this machine.
+        per_rollout: each rollout that calls a tool has one of its own.
+        timeout: seconds for a call, and for a start.
+        at_once: most calls of a shared server that are under way, or most rollouts with servers of
+            their own.
+        max_chars: longer results are cut, and say so.
+    """
+
+    target: str
+    per_rollout: bool = False
+    timeout: float = 30.0
+    at_once: int = 64
+    max_chars: int = 4000
+
+    @property
+    def is_url(self) -> bool:
+        return "://" in self.target.split(" ", 1)[0]
+
+    def __str__(self) -> str:
+        return f"the MCP server {one_line(cut(self.target, 100))!r}"
+
+
+def targets(tools: str) -> list[str]:
+    """The servers that `tools=` names: "mcp:" and a command or URL, with commas between them.
+
+    >>> targets("mcp:python a.py --names=x,y, mcp:http://127.0.0.1:8000/mcp")
+    ['python a.py --names=x,y', 'http://127.0.0.1:8000/mcp']
+
+    Raises:
+        ConfigError: There is none, or one that is not on this machine.
+    """
+    found = [each.strip() for each in re.split(r"(?:^|,)\s*mcp:", tools)]
+    if found.pop(0) or not all(found) or not found:
+        raise ConfigError(
+            f"tools={tools!r:.200}: accepted are mcp:COMMAND and mcp:http://127.0.0.1:PORT/mcp, "
+            "several with commas between them"
+        )
+    for target in found:
+        if Server(target).is_url and not _LOOPBACK.fullmatch(target):
+            raise ConfigError(
+                f"tools=mcp:{target:.200}: a server must be on this machine, as in "
+                "mcp:http://127.0.0.1:8000/mcp (or localhost, or [::1])"
+            )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class MCPTool(ToolSchema):
+    """A tool, and the server that runs it."""
+
+    server: Server
+
+    @property
+    def parameters(self) -> Schema:
+        return cast(Mapping[str, Schema], self.schema["function"])["parameters"]
+
+
+def checked_tools(server: Server, described: "Sequence[Described]") -> list[MCPTool]:
+    """The tools that a server has, as a chat template is told of them.
+
+    Raises:
+        EnvError: There are none or too many, or one cannot be shown to a model; says which.
+    """
+    if not 0 < len(described) <= MOST_TOOLS:
+        raise EnvError(f"{server} has {len(described)} tools; accepted are 1 to {MOST_TOOLS}")
+    tools: list[MCPTool] = []
+    for tool in described:
+        what = f"{server}: the tool {one_line(tool.name)!r:.100}"
+        if not _NAME.fullmatch(tool.name):
+            raise EnvError(f"{what} must have a name of 1 to 128 letters, digits and any of _./-")
+        if wrong := _wrong_schema(tool.input_schema):
+            raise EnvError(f"{what} has a schema of arguments that {wrong}")
+        parameters = {"properties": {}, **tool.input_schema}
+        function = {
+            "name": tool.name,
+            "description": tool.description or "",
+            "parameters": parameters,
+        }
+        length = len(json.dumps(function))
+        if length > _LONGEST_SCHEMA:
+            raise EnvError(
+                f"{what} is described in {length:,} characters; accepted are {_LONGEST_SCHEMA:,}"
+            )
+        tools.append(MCPTool(tool.name, {"type": "function", "function": function}, server))
+    return tools
+
+
+def check_names(tools: Sequence[MCPTool]) -> None:
+    """Refuse two tools of one name, of one server or of two.
+
+    Raises:
+        ConfigError: Names the tool and the servers.
+    """
+    name, count = Counter(tool.name for tool in tools).most_common(1)[0]
+    if count > 1:
+        of = " and ".join(sorted({str(tool.server) for tool in tools if tool.name == name}))
+        raise ConfigError(f"tools: {count} tools have the name {name!r}, of {of}")
+
+
+def _wrong_schema(schema: Mapping[str, Any]) -> str | None:
+    """What is wrong with a JSON schema; None if nothing is."""
+    from jsonschema import Draft202012Validator, FormatChecker, SchemaError
+
+    if _is_deeper(schema, _DEEPEST_SCHEMA):
+        return f"is nested more than {_DEEPEST_SCHEMA} deep"
+    if schema.get("type") != "object":
+        return f"must have type 'object', found {one_line(repr(schema.get('type')))[:60]}"
+    try:
+        # No format: that of a pattern would compile it.
+        Draft202012Validator.check_schema(schema, FormatChecker(()))
+    except SchemaError as error:
+        return f"is no JSON schema: {one_line(error.message)[:160]}"
+    return None
+
+
+def _is_deeper(value: object, most: int) -> bool:
+    """Whether JSON is nested more than so many deep; goes no deeper itself."""
+    if not isinstance(value, dict | list):
+        return False
+    inner: Iterable[object] = value.values() if isinstance(value, dict) else value
+    return most == 0 or any(_is_deeper(each, most - 1) for each in inner)
+
+
+def told(result: "CallToolResult", max_chars: int) -> Result:
+    """What the model is told of a result: its texts, or the JSON that it has in their place.
+
+    Pictures, sounds and links are left out, and named.
+    """
+    texts: list[str] = []
+    for block in result.content:
+        holder = block if block.type == "text" else getattr(block, "resource", None)
+        text = getattr(holder, "text", None)
+        texts.append(f"[{block.type} left out]" if text is None else str(text))
+    if not texts and result.structured_content is not None:
+        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+    text = cut("\n".join(texts), max_chars)
+    return failed(text) if result.is_error else Result(text)

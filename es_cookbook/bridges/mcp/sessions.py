@@ -1,0 +1,337 @@
+"""Sessions with MCP servers: opened, asked within a time and a size, and ended.
+
+A session has a task of its own, because rollouts come and go, and any of them may open the one that
+all share. After a failure it gets no more calls: it ends when those under way are answered, and the
+next call opens another.
+
+A server that is started is a process as a program is (`es_cookbook.bridges.program.processes`), and
+speaks over its standard input and output. The library's own transport was left: it reads without a
+limit, and its processes survive a run that is killed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import shlex
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import httpx2
+from anyio.lowlevel import RunVar
+from mcp import MCPError
+from mcp.client import Client, ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    JSONRPCNotification,
+    PaginatedRequestParams,
+    jsonrpc_message_adapter,
+)
+from mcp.types import Tool as Described
+from pydantic import ValidationError
+from typing_extensions import override
+
+from es_cookbook.bridges.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
+from es_cookbook.bridges.program.processes import MARK, Process, end_marked, with_ours
+from es_cookbook.common.errors import EnvError, leaves
+from es_cookbook.common.servers.http import MOST_BYTES
+from es_cookbook.common.terminal import one_line
+from es_cookbook.rl.messages.tools import Result, cut, failed
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+_MOST_AHEAD = 16 * MOST_BYTES
+"""Bytes that a process may have left to write, of the `MOST_BYTES` for each message sent to it."""
+_SECONDS_TO_END = 1.0
+"""For a process whose standard input was closed; then it is killed."""
+
+# What it says, with tracebacks, is the reason of a lost rollout.
+logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)
+
+
+class _Opened(NamedTuple):
+    """What a session is once it is open."""
+
+    client: ClientSession
+    tools: Sequence[MCPTool]
+
+
+class Session:
+    """One session; opened at once, in the background.
+
+    Attributes:
+        is_retired: it takes no more calls.
+        living: done when it has ended.
+        mark: by which its process is known, and what that has started.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.is_retired = False
+        self.mark = secrets.token_hex(8)
+        self._server = server
+        self._num_calls = 0
+        self._why = ""
+        self._over, self._scope = asyncio.Event(), anyio.CancelScope()
+        self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
+        self.living = asyncio.create_task(self._live())
+
+    async def tools(self) -> Sequence[MCPTool]:
+        """The tools that the server has.
+
+        Raises:
+            EnvError: It does not start, is slow, or has tools that cannot be used.
+        """
+        async with self._in_use() as opened:
+            return opened.tools
+
+    async def call(self, tool: MCPTool, arguments: Mapping[str, object]) -> Result:
+        """What a call brings, for the model to read.
+
+        Raises:
+            EnvError: The server is slow, has ended, or answers with what is no result.
+        """
+        params = CallToolRequestParams(name=tool.name, arguments=dict(arguments))
+        try:
+            params.model_dump_json()
+        except ValueError:
+            return failed(f"{tool.name}: the arguments are nested too deeply, or no text")
+        async with self._in_use() as opened:
+            if (tool.name, tool.parameters) not in [(t.name, t.parameters) for t in opened.tools]:
+                raise EnvError(f"{self._server} no longer has the tool {tool.name!r} as it was")
+            request = CallToolRequest(params=params)
+            try:
+                # Not `call_tool`, which checks results by a schema of the server's.
+                found = await opened.client.send_request(request, CallToolResult)
+            except MCPError as error:
+                if error.code != INVALID_PARAMS:
+                    raise
+                return failed(cut(error.message, self._server.max_chars))
+        return told(found, self._server.max_chars)
+
+    def retire(self) -> None:
+        """Take no more calls, and end after those that are under way."""
+        self.is_retired = True
+        if not self._num_calls:
+            self._end()
+
+    def _end(self) -> None:
+        if self._opened.done():
+            self._over.set()
+        else:
+            self._scope.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _in_use(self) -> AsyncGenerator[_Opened]:
+        """Inside, the server is asked something; what goes wrong is an `EnvError`."""
+        self._num_calls += 1
+        try:
+            with anyio.fail_after(self._server.timeout):
+                yield await asyncio.shield(self._opened)
+        except BaseException as error:
+            self.is_retired = True  # Also if the rollout is cancelled: it is still at the call.
+            if isinstance(error, TimeoutError):
+                why = f"{self._server} did not answer within {self._server.timeout:g} s"
+            elif isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+                self._end()
+                await asyncio.wait((self.living,))
+                why = self._why
+            elif isinstance(error, MCPError):
+                why = f"{self._server} answered with an error: {one_line(error.message)[:200]}"
+            elif isinstance(error, ValidationError):
+                why = f"{self._server} answered with what is no result of a tool"
+            else:
+                raise
+            raise EnvError(why) from None
+        finally:
+            self._num_calls -= 1
+            if self.is_retired:
+                self.retire()
+
+    async def _live(self) -> None:
+        try:
+            with self._scope:
+                async with Client(self._transport(), cache=None) as client:
+                    tools = checked_tools(self._server, await _all_tools(client.session))
+                    self._opened.set_result(_Opened(client.session, tools))
+                    await self._over.wait()
+                    self._scope.deadline = anyio.current_time() + 2 * _SECONDS_TO_END
+        except Exception as error:
+            first = next(leaves(error))
+            why = f"cannot be talked to: {one_line(f'{type(first).__name__}: {first}')[:200]}"
+            if isinstance(first, ValidationError):
+                why = "answered with what is no list of tools"
+            why = str(first) if isinstance(first, EnvError) else f"{self._server} {why}"
+            self._why = self._why or why
+        finally:
+            self.is_retired = True
+            self._why = self._why or f"{self._server} has ended"
+            if not self._opened.done():
+                self._opened.set_exception(EnvError(self._why))
+                self._opened.exception()  # Nobody need wait for it.
+
+    def _transport(self) -> "AbstractAsyncContextManager[TransportStreams]":
+        return _http(self._server.target) if self._server.is_url else self._process()
+
+    @contextlib.asynccontextmanager
+    async def _process(self) -> "AsyncGenerator[TransportStreams]":
+        """A process: lines of its standard input and output are messages."""
+        heard, hears = anyio.create_memory_object_stream[SessionMessage | Exception](math.inf)
+        says, said = anyio.create_memory_object_stream[SessionMessage](0)
+        begun, room = b"", MOST_BYTES
+
+        def hear(piece: bytes) -> bool:
+            nonlocal begun, room
+            room -= len(piece)
+            *lines, begun = (begun + piece).split(b"\n")
+            if room < 0 or len(begun) > MOST_BYTES:
+                most = f"{MOST_BYTES >> 20} MiB in a line, or for each message to it"
+                self._why = f"{self._server} wrote more than {most}"
+                return False
+            for line in lines:
+                # What is no message is said to nobody, and nobody has asked for a notification.
+                with contextlib.suppress(
+                    ValueError, anyio.ClosedResourceError, anyio.BrokenResourceError
+                ):
+                    message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                    if not isinstance(message, JSONRPCNotification):
+                        heard.send_nowait(SessionMessage(message))
+            return True
+
+        async def say() -> None:
+            nonlocal room
+            async for each in said:
+                room = min(room + MOST_BYTES, _MOST_AHEAD)
+                text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.write(text.encode() + b"\n")
+
+        async def watch() -> None:
+            await process.wait()
+            self._why = self._why or f"{self._server} {process.how()}"
+            heard.close()  # So calls that are under way learn of it.
+            self._over.set()
+
+        command = shlex.split(self._server.target)
+        process = await Process.start(command, with_ours({MARK: self.mark}), hear)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(say)
+                tasks.start_soon(watch)
+                yield hears, says
+                with anyio.move_on_after(_SECONDS_TO_END):
+                    process.write(b"", close=True)
+                    await process.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await process.end()
+
+
+async def _all_tools(client: ClientSession) -> "list[Described]":
+    """All tools, of as many pages as there are; no more than one too many."""
+    tools: list[Described] = []
+    cursor = None
+    while len(tools) <= MOST_TOOLS:
+        page = await client.list_tools(params=PaginatedRequestParams(cursor=cursor))
+        tools += page.tools
+        cursor = page.next_cursor
+        if not cursor or not page.tools:
+            break
+    return tools
+
+
+@contextlib.asynccontextmanager
+async def _http(url: str) -> "AsyncGenerator[TransportStreams]":
+    """A server that others have started: by no proxy, and without redirects to elsewhere."""
+    headers = {"Accept-Encoding": "identity"}
+    async with (
+        httpx2.AsyncClient(transport=_Bounded(), timeout=None, headers=headers) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Reads at most `MOST_BYTES` of a response, and decompresses none."""
+
+    @override
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        response.headers.pop("content-encoding", None)
+        response.stream = _Stream(response.stream)
+        return response
+
+
+class _Stream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
+        assert isinstance(stream, httpx2.AsyncByteStream)
+        self._stream = stream
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        room = MOST_BYTES
+        async for piece in self._stream:
+            room -= len(piece)
+            if room < 0:
+                raise httpx2.StreamError(f"more than {MOST_BYTES >> 20} MiB")
+            yield piece
+
+    @override
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+_shared: RunVar[dict[Server, Session]] = RunVar("sessions of MCP servers that rollouts share")
+_listed: RunVar[dict[Server, Sequence[MCPTool]]] = RunVar("tools of MCP servers")
+_turns: RunVar[dict[tuple[bool, int], asyncio.Semaphore]] = RunVar("turns to use MCP servers")
+
+
+def shared(server: Server) -> Session:
+    """The session of this event loop, with which it ends."""
+    known = _shared.get({})
+    _shared.set(known)
+    if server not in known or known[server].is_retired:
+        session = known[server] = Session(server)
+        session.living.add_done_callback(lambda _: end_marked({session.mark}))
+    return known[server]
+
+
+def turn(server: Server) -> asyncio.Semaphore:
+    """What is acquired so that no more than `at_once` are in use."""
+    known = _turns.get({})
+    _turns.set(known)
+    key = server.per_rollout, server.at_once
+    return known.setdefault(key, asyncio.Semaphore(server.at_once))
+
+
+async def listed(server: Server) -> Sequence[MCPTool]:
+    """The tools that a server has; one that is shared is then there.
+
+    Raises:
+        EnvError: It does not start, is slow, or has tools that cannot be used.
+    """
+    known = _listed.get({})
+    _listed.set(known)
+    session = Session(server) if server.per_rollout else shared(server)
+    try:
+        known[server] = await session.tools()
+    finally:
+        if server.per_rollout:
+            session.retire()
+            await asyncio.wait((session.living,))
+            end_marked({session.mark})
+    return known[server]
+
+
+def known_tools(server: Server) -> Sequence[MCPTool]:
+    """Those that were listed before on this event loop."""
+    return _listed.get()[server]
