@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from unittest import mock
@@ -15,6 +15,7 @@ import pytest
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.bridges.mcp.test_env import STUB
 from tests.bridges.program.test_train import wait_until
+from tests.programs import Programs
 from tests.said import refused, typed
 
 pytestmark = pytest.mark.xdist_group("programs")
@@ -86,19 +87,21 @@ def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: P
     assert not running("server.py")
 
 
-def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(here: Path) -> None:
+def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
+    here: Path, programs: Programs
+) -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("no setpriv")
     whole = typed(*words("server.py", "log_path=whole"))
     assert whole.returncode == 0, whole.stderr
     shutil.copy("slow.py", "server.py")
-    command = [sys.executable, "-m", "es_cookbook", *words("server.py", "log_path=killed")]
-    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = ["-m", "es_cookbook", *words("server.py", "log_path=killed")]
+    process = programs.start(command, [os.devnull, here / "out", here / "err"], here)
     history = here / "killed/history.jsonl"
     wait_until(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
     assert len(running("server.py")) == 1
-    process.kill()
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    programs.exit_code()
     wait_until(lambda: not running("server.py"))
     assert typed("resume", "log_path=killed").returncode == 0
     assert history.read_bytes() == (here / "whole/history.jsonl").read_bytes()

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +16,7 @@ import pytest
 from es_cookbook.bridges.program.dataset import ProgramRows
 from es_cookbook.common.fields.reach import reached
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from tests.programs import Programs
 from tests.said import refused, typed
 from tests.sandboxes import needs_sandbox
 
@@ -63,7 +64,9 @@ print(json.dumps({"reward": text.count("1")}))
 """
 
 
-def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(tmp_path: Path) -> None:
+def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(
+    tmp_path: Path, programs: Programs
+) -> None:
     program = tmp_path / "slow.py"
     program.write_text(SLOW)
     command = f"program={sys.executable} -I -S {program}"
@@ -78,12 +81,13 @@ def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(tmp_p
                 found.append(process.pid)
         return found
 
-    process = subprocess.Popen([sys.executable, "-m", "es_cookbook", *words, f"log_path={killed}"])
+    files = [os.devnull, tmp_path / "out", tmp_path / "err"]
+    process = programs.start(["-m", "es_cookbook", *words, f"log_path={killed}"], files)
     history = killed / "history.jsonl"
     wait_until(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
     wait_until(lambda: len(running()) >= 30)
-    process.kill()
-    process.wait()
+    os.kill(process, signal.SIGKILL)
+    programs.exit_code()
     if shutil.which("setpriv"):
         wait_until(lambda: not running())
     done = typed("resume", f"log_path={killed}")
