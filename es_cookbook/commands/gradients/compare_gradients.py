@@ -406,6 +406,7 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
     rows = [["base", _percent([start]), *spent, *finals([base], "0"), "", ""]]
     for name, entry in entries.items():
         peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
+        seen_R = [peak for peak in peaks_R if peak]
         kl = fmean(final["test/env/kl/kl"] for final in finals_R)
         rows.append(
             [
@@ -416,7 +417,7 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
                 *([_percent(entry.after("rollouts", fewest))] if more else []),
                 f"{rollouts(entry.config):,}",
                 *finals(finals_R, f"{kl:.3f}"),
-                f"{fmean(peaks_R) / 2**20:.0f}",
+                f"{fmean(seen_R) / 2**20:.0f}" if seen_R else "",
                 f"{fmean(kept_R) / 1000:.0f}",
             ]
         )

@@ -73,7 +73,7 @@ class Measured(NamedTuple):
     """What a run needed, and what its last weights are worth.
 
     Attributes:
-        peak_bytes: most resident memory, less that of imported libraries.
+        peak_bytes: most resident memory, less that of imported libraries; 0 if nobody saw.
         kept_bytes: of the files that hold the trained weights: the history, or the checkpoint.
         final: metrics of the last weights; none where only the training matters.
     """
@@ -98,6 +98,8 @@ def run_measured(config: AnyConfig, finals: Finals = Finals()) -> Measured:
     # A complete run is not run again, so what it needed would not be seen.
     ran = _known(path, {"config": asked["config"]})
     peak = ran["peak_bytes"] if ran else _peak_of(config_json)
+    if finals.attempts:  # Which takes long, and may be interrupted.
+        _keep(path, {"config": asked["config"], "peak_bytes": peak})
     history, checkpoints = log_path / HISTORY, log_path / CHECKPOINTS
     files = [history] if history.exists() else [p for p in checkpoints.rglob("*") if p.is_file()]
     final = anyio.run(final_metrics, config, finals) if finals.attempts else {}

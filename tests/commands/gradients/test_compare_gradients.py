@@ -18,7 +18,13 @@ from es_cookbook.commands.gradients.compare_gradients import (
     contestants,
     rollouts,
 )
-from es_cookbook.commands.gradients.measured_runs import AnyConfig, nats_per_token, say_shared
+from es_cookbook.commands.gradients.measured_runs import (
+    AnyConfig,
+    Finals,
+    nats_per_token,
+    run_measured,
+    say_shared,
+)
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.fitness import ZScore
@@ -150,6 +156,32 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
         (tmp_path / "trained_on.bin").write_bytes(known.encode())
         say_shared(tmp_path, "second", second_P)
     assert said == [f"not held out: {tmp_path} trains on 2 of 3 problems of second"]
+
+
+def test_what_a_run_needed_is_known_after_its_measuring_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "es_cookbook.commands.gradients.measured_runs"
+    ran: list[str] = []
+
+    def run(config: str) -> int:
+        ran.append(config)
+        return 7
+
+    async def interrupted(*_: object) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    async def measured(*_: object) -> dict[str, float]:
+        return {"test/pass@1": 0.5}
+
+    config, finals = CLIConfig(log_path=str(tmp_path / "run")), Finals(2)
+    monkeypatch.setattr(f"{module}._peak_of", run)
+    monkeypatch.setattr(f"{module}.final_metrics", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_measured(config, finals)
+    monkeypatch.setattr(f"{module}.final_metrics", measured)
+    assert run_measured(config, finals) == (7, 0, {"test/pass@1": 0.5})
+    assert len(ran) == 1
 
 
 @pytest.mark.slow
