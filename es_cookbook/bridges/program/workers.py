@@ -58,9 +58,9 @@ class _Worker:
             await self._process.wait()
         finally:
             self.is_retired = True
-            self._process.kill()  # Also when the event loop ends.
+            self._process.kill()
             end_marked({self._mark})
-        await self._process.end()
+            await self._process.end()  # Also when the event loop ends.
         for found in self.waiting.values():
             if not found.done():
                 found.set_exception(EnvError(f"the worker {self._process.how()}"))
