@@ -36,8 +36,7 @@ chat: $(VENV)/.installed-gguf $(CHAT_MODEL)
 	@echo "To talk to it: $(PY) -m es_cookbook play runs/chat-$(TASK)"
 
 # What takes longest is said at the end; how long every test took is left in build/, for comparison.
-# One process more than there are cores: some tests wait for others.
-PYTEST := $(PY) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist loadgroup \
+PYTEST := $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup \
 	--durations 15 --durations-min 1
 
 # Tests start hundreds of processes, each of which would compile the package again.
