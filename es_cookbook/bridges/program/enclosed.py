@@ -95,15 +95,19 @@ class Command:
         desk = Desk.of_loop()
         paths = (*self.sandbox, folder) if folder else self.sandbox
         ours, theirs = socket.socketpair()
-        with theirs, _filter() as seccomp:
-            given = theirs.fileno()
-            inside = sys_python(), "-S", "-E", "-c", _LISTEN, str(given), *self.words
-            process = await Process.start(
-                _enclosing(inside, paths, seccomp, result),
-                {**variables, **_environment()},
-                hear,
-                (seccomp, given),
-            )
+        given = theirs.fileno()
+        inside = sys_python(), "-S", "-E", "-c", _LISTEN, str(given), *self.words
+        try:
+            with theirs, _filter() as seccomp:
+                process = await Process.start(
+                    _enclosing(inside, paths, seccomp, result),
+                    {**variables, **_environment()},
+                    hear,
+                    (seccomp, given),
+                )
+        except BaseException:
+            ours.close()
+            raise
         process.until_ended(asyncio.create_task(_answer(desk, ours)))
         return process
 
@@ -116,13 +120,13 @@ class Command:
         """
         if not self.sandbox:
             return
-        look = "/usr/bin/sh", "-c", f'test -x "$0" || exit {_NOT_SEEN}', self.words[0]
+        look = "/usr/bin/sh", "-c", f'command -v "$0" || exit {_NOT_SEEN}', self.words[0]
         with _filter() as seccomp:
             tried = subprocess.run(
                 _enclosing(look, self.sandbox, seccomp),
                 capture_output=True,
                 text=True,
-                env={},
+                env=_environment(),
                 pass_fds=(seccomp,),
             )
         if tried.returncode == _NOT_SEEN:
@@ -143,13 +147,15 @@ def _enclosing(
 ) -> Sequence[str]:
     here = Path.cwd()
     seen = _visible(paths)
+    # Which is there for what is below it, too.
+    has_here = any(here.is_relative_to(path) or path.is_relative_to(here) for path in seen)
     return (
         *walls(seccomp, _FILES),
         *(part for path in seen for part in ("--ro-bind", str(path), str(path))),
         *(("--bind", str(result), str(result)) if result else ()),
         # Debian's names of programs that there are several of.
         *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--remount-ro", "/"),
-        *("--chdir", str(here) if any(here.is_relative_to(path) for path in seen) else "/tmp"),
+        *("--chdir", str(here) if has_here else "/tmp"),
         *("--", *FIRST, *_LIMITS, *command),
     )
 

@@ -38,10 +38,15 @@ SMALL = (
 
 
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="no jq, no curl")
-def test_a_shell_script_of_a_few_lines_is_trained(tmp_path: Path) -> None:
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+def test_a_shell_script_of_a_few_lines_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, enclosed: bool
+) -> None:
+    monkeypatch.chdir(ROOT)
     reward = f"reward={RECIPES / 'custom_reward.py'}:score"
     run = f"log_path={tmp_path / 'run'}"
-    done = typed("train", f"program=sh {RECIPES / 'agent.sh'}", *SMALL, reward, run)
+    where = ["dataset.sandbox=recipes"] if enclosed else []
+    done = typed("train", "program=sh recipes/agent.sh", *SMALL, *where, reward, run)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "run" / "rollouts.jsonl", encoding="utf-8") as file:
         turn = json.loads(file.readline())["turns"][0]
