@@ -40,7 +40,7 @@ from es_cookbook.commands.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.errors import ConfigError, serving
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
@@ -326,12 +326,8 @@ def _bound(config: ServeConfig) -> socket.socket:
 
 def main(config: ServeConfig) -> None:
     """Load the model or rebuild the run, and answer until stopped."""
-    try:
+    with serving("serve"):
         import es_cookbook.bridges.endpoint.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise not_installed("serve", error.name, "es-cookbook[serve]") from error
     with _bound(config) as bound:
         anyio.run(_serve, config, bound)
 

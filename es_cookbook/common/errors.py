@@ -10,10 +10,11 @@ makes the mistake and who reads the sentence, and raise it where the mistake can
 it happens to surface).
 """
 
+import contextlib
 import difflib
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -121,6 +122,21 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
     "drawing needs matplotlib, which is not installed: pip install 'es-cookbook[plots]'"
     """
     return ConfigError(f"{what} needs {package}, which is not installed: pip install {install!r}")
+
+
+@contextlib.contextmanager
+def serving(what: str) -> Generator[None]:
+    """Inside, import what an endpoint needs.
+
+    Raises:
+        ConfigError: The extra `serve` is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise not_installed(what, error.name, "es-cookbook[serve]") from error
 
 
 _MOST_NAMES, _LONGEST_NAME = 100, 200

@@ -90,15 +90,22 @@ def nobody_has_control() -> Generator[None]:
 @contextlib.asynccontextmanager
 async def in_turn(kind: str, at_once: int) -> AsyncGenerator[None]:
     """Inside, at most so many of a kind on this event loop; the clock stands still in the queue."""
-    limiters = _limiters.get({})
-    _limiters.set(limiters)
-    limiter = limiters.setdefault((kind, at_once), anyio.CapacityLimiter(at_once))
-    with nobody_has_control():
-        await limiter.acquire()
+    release = await turn(kind, at_once)
     try:
         yield
     finally:
-        limiter.release()
+        release()
+
+
+async def turn(kind: str, at_once: int) -> Callable[[], None]:
+    """The same for what outlives the caller; returns what is called when it is over."""
+    limiters = _limiters.get({})
+    _limiters.set(limiters)
+    limiter = limiters.setdefault((kind, at_once), anyio.CapacityLimiter(at_once))
+    whose = object()
+    with nobody_has_control():
+        await limiter.acquire_on_behalf_of(whose)
+    return functools.partial(limiter.release_on_behalf_of, whose)
 
 
 def turn_begins() -> None:

@@ -1,5 +1,6 @@
 """Everything that a run ever consisted of answers over OpenAI's API."""
 
+import asyncio
 import json
 import shutil
 import signal
@@ -53,6 +54,26 @@ def other_path(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Path
     return path
 
 
+def _client(served: Served) -> AsyncOpenAI:
+    web = httpx.AsyncClient(transport=httpx.ASGITransport(application(served)))
+    return AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+
+
+async def _answers(
+    client: AsyncOpenAI, names: Sequence[str], turns: int, prompt_T: Sequence[int]
+) -> dict[tuple[str, int], str]:
+    """What each model answers, so many times, all asked at once."""
+
+    async def ask(name: str) -> str:
+        found = await client.completions.create(
+            model=name, prompt=list(prompt_T), max_tokens=8, seed=7
+        )
+        return found.choices[0].text
+
+    asked = [(name, turn) for turn in range(turns) for name in names]
+    return dict(zip(asked, await asyncio.gather(*(ask(name) for name, _ in asked)), strict=True))
+
+
 @pytest.mark.anyio
 async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=1.0)
@@ -68,28 +89,16 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
         action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
         expected[name] = action.text
     assert len(set(expected.values())) > 4, "there is something to mistake"
-    answers: dict[tuple[str, int], str] = {}
     async with anyio.create_task_group() as tasks:
         served = Served(
             rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
         )
-        transport = httpx.ASGITransport(application(served))
-        web = httpx.AsyncClient(transport=transport)
-        client = AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+        client = _client(served)
         assert [model.id for model in (await client.models.list()).data] == NAMES
 
-        async def ask(name: str, turn: int) -> None:
-            found = await client.completions.create(
-                model=name, prompt=list(prompt_T), max_tokens=8, seed=7
-            )
-            answers[name, turn] = found.choices[0].text
-
-        async with anyio.create_task_group() as asking:
-            for turn in range(3):
-                for name in NAMES:
-                    asking.start_soon(ask, name, turn)
+        answers = await _answers(client, NAMES, 3, prompt_T)
         with pytest.raises(NotFoundError, match="'genome-9' is not served"):
-            await ask("genome-9", 0)
+            await _answers(client, ["genome-9"], 1, prompt_T)
         tasks.cancel_scope.cancel()
     assert answers == {(name, turn): expected[name] for name in NAMES for turn in range(3)}
     await rebuilt.close()
@@ -118,32 +127,18 @@ async def test_several_runs_of_one_base_answer_from_one_engine(
         await rebuilt.close()
     assert len(set(expected.values())) == 5, "there is something to mistake"
     first = await rebuild(runs["run"])
-    answers: dict[tuple[str, int], str] = {}
     async with anyio.create_task_group() as tasks:
         served = {
             "run": ServedRun(first, 2, params),
             "other": ServedRun(RebuiltRun(runs["other"], first.engine), 2, params),
         }
-        transport = httpx.ASGITransport(
-            application(Served(first.engine, served, "", "key", params, tasks))
-        )
-        web = httpx.AsyncClient(transport=transport)
-        client = AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+        client = _client(Served(first.engine, served, "", "key", params, tasks))
         names = [model.id for model in (await client.models.list()).data]
         assert names[:3] == ["run/centre", "base", "run/generation-0"] and "other/genome-3" in names
 
-        async def ask(name: str, turn: int) -> None:
-            found = await client.completions.create(
-                model=name, prompt=list(prompt_T), max_tokens=8, seed=7
-            )
-            answers[name, turn] = found.choices[0].text
-
-        async with anyio.create_task_group() as asking:
-            for turn in range(2):
-                for name in expected:
-                    asking.start_soon(ask, name, turn)
+        answers = await _answers(client, list(expected), 2, prompt_T)
         with pytest.raises(NotFoundError, match="'centre' is not served"):
-            await ask("centre", 0)
+            await _answers(client, ["centre"], 1, prompt_T)
         tasks.cancel_scope.cancel()
     assert answers == {(name, turn): expected[name] for name in expected for turn in range(2)}
     await first.close()

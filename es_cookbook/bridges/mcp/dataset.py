@@ -22,7 +22,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.rl.data.rows import Row, check_template, filled
-from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
+from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Reward, RewardFunction, check_arity
@@ -118,10 +118,8 @@ class ToolRows(RowDatasetBuilder):
         check_row(self.reward, row)
         tools = [tool for server in self._servers() for tool in known_tools(server)]
         chat, question = Chat(tokenizer, self.chat, tools), filled(self.prompt, row)
-        answer = row.fields.get("answer") if self.gold is None else filled(self.gold, row)
-        is_scored = self.full_reward is not None and isinstance(answer, str | int | float)
         return MCPProblem(
             functools.partial(RowEnv, chat, question, self.reward, row, self.full_reward),
             row.where,
-            gold=str(answer) if is_scored else None,
+            gold=gold_of(row, self.gold, self.full_reward),
         )

@@ -14,20 +14,20 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from es_cookbook.bridges.mcp.servers import MCPTool, Server
-from es_cookbook.bridges.mcp.sessions import Session, shared, turn
-from es_cookbook.bridges.program.processes import end_marked
+from es_cookbook.bridges.mcp.sessions import Session, shared
+from es_cookbook.bridges.program.processes import HasProcesses, ProcessProblem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
 from es_cookbook.rl.messages.tools import Result, unknown_tool
-from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
+from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import RewardFunction, graded
-from es_cookbook.rl.timeouts import nobody_has_control
-from es_cookbook.rl.types import Action, EnvGroup, Observation, StepResult
+from es_cookbook.rl.timeouts import in_turn, turn
+from es_cookbook.rl.types import Action, Observation, StepResult
 
 
-class MCPEnv(ToolEnv):
+class MCPEnv(ToolEnv, HasProcesses):
     """A chat whose tools may be those of MCP servers; its own servers end with the rollout."""
 
     def __init__(self, chat: Chat) -> None:
@@ -44,24 +44,17 @@ class MCPEnv(ToolEnv):
             return await super().run(call)
         if tool.server.per_rollout:
             return await (await self._session(tool.server)).call(tool, call.arguments)
-        in_turn = turn(tool.server)
-        with nobody_has_control():
-            await in_turn.acquire()
-        try:
+        async with in_turn("call of an MCP server", tool.server.at_once):
             return await shared(tool.server).call(tool, call.arguments)
-        finally:
-            in_turn.release()
 
     async def _session(self, server: Server) -> Session:
         """The rollout's own; the first waits for the turn of all that it will have."""
         if server not in self._own:
-            in_turn = None if self._own else turn(server)
-            if in_turn is not None:
-                with nobody_has_control():
-                    await in_turn.acquire()
+            first = not self._own
+            release = await turn("rollout with MCP servers", server.at_once) if first else None
             session = self._own[server] = Session(server)
-            if in_turn is not None:
-                session.living.add_done_callback(lambda _: in_turn.release())
+            if release is not None:
+                session.living.add_done_callback(lambda _: release())
         return self._own[server]
 
     @override
@@ -88,8 +81,8 @@ class MCPEnv(ToolEnv):
         for session in self._own.values():
             session.retire()
 
+    @override
     async def ended(self) -> set[str]:
-        """End them and wait until they are gone; the marks of what they may have left."""
         self.end()
         if self._own:
             await asyncio.wait([session.living for session in self._own.values()])
@@ -137,19 +130,5 @@ class RowEnv(MCPEnv):
         return await graded(self._reward, text, self._row.fields, self._row.where)
 
 
-class _Group(EnvGroup):
-    """When it ends, so do all servers of its rollouts, and whatever these have started."""
-
-    @override
-    async def close(self) -> None:
-        envs = [env for env in self.envs if isinstance(env, MCPEnv)]
-        if marks := {mark for env in envs for mark in await env.ended()}:
-            end_marked(marks)
-
-
-class MCPProblem(ProblemGroupBuilder):
+class MCPProblem(ProcessProblem):
     """A problem of `MCPEnv`s."""
-
-    @override
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        return _Group([self.make_env() for _ in range(num_envs)])

@@ -292,7 +292,6 @@ class _Stream(httpx2.AsyncByteStream):
 
 _shared: RunVar[dict[Server, Session]] = RunVar("sessions of MCP servers that rollouts share")
 _listed: RunVar[dict[Server, Sequence[MCPTool]]] = RunVar("tools of MCP servers")
-_turns: RunVar[dict[tuple[bool, int], asyncio.Semaphore]] = RunVar("turns to use MCP servers")
 
 
 def shared(server: Server) -> Session:
@@ -303,14 +302,6 @@ def shared(server: Server) -> Session:
         session = known[server] = Session(server)
         session.living.add_done_callback(lambda _: end_marked({session.mark}))
     return known[server]
-
-
-def turn(server: Server) -> asyncio.Semaphore:
-    """What is acquired so that no more than `at_once` are in use."""
-    known = _turns.get({})
-    _turns.set(known)
-    key = server.per_rollout, server.at_once
-    return known.setdefault(key, asyncio.Semaphore(server.at_once))
 
 
 async def listed(server: Server) -> Sequence[MCPTool]:

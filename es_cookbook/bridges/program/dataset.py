@@ -24,7 +24,7 @@ from typing_extensions import override
 from es_cookbook.bridges.program.processes import command_of
 from es_cookbook.bridges.program.results import Form, check_reward
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.errors import ConfigError, serving
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
@@ -90,14 +90,18 @@ class ProgramRows(RowDatasetBuilder):
                 raise ConfigError(f"dataset.sandbox={path}: that would be everything; give folders")
         words = command_of(self.program, "dataset.program")
         if self.sandbox:
-            _parts().Command(words, self._seen).check()
+            with serving("dataset.program"):
+                from es_cookbook.bridges.program.enclosed import Command
+            Command(words, self._seen).check()
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         check_row(self.reward, row)
-        parts = _parts()
-        program = parts.Program(
-            parts.Command(command_of(self.program, "dataset.program"), self._seen),
+        with serving("dataset.program"):
+            from es_cookbook.bridges.program.enclosed import Command
+            from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
+        program = Program(
+            Command(command_of(self.program, "dataset.program"), self._seen),
             self.reward,
             self.result,
             self.at_once,
@@ -105,23 +109,8 @@ class ProgramRows(RowDatasetBuilder):
             self.max_turns,
             tokenizer,
         )
-        return parts.ProgramProblem(functools.partial(parts.ProgramEnv, program, row), row.where)
+        return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 
     @property
     def _seen(self) -> tuple[Path, ...]:
         return tuple(Path(path).absolute() for path in self.sandbox)
-
-
-def _parts():  # noqa: ANN202  # A module, of which pyright knows more than a name would say.
-    """What needs more than a Config does.
-
-    Raises:
-        ConfigError: That is not installed.
-    """
-    try:
-        from es_cookbook.bridges.program import env
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise not_installed("dataset.program", error.name, "es-cookbook[serve]") from error
-    return env

@@ -103,7 +103,6 @@ class Desk(Endpoint):
     def __init__(self, url: str) -> None:
         self.url = url
         self._calls: dict[str, Calls] = {}
-        self._turns: dict[int, asyncio.Semaphore] = {}
 
     @staticmethod
     def of_loop() -> "Desk":
@@ -116,12 +115,6 @@ class Desk(Endpoint):
             _desks.set(desk)
             _serving.set(asyncio.create_task(_serve(desk, bound)))
             return desk
-
-    def turn(self, at_once: int) -> asyncio.Semaphore:
-        """What a rollout acquires so that no more than so many programs run."""
-        if at_once not in self._turns:
-            self._turns[at_once] = asyncio.Semaphore(at_once)
-        return self._turns[at_once]
 
     @contextlib.contextmanager
     def open(self, calls: Calls) -> Generator[None]:

@@ -19,15 +19,14 @@ from typing_extensions import override
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.desk import Call, Calls, Desk
 from es_cookbook.bridges.program.enclosed import Command
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
+from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, HasProcesses, ProcessProblem
 from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result, shown
 from es_cookbook.bridges.program.workers import Workers
 from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Reward, RewardFunction
-from es_cookbook.rl.timeouts import nobody_has_control
-from es_cookbook.rl.types import Action, Env, EnvGroup, Observation, StepResult, Tokenizer
+from es_cookbook.rl.timeouts import turn
+from es_cookbook.rl.types import Action, Env, Observation, StepResult, Tokenizer
 
 ROW_FILE, RESULT_FILE = "ES_COOKBOOK_ROW", "ES_COOKBOOK_RESULT"
 """Variables that name the file with the row, and that in which a result may be left."""
@@ -59,7 +58,7 @@ class Program:
     tokenizer: Tokenizer
 
 
-class ProgramEnv(Env):
+class ProgramEnv(Env, HasProcesses):
     """One run of a program on a row.
 
     Metrics: those of the result or of the reward function; `turns`, `tool_calls`, for which the
@@ -76,12 +75,10 @@ class ProgramEnv(Env):
     async def initial_observation(self) -> Observation:
         program, desk = self._program, Desk.of_loop()
         self._calls = Calls(_translator(program.tokenizer, self.policy.context_length))
-        turn = desk.turn(program.at_once)
-        with nobody_has_control():
-            await turn.acquire()
+        release = await turn("program", program.at_once)
         self._running = asyncio.create_task(self._run(desk))
         self._running.add_done_callback(self._is_over)
-        self._running.add_done_callback(lambda _: turn.release())
+        self._running.add_done_callback(lambda _: release())
         found = await self._next()
         if found is None:
             result = await self._running  # If it failed, this says how.
@@ -125,13 +122,13 @@ class ProgramEnv(Env):
         if self._running is not None:
             self._running.cancel()
 
-    async def ended(self) -> str:
-        """End it and wait until it is gone; the mark of processes of its own, if it had any."""
+    @override
+    async def ended(self) -> set[str]:
         self.end()
         if self._running is None:
-            return ""
+            return set()
         await asyncio.wait((self._running,))
-        return "" if self._program.rows_at_once else self._mark
+        return set() if self._program.rows_at_once else {self._mark}
 
     @property
     def _mark(self) -> str:
@@ -163,22 +160,8 @@ class ProgramEnv(Env):
             running.exception()  # It is raised where somebody waits for the result, if anywhere.
 
 
-class _ProgramGroup(EnvGroup):
-    """The Envs of a row: when they end, so do all programs, and whatever these have started."""
-
-    @override
-    async def close(self) -> None:
-        envs = [env for env in self.envs if isinstance(env, ProgramEnv)]
-        if marks := {mark for env in envs if (mark := await env.ended())}:
-            end_marked(marks)
-
-
-class ProgramProblem(ProblemGroupBuilder):
+class ProgramProblem(ProcessProblem):
     """A row."""
-
-    @override
-    async def make_envs(self, num_envs: int) -> EnvGroup:
-        return _ProgramGroup([self.make_env() for _ in range(num_envs)])
 
     @override
     async def check(self, context_length: int) -> None:

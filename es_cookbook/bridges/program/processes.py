@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,8 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import printable
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import EnvGroup
 
 MARK = "ES_COOKBOOK_ROLLOUT"
 """The variable by which processes of a rollout are known."""
@@ -175,6 +178,32 @@ def end_marked(marks: Collection[str]) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get(MARK) in marks:
                 process.kill()
+
+
+class HasProcesses(ABC):
+    """An Env that starts processes."""
+
+    @abstractmethod
+    async def ended(self) -> set[str]:
+        """End them and wait until they are gone; the marks of what they may have left."""
+
+
+class _Group(EnvGroup):
+    """When it ends, so do all processes of its Envs, and whatever these have started."""
+
+    @override
+    async def close(self) -> None:
+        envs = [env for env in self.envs if isinstance(env, HasProcesses)]
+        if marks := {mark for env in envs for mark in await env.ended()}:
+            end_marked(marks)
+
+
+class ProcessProblem(ProblemGroupBuilder):
+    """A problem of Envs that start processes."""
+
+    @override
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return _Group([self.make_env() for _ in range(num_envs)])
 
 
 def with_ours(more: Mapping[str, str]) -> dict[str, str]:

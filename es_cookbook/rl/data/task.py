@@ -256,18 +256,23 @@ class Task(RowDatasetBuilder):
             tokenizer, filled(self.prompt, row), chat=self.chat, system=self.system
         )
         check_row(self.reward, row)
-        answer = row.fields.get("answer") if self.gold is None else filled(self.gold, row)
-        checked = self.full_reward is not None and isinstance(answer, str | int | float)
         return ProblemGroupBuilder(
             self.env_maker(Observation(tokens_T), row),
             row.where,
-            gold=str(answer) if checked else None,
+            gold=gold_of(row, self.gold, self.full_reward),
             problem_tags=(str(row.value(self.tag)),) if self.tag else (),
         )
 
     def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
         """Makes an Env of a row; importable, so that the problem pickles."""
         return functools.partial(TaskEnv, observation, self.reward, row, self.full_reward)
+
+
+def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
+    """The perfect answer that has to earn `full_reward`; None where there is nothing to check."""
+    answer = row.fields.get("answer") if template is None else filled(template, row)
+    checked = full_reward is not None and isinstance(answer, str | int | float)
+    return str(answer) if checked else None
 
 
 def check_row(reward: object, row: Row) -> None:

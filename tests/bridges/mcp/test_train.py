@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import psutil
 import pytest
 
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.bridges.mcp.test_env import STUB
-from tests.bridges.program.test_train import wait_until
+from tests.bridges.program.test_train import running, wait_until
 from tests.programs import Programs
 from tests.said import refused, typed
 
@@ -63,11 +62,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def words(server: str, *more: str) -> tuple[str, ...]:
     tools = f"tools=mcp:{sys.executable} -I -S {server}"
     return ("train", tools, "data=rows.jsonl", *SMALL, *more)
-
-
-def running(server: str) -> list[int]:
-    found = psutil.process_iter(["cmdline"])
-    return [process.pid for process in found if server in (process.info["cmdline"] or ())]
 
 
 def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: Path) -> None:

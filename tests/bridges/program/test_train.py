@@ -103,25 +103,24 @@ def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(
     words = ("train", command, *SMALL, "optimizer.population_size=16")
     assert typed(*words, f"log_path={whole}").returncode == 0
 
-    def running() -> list[int]:
-        found: list[int] = []
-        for process in psutil.process_iter(["cmdline"]):
-            if str(program) in (process.info["cmdline"] or ()):
-                found.append(process.pid)
-        return found
-
     files = [os.devnull, tmp_path / "out", tmp_path / "err"]
     process = programs.start(["-m", "es_cookbook", *words, f"log_path={killed}"], files)
     history = killed / "history.jsonl"
     wait_until(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
-    wait_until(lambda: len(running()) >= 30)
+    wait_until(lambda: len(running(str(program))) >= 30)
     os.kill(process, signal.SIGKILL)
     programs.exit_code()
     if shutil.which("setpriv"):
-        wait_until(lambda: not running())
+        wait_until(lambda: not running(str(program)))
     done = typed("resume", f"log_path={killed}")
     assert done.returncode == 0, done.stderr
     assert history.read_bytes() == (whole / "history.jsonl").read_bytes()
+
+
+def running(word: str) -> list[int]:
+    """Processes with this word in their command."""
+    found = psutil.process_iter(["cmdline"])
+    return [process.pid for process in found if word in (process.info["cmdline"] or ())]
 
 
 def wait_until(until: Callable[[], bool], seconds: float = 60) -> None:
