@@ -14,7 +14,7 @@ answers greedily.
 
 With names it trains agents of these frameworks on sums, three seeds each: greedy answers to 200
 sums that are held out, before and after. `smolagents` sends a thousand tokens with each request,
-and takes an hour and a half a seed on two cores.
+which takes hours on two cores. Options of the run may follow.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ _RECIPES = Path(__file__).parents[1] / "recipes"
 AGENTS = {
     "pydantic_ai": (f"{sys.executable} {_RECIPES / 'pydantic_agent.py'}", 32, 15),
     "javascript": ("node agent.mjs", 32, 15),
-    "smolagents": (f"{sys.executable} smolagents_agent.py", 16, 12),
+    "smolagents": (f"{sys.executable} smolagents_agent.py", 32, 15),
 }
 """By name: the command in its folder, genomes and generations."""
 _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
@@ -247,25 +247,30 @@ async def beside_envs(engine: Engine, worker: Path) -> list[Row]:
     ]
 
 
-def gains(name: str, seeds: Sequence[int] = (0, 1, 2)) -> list[Row]:
-    """Train an agent from the command line."""
+def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Row]:
+    """Train an agent from the command line; runs stay in `build/agents`."""
     command, genomes, generations = AGENTS[name]
     gained: list[float] = []
     after: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    folder = CHAT_MODEL.parents[1] / "agents"
+    folder.mkdir(exist_ok=True)
+    with contextlib.chdir(folder):
         Path("smolagents_agent.py").write_text(_SMOLAGENTS)
         shutil.copy(_RECIPES / "agent.mjs", "agent.mjs")
-        Path("node_modules").symlink_to(_NPM)
+        if not Path("node_modules").is_symlink():
+            Path("node_modules").symlink_to(_NPM)
         rows = [json.dumps(dict(question(number).fields)) for number in range(1000)]
         Path("rows.jsonl").write_text("\n".join(dict.fromkeys(rows)))
         for seed in seeds:
+            log_path = Path(f"{name}-seed{seed}")
             call(
                 "train",
                 f"program={command}",
                 "data=rows.jsonl",
                 "reward=number",
                 f"model_name={CHAT_MODEL}",
-                f"log_path=seed{seed}",
+                f"log_path={log_path}",
+                "behavior_if_log_dir_exists=resume",
                 f"seed={seed}",
                 "dataset.rows_at_once=64",
                 "dataset.num_test=200",
@@ -275,9 +280,10 @@ def gains(name: str, seeds: Sequence[int] = (0, 1, 2)) -> list[Row]:
                 f"optimizer.population_size={genomes}",
                 f"num_generations={generations}",
                 f"eval_every={generations}",
-                f"sampling.max_tokens={64 if name == 'smolagents' else 16}",
+                f"sampling.max_tokens={64 if name == 'smolagents' else 24}",
+                *options,
             )
-            first, last = before_and_after(Path(f"seed{seed}"), "test/reward/mean")
+            first, last = before_and_after(log_path, "test/reward/mean")
             gained.append(100 * (last - first))
             after.append(100 * last)
     return [
@@ -306,7 +312,8 @@ if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     if not CHAT_MODEL.is_file():
         sys.exit("benchmarks.agents needs the chat model: make chat-model")
-    for each in sys.argv[1:]:
-        report("agents", gains(each), each)
-    if not sys.argv[1:]:
+    chosen = [word for word in sys.argv[1:] if "=" not in word]
+    for each in chosen:
+        report("agents", gains(each, (0, 1, 2), *sys.argv[1 + len(chosen) :]), each)
+    if not chosen:
         report("agents", asyncio.run(measured()))
