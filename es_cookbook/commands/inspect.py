@@ -13,7 +13,7 @@ directory is only read.
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,7 +26,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.terminal import plural, printable
-from es_cookbook.engines.base import Engine, SampleRequest
+from es_cookbook.engines.base import Engine, Host, SampleRequest, Target
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun
@@ -146,16 +146,17 @@ async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
 async def _answering(
     engine: Engine, rebuilt: RebuiltRun | None, config: InspectConfig
 ) -> AsyncGenerator[Answer]:
-    if rebuilt is not None:
-        await rebuilt.go_to(rebuilt.run.resolved(config.generation, config.genome))
-        async with rebuilt.answering(config.genome) as answer:
-            yield answer
-        return
+    host: Host = engine
+    target: Target = "centre"
+    async with AsyncExitStack() as stack:
+        if rebuilt is not None:
+            await rebuilt.go_to(rebuilt.run.resolved(config.generation, config.genome))
+            host, target = await stack.enter_async_context(rebuilt.answering(config.genome))
 
-    async def of_model(observation: Observation, params: SamplingParams, seed: int) -> Action:
-        return await engine.sample(SampleRequest("centre", observation, params, seed))
+        async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
+            return await host.sample(SampleRequest(target, observation, params, seed))
 
-    yield of_model
+        yield answer
 
 
 def _sampling(config: InspectConfig, run: RecordedRun | None) -> SamplingParams:

@@ -41,9 +41,17 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, serving
-from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder, SampleRequest
+from es_cookbook.engines.base import (
+    ENGINE_NAMES,
+    Engine,
+    EngineBuilder,
+    Host,
+    Progress,
+    SampleRequest,
+    Target,
+)
 from es_cookbook.rl.messages.chat import KeptTurns
-from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
+from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import check_same_base
 from es_cookbook.train.recorded import RebuiltRun, RecordedRun, open_run
 
@@ -95,8 +103,9 @@ class ServeConfig(RunOrModel):
 class _Held:
     """A genome that is in the engine, from a task of its own."""
 
-    def __init__(self, answer: Answer) -> None:
-        self.answer = answer
+    def __init__(self, host: Host, target: Target) -> None:
+        self.host = host
+        self.target: Target = target
         self.leave, self.left = anyio.Event(), anyio.Event()
 
 
@@ -175,7 +184,9 @@ class Served(Endpoint):
         check_name(name, self.names(key))
         return _Speaker(self, name, self._translator, self._kept.setdefault(name, KeptTurns()))
 
-    async def sample(self, name: str, observation: Observation, draw: Draw, number: int) -> Action:
+    async def sample(
+        self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
         """One answer of a model of `names`."""
         place = self._place_of(name)
         default = self._runs[place[0]].params if place else self._params
@@ -184,10 +195,9 @@ class Served(Endpoint):
         if seed is None:
             seed = secrets.randbits(63)
         async with self._at(place):
-            if self._genome is not None:
-                return await self._genome.answer(observation, params, seed)
-            who = "base" if name == _BASE else "centre"
-            return await self._engine.sample(SampleRequest(who, observation, params, seed))
+            held = self._genome or _Held(self._engine, "base" if name == _BASE else "centre")
+            request = SampleRequest(held.target, observation, params, seed, progress)
+            return await held.host.sample(request)
 
     def _place_of(self, name: str) -> _Place | None:
         """Where a model is; the base is wherever no genome is. None without a run."""
@@ -240,8 +250,8 @@ class Served(Endpoint):
         self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
     ) -> None:
         """Have a genome in the engine until it is to leave: who lends a host takes it back."""
-        async with rebuilt.answering(genome) as answer:
-            held = _Held(answer)
+        async with rebuilt.answering(genome) as (host, target):
+            held = _Held(host, target)
             task_status.started(held)
             await held.leave.wait()
         held.left.set()
@@ -250,13 +260,17 @@ class Served(Endpoint):
 class _Speaker(Speaker):
     """One of the models."""
 
+    tells = True
+
     def __init__(self, served: Served, name: str, translator: Translator, kept: KeptTurns) -> None:
         self._served, self._name = served, name
         self.translator, self.kept = translator, kept
 
     @override
-    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
-        return await self._served.sample(self._name, observation, draw, number)
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        return await self._served.sample(self._name, observation, draw, number, progress)
 
 
 async def _serve(config: ServeConfig, bound: socket.socket) -> None:

@@ -44,6 +44,21 @@ Target: TypeAlias = int | Literal["centre", "base"]
 """Who answers: an index into the loaded `genomes_G`, the centre, or the frozen base model."""
 
 
+class Progress:
+    """Is told of one action while it is sampled, by engines that can tell.
+
+    Attributes:
+        follows: `sampled` is to be called, in the event loop.
+        cached_tokens: of the prompt, whose keys and values were there already; None: not told.
+    """
+
+    follows: bool = False
+    cached_tokens: int | None = None
+
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        """All tokens up to now; the last ones come with the action alone."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One action to sample.
@@ -54,12 +69,14 @@ class SampleRequest:
         params: sampling parameters.
         seed: 63-bit sampling seed; the result is a function of it, not of what else is in the
             batch.
+        progress: is told of it meanwhile.
     """
 
     target: Target
     observation: Observation
     params: SamplingParams
     seed: int = 0
+    progress: Progress | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ import numpy as np
 from es_cookbook.common.errors import ConfigError, HistoryError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
-from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, Target
+from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest, Target
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -37,7 +37,6 @@ from es_cookbook.population.policy import Residents
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
     Action,
-    Answer,
     Datasets,
     EnvGroup,
     EnvGroupBuilder,
@@ -337,23 +336,18 @@ class RebuiltRun:
             ConfigError: There is no such genome.
             RequestError: The engine can never serve it: too long a prompt, say.
         """
-        async with self.answering(who) as answer:
-            return await answer(observation, params, seed)
+        async with self.answering(who) as (host, target):
+            return await host.sample(SampleRequest(target, observation, params, seed))
 
     @asynccontextmanager
-    async def answering(self, who: Target) -> AsyncGenerator[Answer]:
-        """Inside, the same for as many actions as wanted, of one who stays where they are.
+    async def answering(self, who: Target) -> AsyncGenerator[tuple[Host, Target]]:
+        """Inside, a host and who to ask it for: the same as before, as often as wanted.
 
         Raises:
             ConfigError: There is no such genome.
         """
         async with self._hosted(who) as residents:
-            target, host = 0 if isinstance(who, int) else who, residents.host or self.engine
-
-            async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
-                return await host.sample(SampleRequest(target, observation, params, seed))
-
-            yield answer
+            yield residents.host or self.engine, 0 if isinstance(who, int) else who
 
     async def play(
         self,

@@ -97,6 +97,11 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
         assert [model.id for model in (await client.models.list()).data] == NAMES
 
         answers = await _answers(client, NAMES, 3, prompt_T)
+        more: Any = {"max_tokens": 8, "seed": 7, "stream": True}
+        for name in ("centre", "genome-1"):
+            stream = await client.completions.create(model=name, prompt=list(prompt_T), **more)
+            pieces = [piece.choices[0].text async for piece in stream]
+            assert "".join(pieces) == expected[name] and len(pieces) > 3
         with pytest.raises(NotFoundError, match="'genome-9' is not served"):
             await _answers(client, ["genome-9"], 1, prompt_T)
         tasks.cancel_scope.cancel()

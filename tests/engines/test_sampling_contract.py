@@ -5,6 +5,7 @@ transformers with merged weights. A pool's requests are those of its engines, as
 `engines/wire.py`; runs over pools are in `integration/test_ray_pool.py` and `test_ray_vllm.py`.
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
+from typing_extensions import override
 
-from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, Progress, SampleRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
@@ -210,6 +212,36 @@ def test_a_request_is_a_function_of_its_seed_alone_or_in_a_crowd(engine: Running
     alone = [engine.sample([asked], GENOMES_G)[0] for asked in crowd[:8]]
     assert [a.tokens_T for a in alone] == [a.tokens_T for a in together[:8]]
     assert len({action.tokens_T for action in together}) == len(crowd)
+
+
+class Heard(Progress):
+    follows = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, ...]] = []
+
+    @override
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        self.told.append(tuple(tokens_T))
+
+
+def test_who_follows_is_told_the_tokens_as_they_come(engine: Running, hot_action: Hot) -> None:
+    action, asked = hot_action
+    heard, quiet = Heard(), Progress()
+    followed = [dataclasses.replace(asked, progress=each) for each in (heard, quiet)]
+    assert engine.sample(followed, GENOMES_G) == [action, action]
+    assert [*dict.fromkeys(heard.told)] == heard.told and len(heard.told) >= 8
+    assert all(told == action.tokens_T[: len(told)] for told in heard.told)
+
+
+def test_cached_tokens_of_a_prompt_are_told(engine: Running) -> None:
+    prompt_T = long_prompt(7)[::-1]
+    first, again = Progress(), Progress()
+    for progress in (first, again):
+        asked = request("centre", prompt_T, max_tokens=2)
+        engine.sample([dataclasses.replace(asked, progress=progress)])
+    assert first.cached_tokens is not None and again.cached_tokens is not None
+    assert first.cached_tokens < again.cached_tokens < len(prompt_T)
 
 
 def test_another_seed_gives_other_tokens(engine: Running) -> None:

@@ -1,35 +1,32 @@
 """The endpoint as a Starlette application: who answers is another's affair (`Endpoint`).
 
-A request whose client hangs up is cancelled, and what it has asked of an engine with it.
+A request whose client hangs up is cancelled, and what it has asked of an engine with it. A stream
+begins with the first token where the speaker tells of its progress, or else with whole answers, as
+it does where log-probabilities are asked for.
 """
 
+import contextlib
 import logging
+import math
 import socket
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Sequence,
-)
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 import uvicorn
+from anyio.streams.memory import MemoryObjectSendStream
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker, check_name
-from es_cookbook.bridges.endpoint.replies import Reply
+from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
 from es_cookbook.bridges.endpoint.requests import (
     ChatRequest,
-    Draw,
     Json,
     RefusedRequest,
     TextRequest,
@@ -42,13 +39,14 @@ from es_cookbook.bridges.endpoint.responses import (
     response_events,
     response_request,
 )
-from es_cookbook.bridges.endpoint.translator import Answer, Prompt
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
+from es_cookbook.engines.base import Progress
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _Asked = TypeVar("_Asked", ChatRequest, TextRequest)
+_MakesEvents: TypeAlias = Callable[[Reply, _Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
 
 def application(endpoint: Endpoint) -> Starlette:
@@ -65,17 +63,19 @@ def application(endpoint: Endpoint) -> Starlette:
 
     async def answered(
         read: Callable[[Json], _Asked],
-        reply_to: Callable[[Endpoint, str, _Asked], Awaitable[Reply]],
         whole: Callable[[Reply, _Asked], object],
-        events: Callable[[Reply, _Asked], Iterator[bytes]],
+        events: _MakesEvents[_Asked],
         request: Request,
     ) -> Response:
         key = _key(request)
         asked = read(read_body(await _body(request)))
-        reply = await _unless_gone(request, partial(reply_to, endpoint, key, asked))
+        work = _Work(await endpoint.speaker(key, asked.model), asked)
+        if asked.stream and work.speaker.tells and not asked.draw.logprobs:
+            return _Streamed(work, events)
+        await _unless_gone(request, work.run)
         if asked.stream:
-            return _streamed(events(reply, asked))
-        return JSONResponse(whole(reply, asked))
+            return _Events(events(work.reply, asked, work.reply.pieces()))
+        return JSONResponse(whole(work.reply, asked))
 
     async def nothing(request: Request) -> Response:
         path = request.url.path
@@ -88,15 +88,15 @@ def application(endpoint: Endpoint) -> Starlette:
         "/v1/models/{name:path}": ("GET", model),
         "/v1/chat/completions": (
             "POST",
-            partial(answered, chat_request, _chat, Reply.chat, Reply.chat_events),
+            partial(answered, chat_request, Reply.chat, Reply.chat_events),
         ),
         "/v1/responses": (
             "POST",
-            partial(answered, response_request, _chat, response, response_events),
+            partial(answered, response_request, response, response_events),
         ),
         "/v1/completions": (
             "POST",
-            partial(answered, text_request, _text, Reply.text, Reply.text_events),
+            partial(answered, text_request, Reply.text, Reply.text_events),
         ),
     }
     paths = [path for path in handlers if "{" not in path]
@@ -114,20 +114,25 @@ def _told(handler: _Handler) -> _Handler:
     async def told(request: Request) -> Response:
         try:
             return await handler(request)
-        except RefusedRequest as error:
-            refused = error
-        except RequestError as error:
-            refused = RefusedRequest(str(error))
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
-        except ESCookbookError as error:
-            refused = RefusedRequest(str(error), status=500)
-        except Exception:
-            logging.getLogger(__name__).exception("a request failed")
-            refused = RefusedRequest("the server failed; its log says how", status=500)
-        return JSONResponse(refused.body, refused.status)
+        except Exception as error:
+            refused = _refusal(error)
+            return JSONResponse(refused.body, refused.status)
 
     return told
+
+
+def _refusal(error: Exception) -> RefusedRequest:
+    """An error as the client is told it."""
+    if isinstance(error, RefusedRequest):
+        return error
+    if isinstance(error, RequestError):
+        return RefusedRequest(str(error))
+    if isinstance(error, ESCookbookError):
+        return RefusedRequest(str(error), status=500)
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return RefusedRequest("the server failed; its log says how", status=500)
 
 
 def _key(request: Request) -> str:
@@ -153,20 +158,20 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_gone(request: Request, answer: Callable[[], Awaitable[Reply]]) -> Reply:
-    """The reply; cancelled when the client hangs up.
+async def _unless_gone(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
+    """Cancel it when the client hangs up.
 
     Raises:
         ClientDisconnect: It has.
     """
-    found: list[Reply] = []
-    failed: list[Exception] = []
+    ended: list[Exception | None] = []
 
     async def run() -> None:
         try:
-            found.append(await answer())
+            await answer()
+            ended.append(None)
         except Exception as error:
-            failed.append(next(each for each in leaves(error) if isinstance(each, Exception)))
+            ended.append(_first(error))
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
@@ -174,68 +179,142 @@ async def _unless_gone(request: Request, answer: Callable[[], Awaitable[Reply]])
         while (await request.receive())["type"] != "http.disconnect":
             pass
         tasks.cancel_scope.cancel()
-    if failed:
-        raise failed[0]
-    if not found:
-        raise ClientDisconnect
-    return found[0]
+    for error in ended or [ClientDisconnect()]:
+        if error is not None:
+            raise error
 
 
-async def _chat(endpoint: Endpoint, key: str, asked: ChatRequest) -> Reply:
-    speaker = await endpoint.speaker(key, asked.model)
-    prompt = speaker.translator.of_chat(asked, speaker.kept)
-    answers = await _answers(speaker, [prompt], asked.draw, asked.one_call)
-    speaker.answered(prompt, asked.messages, answers)
-    return Reply(asked.model, [prompt], answers, speaker.translator.tokenizer)
+def _first(error: Exception) -> Exception:
+    """What a group of tasks failed of."""
+    return next(each for each in leaves(error) if isinstance(each, Exception))
 
 
-async def _text(endpoint: Endpoint, key: str, asked: TextRequest) -> Reply:
-    speaker = await endpoint.speaker(key, asked.model)
-    prompts = [speaker.translator.of_text(each) for each in asked.prompts]
-    answers = await _answers(speaker, prompts, asked.draw)
-    return Reply(asked.model, prompts, answers, speaker.translator.tokenizer)
+class _Work(Generic[_Asked]):
+    """A request on its way to its reply.
+
+    Attributes:
+        reply: gets its answers from `run`.
+
+    Raises:
+        RefusedRequest: A prompt cannot be made, or is too long.
+    """
+
+    def __init__(self, speaker: Speaker, asked: _Asked) -> None:
+        self.speaker, self.asked = speaker, asked
+        translator = speaker.translator
+        if isinstance(asked, ChatRequest):
+            prompts = [translator.of_chat(asked, speaker.kept)]
+        else:
+            prompts = [translator.of_text(each) for each in asked.prompts]
+        self.reply = Reply(asked.model, prompts, translator.tokenizer)
+        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
+        self._draws = [each for each in observed for _ in range(asked.draw.n)]
+
+    async def run(self, tell: Callable[[Piece], None] | None = None) -> None:
+        """Draw all answers, together.
+
+        Args:
+            tell: called with what there is of them.
+        """
+        told = [_Sampled(self, number, tell) for number in range(len(self._draws))]
+        async with anyio.create_task_group() as tasks:
+            for number, progress in enumerate(told):
+                tasks.start_soon(self._draw, number, progress)
+        cached = [each.cached_tokens for each in told if each.cached_tokens is not None]
+        if len(cached) == len(told):  # Of a prompt's answers the first has run it.
+            n = self.asked.draw.n
+            self.reply.cached = sum(min(cached[at : at + n]) for at in range(0, len(cached), n))
+        if isinstance(self.asked, ChatRequest):
+            (prompt,) = self.reply.prompts
+            self.speaker.answered(prompt, self.asked.messages, self.reply.in_order)
+
+    async def _draw(self, number: int, progress: "_Sampled") -> None:
+        prompt, observation = self._draws[number]
+        draw = self.asked.draw
+        action = await self.speaker.sample(observation, draw, number, progress)
+        one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
+        answer = self.speaker.translator.answer(prompt, draw, action, one_call)
+        self.reply.answers[number] = answer
+        if progress.tell is not None:
+            progress.tell((number, answer))
+
+    def begun(self, number: int, tokens_T: Sequence[int]) -> str:
+        """What is certain of an answer."""
+        prompt, _ = self._draws[number]
+        return self.speaker.translator.begun(prompt, self.asked.draw, tokens_T)
 
 
-async def _answers(
-    speaker: Speaker, prompts: Sequence[Prompt], draw: Draw, one_call: bool = False
-) -> list[Answer]:
-    """`draw.n` to each prompt, which run together."""
-    asked = [
-        (prompt, speaker.translator.observation(prompt, draw))
-        for prompt in prompts
-        for _ in range(draw.n)
-    ]
-    answers: dict[int, Answer] = {}
+class _Sampled(Progress):
+    """Tells of an answer's text while it is sampled."""
 
-    async def one(number: int) -> None:
-        prompt, observation = asked[number]
-        action = await speaker.sample(observation, draw, number)
-        answers[number] = speaker.translator.answer(prompt, draw, action, one_call)
+    def __init__(self, work: _Work[Any], number: int, tell: Callable[[Piece], None] | None) -> None:
+        self._work, self._number, self.tell = work, number, tell
+        self.follows = tell is not None
+        self._told = 0
 
-    async with anyio.create_task_group() as tasks:
-        for number in range(len(asked)):
-            tasks.start_soon(one, number)
-    return [answers[number] for number in range(len(asked))]
+    @override
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        assert self.tell is not None
+        if new := self._work.begun(self._number, tokens_T)[self._told :]:
+            self._told += len(new)
+            self.tell((self._number, new))
+
+
+class _Events(StreamingResponse):
+    """Events of a stream, as they come."""
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        headers = {"Cache-Control": "no-cache"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+
+
+class _Streamed(Response, Generic[_Asked]):
+    """A stream that begins before its answers are complete; what fails is its last event."""
+
+    def __init__(self, work: _Work[_Asked], events: _MakesEvents[_Asked]) -> None:
+        super().__init__()
+        self._work, self._events_of = work, events
+        self._refused: RefusedRequest | None = None
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tell, told = anyio.create_memory_object_stream[Piece](math.inf)
+        async with told, anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run, tell)
+            with contextlib.suppress(ClientDisconnect):
+                await _Events(self._events(told))(scope, receive, send)
+            tasks.cancel_scope.cancel()
+
+    async def _run(self, tell: MemoryObjectSendStream[Piece]) -> None:
+        with tell:
+            try:
+                await self._work.run(tell.send_nowait)
+            except Exception as error:
+                self._refused = _refusal(_first(error))
+
+    async def _events(self, told: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncIterator[Piece]:
+            async for piece in told:
+                yield piece
+            if self._refused is not None:
+                raise self._refused
+
+        try:
+            async for each in self._events_of(self._work.reply, self._work.asked, pieces()):
+                yield each
+        except RefusedRequest as error:
+            yield event({"type": "error", **error.body}, is_named=True)
 
 
 def _described(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "es-cookbook"}
 
 
-def _streamed(events: Iterator[bytes]) -> Response:
-    async def pieces() -> AsyncIterator[bytes]:  # a plain iterator would run in threads
-        for event in events:
-            yield event
-
-    headers = {"Cache-Control": "no-cache"}
-    return StreamingResponse(pieces(), media_type="text/event-stream", headers=headers)
-
-
 class _WithoutSignals(uvicorn.Server):
     """One that leaves the process's signals to others."""
 
     @override
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.common.errors import nearest
+from es_cookbook.engines.base import Progress
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
@@ -18,13 +19,17 @@ class Speaker(ABC):
     Attributes:
         translator: of its tokenizer.
         kept: what it has answered this holder.
+        tells: its `sample` tells of its progress, so that a stream begins before its end.
     """
 
     translator: Translator
     kept: KeptTurns
+    tells = False
 
     @abstractmethod
-    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
         """One answer; `number` counts those to one request.
 
         Raises:

@@ -1,15 +1,13 @@
-"""Answers in the form of OpenAI's API, whole or as a stream of events.
-
-An engine gives an answer when it is complete, so a stream's pieces come together; programs that
-read streams are served as they expect.
-"""
+"""Answers in the form of OpenAI's API, whole or as a stream of events."""
 
 import dataclasses
 import functools
 import hashlib
 import json
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
@@ -17,37 +15,64 @@ from es_cookbook.rl.types import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 
+Piece: TypeAlias = tuple[int, str | Answer]
+"""The number of an answer, and what its content goes on with; at last all of it."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass
 class Reply:
     """What a request is answered.
 
     Attributes:
         model: as it was asked for.
         prompts: of each group of answers.
-        answers: all answers to the first prompt, then to the second, and so on.
         tokenizer: of the model.
+        answers: by number: all answers to the first prompt, then to the second, and so on.
+        cached: prompt tokens whose keys and values were there already, if the engine tells.
     """
 
     model: str
     prompts: Sequence[Prompt]
-    answers: Sequence[Answer]
     tokenizer: Tokenizer
+    answers: dict[int, Answer] = dataclasses.field(default_factory=dict)
+    cached: int | None = None
 
     @functools.cached_property
     def digest(self) -> str:
-        """The same for the same prompt and answers, so that a program that logs it repeats."""
+        """The same for the same prompt and answers, so that a program that logs it repeats.
+
+        A stream that begins before its answers are known has one that is drawn.
+        """
+        if not self.answers:
+            return secrets.token_hex(12)
         tokens = [
             *(prompt.tokens_T for prompt in self.prompts),
-            *(answer.action.tokens_T for answer in self.answers),
+            *(answer.action.tokens_T for answer in self.in_order),
         ]
         return hashlib.sha256(repr((self.model, tokens)).encode()).hexdigest()[:24]
 
     @property
-    def usage(self) -> dict[str, int]:
+    def in_order(self) -> list[Answer]:
+        """All answers."""
+        return [self.answers[at] for at in sorted(self.answers)]
+
+    @property
+    def usage(self) -> dict[str, object]:
         read = sum(len(prompt.tokens_T) for prompt in self.prompts)
-        wrote = sum(len(answer.action.tokens_T) for answer in self.answers)
-        return {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
+        wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
+        told = self.cached is not None
+        details = {"prompt_tokens_details": {"cached_tokens": self.cached}} if told else {}
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": wrote,
+            "total_tokens": read + wrote,
+            **details,
+        }
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Of answers that are complete."""
+        for at, answer in enumerate(self.in_order):
+            yield at, answer
 
     def _head(self, kind: str, prefix: str) -> dict[str, object]:
         return {
@@ -66,12 +91,14 @@ class Reply:
                 "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
                 "finish_reason": answer.finish,
             }
-            for at, answer in enumerate(self.answers)
+            for at, answer in enumerate(self.in_order)
         ]
         head = self._head("chat.completion", "chatcmpl")
         return {**head, "choices": choices, "usage": self.usage}
 
-    def chat_events(self, request: ChatRequest) -> Iterator[bytes]:
+    async def chat_events(
+        self, request: ChatRequest, pieces: AsyncIterator[Piece]
+    ) -> AsyncIterator[bytes]:
         """`chat.completion.chunk`s: for each answer who speaks, what, and why it ends."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
@@ -80,18 +107,22 @@ class Reply:
             usage = {"usage": None} if request.usage else {}
             return event({**head, "choices": [choice], **usage})
 
-        for at, answer in enumerate(self.answers):
-            logprobs = self._of_tokens(answer) if request.draw.logprobs else None
-            said = self.message(at)
-            role, content = said.pop("role"), said.pop("content")
-            yield piece(at, {"role": role, "content": ""}, None, None)
-            if content:
+        sent: dict[int, int] = {}
+        async for at, said in pieces:
+            if at not in sent:
+                sent[at] = 0
+                yield piece(at, {"role": "assistant", "content": ""}, None, None)
+            is_whole = isinstance(said, Answer)
+            if content := said.content[sent[at] :] if is_whole else said:
+                sent[at] += len(content)
+                logprobs = self._of_tokens(said) if is_whole and request.draw.logprobs else None
                 yield piece(at, {"content": content}, None, logprobs)
-            if calls := said.get("tool_calls"):
-                assert isinstance(calls, list)
-                numbered = [{"index": i, **call} for i, call in enumerate(calls)]
-                yield piece(at, {"tool_calls": numbered}, None, None)
-            yield piece(at, {}, answer.finish, None)
+            if is_whole:
+                if said.calls:
+                    calls = enumerate(self._calls(at, said))
+                    numbered = [{"index": i, **call} for i, call in calls]
+                    yield piece(at, {"tool_calls": numbered}, None, None)
+                yield piece(at, {}, said.finish, None)
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -99,28 +130,36 @@ class Reply:
     def text(self, request: TextRequest) -> dict[str, object]:
         """`text_completion`."""
         head = self._head("text_completion", "cmpl")
-        return {**head, "choices": self._texts(request), "usage": self.usage}
+        texts = [self._text(at, answer, request) for at, answer in enumerate(self.in_order)]
+        return {**head, "choices": texts, "usage": self.usage}
 
-    def text_events(self, request: TextRequest) -> Iterator[bytes]:
-        """`text_completion`s, one an answer."""
+    async def text_events(
+        self, request: TextRequest, pieces: AsyncIterator[Piece]
+    ) -> AsyncIterator[bytes]:
+        """`text_completion`s, the last of an answer with why it ends."""
         head = self._head("text_completion", "cmpl")
         usage = {"usage": None} if request.usage else {}
-        for choice in self._texts(request):
+        sent: dict[int, int] = {}
+        async for at, said in pieces:
+            if isinstance(said, Answer):
+                choice = self._text(at, said, request, sent.get(at, 0))
+            else:
+                choice = {"index": at, "text": said, "logprobs": None, "finish_reason": None}
+                sent[at] = sent.get(at, 0) + len(said)
             yield event({**head, "choices": [choice], **usage})
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
 
-    def _texts(self, request: TextRequest) -> list[dict[str, object]]:
-        return [
-            {
-                "index": at,
-                "text": answer.content,
-                "logprobs": self._of_texts(answer) if request.draw.logprobs else None,
-                "finish_reason": answer.finish,
-            }
-            for at, answer in enumerate(self.answers)
-        ]
+    def _text(
+        self, at: int, answer: Answer, request: TextRequest, sent: int = 0
+    ) -> dict[str, object]:
+        return {
+            "index": at,
+            "text": answer.content[sent:],
+            "logprobs": self._of_texts(answer) if request.draw.logprobs else None,
+            "finish_reason": answer.finish,
+        }
 
     def message(self, at: int) -> dict[str, object]:
         """An answer as the assistant's message."""
@@ -129,15 +168,18 @@ class Reply:
         message["refusal"] = None
         if answer.calls:
             message["content"] = answer.content or None
-            message["tool_calls"] = [
-                {
-                    "id": f"call_{self.digest}{at:02x}{i:02x}",
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
-                }
-                for i, call in enumerate(answer.calls)
-            ]
+            message["tool_calls"] = self._calls(at, answer)
         return message
+
+    def _calls(self, at: int, answer: Answer) -> list[dict[str, object]]:
+        return [
+            {
+                "id": f"call_{self.digest}{at:02x}{i:02x}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            }
+            for i, call in enumerate(answer.calls)
+        ]
 
     def _tokens(self, answer: Answer) -> Iterator[tuple[str, float]]:
         logprobs_T = answer.action.logprobs_T or ()

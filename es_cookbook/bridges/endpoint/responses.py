@@ -6,10 +6,10 @@ program sends the whole input, and goes on from its tokens as a chat does.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
-from es_cookbook.bridges.endpoint.replies import Reply, event
+from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
 from es_cookbook.bridges.endpoint.requests import (
     ChatRequest,
     Fields,
@@ -17,6 +17,7 @@ from es_cookbook.bridges.endpoint.requests import (
     RefusedRequest,
     chat_request,
 )
+from es_cookbook.bridges.endpoint.translator import Answer
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
@@ -43,7 +44,7 @@ def response_request(body: Json) -> ChatRequest:
         RefusedRequest: Something of it cannot be kept.
     """
     fields = Fields(body, _NEUTRAL)
-    messages = _messages(fields.take("input", (str, list)))
+    messages = _chat(fields.take("input", (str, list)))
     if (instructions := fields.take("instructions", str, None)) is not None:
         messages.insert(0, {"role": "system", "content": instructions})
     tools = [_tool(each, at) for at, each in enumerate(fields.take("tools", list, []))]
@@ -62,7 +63,7 @@ def response_request(body: Json) -> ChatRequest:
     )
 
 
-def _messages(found: str | Sequence[object]) -> list[dict[str, Any]]:
+def _chat(found: str | Sequence[object]) -> list[dict[str, Any]]:
     """Items as messages; calls belong to the assistant's message before them."""
     if isinstance(found, str):
         return [{"role": "user", "content": found}]
@@ -121,7 +122,7 @@ def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
         "output": _items(reply),
         "usage": {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": reply.cached or 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
@@ -129,36 +130,53 @@ def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
     }
 
 
-def response_events(reply: Reply, asked: ChatRequest) -> Iterator[bytes]:
+async def response_events(
+    reply: Reply, asked: ChatRequest, pieces: AsyncIterator[Piece]
+) -> AsyncIterator[bytes]:
     """What a stream of it consists of: each item begins, is written, and ends."""
     number = iter(range(1 << 30))
 
     def said(kind: str, **more: object) -> bytes:
         return event({"type": f"response.{kind}", "sequence_number": next(number), **more}, True)
 
+    def begins(at: int, item: Json, **empty: object) -> bytes:
+        begun = {**item, **empty, "status": "in_progress"}
+        return said("output_item.added", output_index=at, item=begun)
+
+    def part_begins(place: Json, part: Json) -> bytes:
+        return said("content_part.added", **place, part={**part, "text": "", "logprobs": []})
+
     begun = {**_begun(reply, asked), "status": "in_progress", "output": []}
     yield said("created", response=begun)
     yield said("in_progress", response=begun)
+    message, sent = _message(reply, ""), 0
+    (part,) = message["content"]
+    place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
+    async for _, piece in pieces:
+        if isinstance(piece, Answer):
+            continue
+        if not sent:
+            yield begins(0, message, content=[])
+            yield part_begins(place, part)
+        sent += len(piece)
+        yield said("output_text.delta", **place, delta=piece, logprobs=[])
     for at, item in enumerate(_items(reply)):
-        place = {"item_id": item["id"], "output_index": at}
-        is_call = item["type"] == "function_call"
-        empty = {"arguments": ""} if is_call else {"content": []}
-        yield said(
-            "output_item.added", output_index=at, item={**item, **empty, "status": "in_progress"}
-        )
-        if is_call:
+        if item["type"] == "function_call":
+            place = {"item_id": item["id"], "output_index": at}
             arguments = item["arguments"]
+            yield begins(at, item, arguments="")
             yield said("function_call_arguments.delta", **place, delta=arguments)
             yield said(
                 "function_call_arguments.done", **place, arguments=arguments, name=item["name"]
             )
         else:
             (part,) = item["content"]
-            place = {**place, "content_index": 0}
-            logprobs = part["logprobs"]
-            yield said("content_part.added", **place, part={**part, "text": "", "logprobs": []})
-            yield said("output_text.delta", **place, delta=part["text"], logprobs=logprobs)
-            yield said("output_text.done", **place, text=part["text"], logprobs=logprobs)
+            if not sent:
+                yield begins(at, item, content=[])
+                yield part_begins(place, part)
+            if rest := part["text"][sent:]:
+                yield said("output_text.delta", **place, delta=rest, logprobs=[])
+            yield said("output_text.done", **place, text=part["text"], logprobs=[])
             yield said("content_part.done", **place, part=part)
         yield said("output_item.done", output_index=at, item=item)
     whole = response(reply, asked)
@@ -194,27 +212,24 @@ def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
     }
 
 
+def _message(reply: Reply, text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "type": "message",
+        "id": f"msg_{reply.digest}",
+        "role": "assistant",
+        "status": "completed",
+        "content": [part],
+    }
+
+
 def _items(reply: Reply) -> list[dict[str, Any]]:
     """The message, if there is one, and calls of functions."""
     message = cast("dict[str, Any]", reply.message(0))
     items: list[dict[str, Any]] = []
     calls = message.get("tool_calls", [])
     if message["content"] or not calls:
-        part = {
-            "type": "output_text",
-            "text": message["content"] or "",
-            "annotations": [],
-            "logprobs": [],
-        }
-        items.append(
-            {
-                "type": "message",
-                "id": f"msg_{reply.digest}",
-                "role": "assistant",
-                "status": "completed",
-                "content": [part],
-            }
-        )
+        items.append(_message(reply, message["content"] or ""))
     for call in calls:
         items.append(
             {

@@ -6,6 +6,7 @@ given before (`KeptTurns`).
 
 import dataclasses
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -25,6 +26,10 @@ from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _MOST_RENDERERS = 64
+_CUT = "\ufffd"
+"""What tokens are decoded to that end within a character."""
+_CALL = re.compile(r"[<{\[]")
+"""What calls begin with in any form."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,6 +148,24 @@ class Translator:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls
         return Answer(parsed.content, calls, "tool_calls", action)
+
+    def begun(self, prompt: Prompt, draw: Draw, tokens_T: Sequence[int]) -> str:
+        """What an answer's content begins with for certain, however it goes on.
+
+        Held back is what may be the beginning of a call or of a stop string, and a character that
+        is not whole.
+        """
+        text = str(self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
+        text = (prompt.opening + text).rstrip(_CUT)
+        ends = [at for stop in draw.stop if (at := text.find(stop, len(prompt.opening))) >= 0]
+        for stop in draw.stop:
+            starts = (length for length in range(1, len(stop)) if text.endswith(stop[:length]))
+            ends += [len(text) - length for length in starts]
+        if prompt.form is not None:  # Blanks around a call's text are not content.
+            called = _CALL.search(text)
+            text = text[: called.start() if called else None].rstrip()
+            text = "" if text[:1].isspace() else text
+        return text[: min(ends, default=len(text))]
 
     def _renderer(self, tools: Sequence[ToolSchema]) -> tuple[Renderer, Form]:
         """By the template if it shows these tools, or else in the system message."""

@@ -18,6 +18,7 @@ from es_cookbook.bridges.endpoint.app import serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker, wrong_key
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
+from es_cookbook.engines.base import Progress
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
@@ -59,7 +60,9 @@ class Calls(Speaker):
         self._waiting: set[Call] = set()
 
     @override
-    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
         call = Call(observation, draw, number, asyncio.get_running_loop().create_future())
         self._waiting.add(call)
         self._queue.put_nowait(call)

@@ -130,7 +130,10 @@ class TorchEngine(Engine):
             return OwnForward(path, model.device, prefill_tokens)
 
         self._lanes = [
-            Lane(self._queue, forward(), plan, texts, self._deliver, partial(self._served, i))
+            Lane(
+                *(self._queue, forward(), plan, texts),
+                *(self._deliver, self._tell, partial(self._served, i)),
+            )
             for i in range(plan.num_lanes)
         ]
         self._threads = [
@@ -243,12 +246,24 @@ class TorchEngine(Engine):
         """Called on a lane's thread: it had requests from then to then."""
         self.spans.add(f"{self.label}, lane {lane}", "sample", began, ended)
 
+    def _tell(self, told: list[tuple[Work, list[int]]]) -> None:
+        """Called on a lane's thread: hand tokens to who follows, before the answers they end in."""
+        futures = (self._in_flight.get(work) for work, _ in told)
+        if (future := next(filter(None, futures), None)) and not future.get_loop().is_closed():
+            future.get_loop().call_soon_threadsafe(_follow, told)
+
     def _deliver(self, results: list[tuple[Work, Answer | BaseException]]) -> None:
         """Called on a lane's thread: hand results to the event loop."""
         futures = [(self._in_flight.get(work), result) for work, result in results]
         waiting = [(future, result) for future, result in futures if future is not None]
         if waiting and not (loop := waiting[0][0].get_loop()).is_closed():
             loop.call_soon_threadsafe(_settle, waiting)
+
+
+def _follow(told: list[tuple[Work, list[int]]]) -> None:
+    for work, tokens_T in told:
+        if isinstance(work.request, SampleRequest) and work.request.progress and not work.cancelled:
+            work.request.progress.sampled(tokens_T)
 
 
 def _settle(waiting: "list[tuple[asyncio.Future[Answer], Answer | BaseException]]") -> None:

@@ -64,6 +64,7 @@ class Lane:
         plan: what it may take of memory.
         texts: makes those of finished requests, and tokens that end one.
         deliver: called with finished requests and their results or errors.
+        tell: called with followed requests and their tokens up to now.
         served: called with when it began to run requests and when none was left.
 
     Attributes:
@@ -78,13 +79,14 @@ class Lane:
         plan: CachePlan,
         texts: tuple[Decode, np.ndarray],
         deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
+        tell: Callable[[list[tuple[Work, list[int]]]], None],
         served: Callable[[float, float], None],
     ) -> None:
         self.num_tokens = 0
         self.forward = forward
         self._queue, self._plan = queue, plan
         self._decode_texts, self._eos = texts
-        self._deliver = deliver
+        self._deliver, self._tell = deliver, tell
         self._served = served
         self._table = SlotTable(0, 0)
         self._taken: list[Work] = []  # from the queue, and not in a slot
@@ -109,7 +111,7 @@ class Lane:
                     self._taken = []
                     self._queue.leave(model)
         # They are of the engine, whose memory would wait for the garbage collector.
-        del self._deliver, self._served
+        del self._deliver, self._tell, self._served
 
     def _serve(self, model: PopulationModel) -> None:
         """Run requests for one model until none is left, or others have waited long enough."""
@@ -210,14 +212,20 @@ class Lane:
         for i in (table.has_stops[slots] & ~stopped).nonzero()[0].tolist():
             if self._hits_stop(int(slots[i])):
                 stopped[i] = ended[i] = True
+        if (told := table.followed[slots] & ~ended).any():
+            self._tell([self._up_to_now(slot) for slot in slots[told].tolist()])
         if ended.any():
             self._finish(slots[ended], stopped[ended])
 
-    def _hits_stop(self, slot: int) -> bool:
+    def _up_to_now(self, slot: int) -> tuple[Work, list[int]]:
         work = self._table.works[slot]
-        assert work is not None and isinstance(work.request, SampleRequest)
+        assert work is not None
+        return work, self._table.tokens[slot, : self._table.count[slot]].tolist()
+
+    def _hits_stop(self, slot: int) -> bool:
+        work, tokens = self._up_to_now(slot)
+        assert isinstance(work.request, SampleRequest)
         observation = work.request.observation
-        tokens = self._table.tokens[slot, : self._table.count[slot]].tolist()
         if tokens[-1] in observation.stop_token_ids:
             return True
         if not observation.stop:
@@ -227,13 +235,11 @@ class Lane:
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
-        tokens = [table.tokens[slot, : table.count[slot]].tolist() for slot in slots]
+        works, tokens = zip(*map(self._up_to_now, slots.tolist()), strict=True)
         results: list[tuple[Work, Answer | BaseException]] = []
-        for slot, tokens_T, text, stop in zip(
-            slots.tolist(), tokens, self._decode_texts(tokens), stopped.tolist(), strict=True
+        for slot, work, tokens_T, text, stop in zip(
+            slots, works, tokens, self._decode_texts(list(tokens)), stopped.tolist(), strict=True
         ):
-            work = table.works[slot]
-            assert work is not None
             logprobs_T = None
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())

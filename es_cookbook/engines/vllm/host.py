@@ -54,6 +54,7 @@ from es_cookbook.engines.base import (
     Engine,
     EngineTraits,
     LogprobsRequest,
+    Progress,
     SampleRequest,
     Target,
     Usage,
@@ -157,8 +158,11 @@ class VLLMEngine(Engine):
         # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
         seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
         stop = observation.stop, observation.stop_token_ids
-        vllm_params = self._params(limit, params, seed, *stop)
-        output = await self._generate(request.target, observation.tokens_T, vllm_params)
+        follows = request.progress is not None and request.progress.follows
+        vllm_params = self._params(limit, params, seed, *stop, follows)
+        output = await self._generate(
+            request.target, observation.tokens_T, vllm_params, request.progress
+        )
         answer = output.outputs[0]
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
@@ -263,7 +267,11 @@ class VLLMEngine(Engine):
         return merge_fingerprints(pieces, self.space.shapes)
 
     async def _generate(
-        self, target: Target, tokens_T: Sequence[int], params: "VLLMParams"
+        self,
+        target: Target,
+        tokens_T: Sequence[int],
+        params: "VLLMParams",
+        progress: Progress | None = None,
     ) -> "RequestOutput":
         """Have one request answered, when the weights it needs are there."""
         with self._usage.request():
@@ -288,15 +296,20 @@ class VLLMEngine(Engine):
                 self._in_flight.add(request_id)
                 try:
                     with self._our_errors():
-                        outputs = [output async for output in answers]
+                        last = None
+                        async for last in answers:
+                            if progress is not None and progress.follows:
+                                progress.sampled(last.outputs[0].token_ids)
                 finally:
                     self._in_flight.discard(request_id)
-        if not outputs or outputs[-1].outputs[0].finish_reason not in ("stop", "length"):
+        if last is None or last.outputs[0].finish_reason not in ("stop", "length"):
             raise EngineError("vLLM gave a request up: the engine was closed, or has failed")
-        cached = outputs[-1].num_cached_tokens or 0
+        cached = last.num_cached_tokens or 0
+        if progress is not None:
+            progress.cached_tokens = cached
         self._counters["cached_tokens"] += cached
-        self._counters["prefilled_tokens"] += len(outputs[-1].prompt_token_ids or ()) - cached
-        return outputs[-1]
+        self._counters["prefilled_tokens"] += len(last.prompt_token_ids or ()) - cached
+        return last
 
     def _new_params(
         self,
@@ -305,6 +318,7 @@ class VLLMEngine(Engine):
         seed: int | None,
         stop: tuple[str, ...],
         stop_token_ids: tuple[int, ...],
+        in_pieces: bool,
     ) -> "VLLMParams":
         """What vLLM calls them; made once for the many greedy requests that share them."""
         from vllm import SamplingParams as VLLMParams
@@ -322,7 +336,9 @@ class VLLMEngine(Engine):
                 ignore_eos=True,  # they are among the stop tokens
                 logprobs=0 if params.logprobs else None,
                 detokenize=bool(stop),
-                output_kind=RequestOutputKind.FINAL_ONLY,
+                output_kind=(
+                    RequestOutputKind.CUMULATIVE if in_pieces else RequestOutputKind.FINAL_ONLY
+                ),
             )
 
     def _running(self) -> "AsyncLLM":

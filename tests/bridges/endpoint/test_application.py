@@ -16,6 +16,8 @@ from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.common.errors import EngineError
+from es_cookbook.engines.base import Progress
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
@@ -36,11 +38,13 @@ class Scripted(Speaker):
         self.texts = list(texts)
         self.seen: list[Observation] = []
         self.draws: list[Draw] = []
-        self.is_stuck = False
+        self.is_stuck = self.fails = False
         self.cancelled = anyio.Event()
 
     @override
-    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
         self.seen.append(observation)
         self.draws.append(draw)
         if self.is_stuck:
@@ -54,6 +58,13 @@ class Scripted(Speaker):
         tokens_T = tokens_T[: observation.max_tokens]
         text = str(self.translator.tokenizer.decode(list(tokens_T)))
         logprobs_T = (-0.5,) * len(tokens_T) if draw.logprobs else None
+        for length in range(1, len(tokens_T)) if progress.follows else ():
+            progress.sampled(tokens_T[:length])
+            await anyio.sleep(0)
+        if self.fails:
+            raise EngineError("the engine has failed")
+        if self.tells:
+            progress.cached_tokens = 7
         return Action(tokens_T, text, "length" if is_cut else "stop", logprobs_T)
 
     def prompt(self, turn: int = -1) -> str:
@@ -129,6 +140,63 @@ async def test_a_stream_has_the_same_in_pieces() -> None:
     assert not pieces[-1].choices and pieces[-1].usage and pieces[-1].usage.total_tokens > 20
     texts = await client.completions.create(model="centre", prompt="How much?", stream=True)
     assert [piece.choices[0].text async for piece in texts] == ["It is 3."]
+
+
+async def test_a_stream_comes_as_it_is_sampled() -> None:
+    text = "It is 3, über alles: € 3.50 — 三. Or else"
+    client, speaker = asked(text, text, "Two", "1 < 2")
+    speaker.tells = True
+    more: Any = {"stop": " Or", "stream": True, "stream_options": {"include_usage": True}}
+    stream = await client.chat.completions.create(model="centre", messages=QUESTION, **more)
+    *pieces, last = [piece async for piece in stream]
+    said = [piece.choices[0].delta.content or "" for piece in pieces]
+    assert "".join(said) == "It is 3, über alles: € 3.50 — 三."
+    assert len([each for each in said if each]) > 10 and not any("\ufffd" in each for each in said)
+    assert len({piece.id for piece in pieces}) == 1
+    assert last.usage and last.usage.prompt_tokens_details
+    assert last.usage.prompt_tokens_details.cached_tokens == 7
+    texts = await client.completions.create(model="centre", prompt="A", max_tokens=60, stream=True)
+    found = [piece.choices[0] async for piece in texts]
+    assert "".join(each.text for each in found) == text and len(found) > 10
+    assert [each.finish_reason for each in found[-2:]] == [None, "stop"]
+    # Several at once, each whole.
+    stream = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, n=2, stream=True
+    )
+    choices = [piece.choices[0] async for piece in stream]
+    for at, text in enumerate(("Two", "1 < 2")):
+        assert "".join(each.delta.content or "" for each in choices if each.index == at) == text
+
+
+async def test_nothing_of_a_call_is_streamed_as_text() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    for text, content in ((f"I add. \n{call}", "I add."), (f"\n I add.{call}", "I add.")):
+        client, speaker = asked(text)
+        speaker.tells = True
+        stream = await client.chat.completions.create(
+            model="centre", messages=QUESTION, tools=TOOLS, stream=True
+        )
+        deltas = [piece.choices[0].delta async for piece in stream]
+        assert "".join(delta.content or "" for delta in deltas) == content
+        (called,) = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+        assert called.function and called.function.arguments == '{"a": 1, "b": 2}'
+
+
+async def test_a_stream_that_fails_says_so_at_its_end() -> None:
+    client, speaker = asked("It is 3, or it is 4.", "It is 3, or it is 4.")
+    speaker.tells = speaker.fails = True
+    said: list[str] = []
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        async for piece in await client.chat.completions.create(
+            model="centre", messages=QUESTION, stream=True
+        ):
+            said.append(piece.choices[0].delta.content or "")
+    assert "".join(said).startswith("It is 3")
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        async for _ in await client.responses.create(model="centre", input="1?", stream=True):
+            pass
+    with pytest.raises(openai.NotFoundError):  # before it begins, with a status
+        await client.chat.completions.create(model="other", messages=QUESTION, stream=True)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +421,17 @@ async def test_the_responses_api_streams_items() -> None:
     assert kinds[-1] == "response.completed"
     assert kinds.count("response.output_text.delta") == 1
     assert kinds.count("response.function_call_arguments.delta") == 1
+    # As it is sampled.
+    client, speaker = asked(f"Well, I add. {call}")
+    speaker.tells = True
+    async with client.responses.stream(model="centre", input="1 + 2?", tools=tools) as stream:
+        pieces = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    assert whole.output_text == "Well, I add." and whole.usage
+    assert whole.usage.input_tokens_details.cached_tokens == 7
+    assert pieces.count("response.output_text.delta") > 3
+    assert [*dict.fromkeys(pieces)] == [*dict.fromkeys(kinds)]
 
 
 @pytest.mark.parametrize(

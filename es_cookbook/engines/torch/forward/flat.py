@@ -106,6 +106,8 @@ class FlatForward(Forward):
     def _count(self, works: Sequence[Work], leases: Sequence[Lease]) -> None:
         for work, lease in zip(works, leases, strict=True):
             self.num_cached += lease.first
+            if isinstance(work.request, SampleRequest) and work.request.progress:
+                work.request.progress.cached_tokens = lease.first
             self.num_prefilled += work.num_prompt - lease.first
 
     @override

@@ -47,6 +47,7 @@ class SlotTable:
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
         has_stops: whether the slot's request has stop conditions of its own.
+        followed: whether somebody is told of the slot's tokens as they come.
         temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
             index.
         genome_of_block: the genome of each block, or -1.
@@ -56,7 +57,9 @@ class SlotTable:
         self.num_slots = num_slots
         self.slot_length = slot_length
         self.works: list[Work | None] = [None] * num_slots
-        self.active, self.wants_logprobs, self.has_stops = np.zeros((3, num_slots), dtype=bool)
+        self.active, self.wants_logprobs, self.has_stops, self.followed = np.zeros(
+            (4, num_slots), dtype=bool
+        )
         self.position, self.newest, self.count, self.limit = np.zeros((4, num_slots), np.int64)
         self.temperature, self.top_p = np.zeros(num_slots), np.ones(num_slots)
         self.tokens = np.zeros((num_slots, slot_length), np.int64)
@@ -65,7 +68,7 @@ class SlotTable:
         self.genome_of_block = np.full(num_slots // ROWS_PER_BLOCK, _NOBODY)
         # State that must be 0 in idle slots, which still take part in decode batches.
         self._cleared = (self.active, self.position, self.newest, self.temperature)
-        self._cleared += (self.wants_logprobs, self.has_stops)
+        self._cleared += (self.wants_logprobs, self.has_stops, self.followed)
         self._moved = (*self._cleared, self.count, self.limit, self.top_p)
         self._moved += (self.tokens, self.logprobs, self.uniforms)
 
@@ -122,6 +125,7 @@ class SlotTable:
         self.limit[slot] = work.limit
         self.wants_logprobs[slot] = request.params.logprobs
         self.has_stops[slot] = bool(observation.stop or observation.stop_token_ids)
+        self.followed[slot] = request.progress is not None and request.progress.follows
         self.temperature[slot] = request.params.temperature
         self.top_p[slot] = request.params.top_p
         if request.params.temperature > 0:
