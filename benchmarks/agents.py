@@ -7,7 +7,8 @@ SmolLM2-135M-Instruct (`make chat-model`) is asked sums, "What is 52 + 18? Answe
 answers greedily.
 
 - A request's cost beyond the engine's: processor time of the server's process for a chat that is
-  answered at once by a fixed answer of 24 tokens, read whole and as a stream by another process.
+  answered at once by a fixed answer of 24 tokens, read whole and as a stream, a token at a time, by
+  another process.
 - 256 rollouts at once, 32 genomes x 8 questions: answers a second by two workers that have 128
   rows each, relative to the same questions as single-turn Envs, by turns on one engine.
 - 500 questions of one genome: how many answers by the program are those of the Env, token by token.
@@ -51,7 +52,7 @@ from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.engines.base import Engine
+from es_cookbook.engines.base import Engine, Progress
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -141,7 +142,9 @@ _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
 
 
 class _AtOnce(Endpoint, Speaker):
-    """Gives the same answer to everybody."""
+    """Gives the same answer to everybody, token by token to who follows."""
+
+    tells = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.translator, self.kept = Translator(tokenizer, 2048), KeptTurns()
@@ -157,7 +160,12 @@ class _AtOnce(Endpoint, Speaker):
         return self
 
     @override
-    async def sample(self, observation: Observation, draw: Draw, number: int) -> Action:
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        for length in range(1, len(self._action.tokens_T)) if progress.follows else ():
+            progress.sampled(self._action.tokens_T[:length])
+            await asyncio.sleep(0)
         return self._action
 
 
