@@ -9,6 +9,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +30,10 @@ class Repository:
         self.private = private
         self.gated = False
         self.branches: dict[str, list[dict[str, bytes]]] = {"main": [dict(files)]}
+
+    def has(self, revision: str) -> bool:
+        """Whether it is a branch or a commit."""
+        return revision in self.branches or re.fullmatch("[0-9a-f]{40}", revision) is not None
 
     def commit(self, revision: str) -> tuple[str, dict[str, bytes]]:
         """Its hash, which is its number, and its files; of a branch the last."""
@@ -160,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
                 wrong = {"X-Error-Message": "Invalid credentials in Authorization header"}
                 return 401, {}, wrong
             return (404 if has_token else 401), {}, {"X-Error-Code": "RepoNotFound"}
+        if what[:1] and what[0] in ("revision", "tree", "resolve") and not repository.has(what[1]):
+            return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
         match self.command, what:
             case "GET", [] | ["revision", _]:
                 sha, files = repository.commit(what[1] if what else "main")
@@ -175,15 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             case "GET", ["tree", revision, *folder]:
                 _, files = repository.commit(revision)
-                return (
-                    200,
-                    [
-                        {"type": "file", "path": name, "size": len(content), "oid": _etag(content)}
-                        for name, content in files.items()
-                        if name.startswith("/".join(folder))
-                    ],
-                    {},
-                )
+                return 200, _tree(files, "/".join(folder), "recursive=true" in self.path), {}
             case "GET" | "HEAD", ["resolve", revision, *file]:
                 sha, files = repository.commit(revision)
                 content = files.get("/".join(file))
@@ -279,6 +278,23 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             with contextlib.suppress(ConnectionError):  # Who asked may have given up.
                 self.wfile.write(content)
+
+
+def _tree(files: Mapping[str, bytes], folder: str, is_whole: bool) -> list[dict[str, object]]:
+    """What lies in a folder, or also in those below it."""
+    prefix = f"{folder}/" if folder else ""
+    found: list[dict[str, object]] = []
+    folders: set[str] = set()
+    for name, content in files.items():
+        if not name.startswith(prefix):
+            continue
+        *between, _ = name.removeprefix(prefix).split("/")
+        folders |= {prefix + "/".join(between[: n + 1]) for n in range(len(between))}
+        if is_whole or not between:
+            size, oid = len(content), _etag(content)
+            found.append({"type": "file", "path": name, "size": size, "oid": oid})
+    seen = sorted(each for each in folders if is_whole or "/" not in each.removeprefix(prefix))
+    return [*found, *({"type": "directory", "path": each, "oid": _etag(b"")} for each in seen)]
 
 
 def _etag(content: bytes) -> str:

@@ -19,7 +19,8 @@ from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.population.config import ENGINES
 from es_cookbook.population.evaluate import check_evaluation
-from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
@@ -36,9 +37,7 @@ Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
 class SupervisedRows:
     """Rows of a file or a Hub set: `prompt` and `completion`, or a chat in `messages`."""
 
-    source: str = chz.field(
-        doc=".jsonl or .parquet file, or Hub set, of prompt and completion or of messages"
-    )
+    source: str = chz.field(doc=f"{SOURCE_DOC}; of prompt and completion or of messages")
     chat: bool = chz.field(
         default=False,
         doc="put a prompt into the model's chat template; else it is used unchanged, and must have "

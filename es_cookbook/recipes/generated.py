@@ -23,7 +23,8 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Fields, Row, check_sources, write_rows
+from es_cookbook.rl.data.rows import Fields, Row, write_rows
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
 from es_cookbook.rl.data.task import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
@@ -203,9 +204,7 @@ P = TypeVar("P", bound=_FoldedProblem)
 class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     """Problems of rows, or generated ones."""
 
-    source: str | None = chz.field(
-        default=None, doc=".jsonl or .parquet file, or Hub set; None generates problems"
-    )
+    source: str | None = chz.field(default=None, doc=f"{SOURCE_DOC}; None generates problems")
     test_source: str | None = chz.field(
         default=None, doc="the same for the test; None holds a tenth of `source` out"
     )

@@ -27,7 +27,8 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import in_epochs
-from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
 from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.types import (
     Action,
@@ -183,7 +184,7 @@ class KLToBase(Regulariser):
 
     source: str | None = chz.field(
         default=None,
-        doc=".jsonl or .parquet file, or Hub set, of prompts; None: the batch's problems",
+        doc=f"{SOURCE_DOC}; of prompts; None: the batch's problems",
     )
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
@@ -309,9 +310,7 @@ class PreferencePairs(Regulariser):
     which is a prefix of another is not always likelier.
     """
 
-    source: str = chz.field(
-        doc=".jsonl or .parquet file, or Hub set, of prompt, chosen and rejected"
-    )
+    source: str = chz.field(doc=f"{SOURCE_DOC}; of prompt, chosen and rejected")
     chat: bool = chz.field(
         default=True, doc="render a row's prompt as a chat, if the model has a chat template"
     )

@@ -46,7 +46,8 @@ from es_cookbook.common.servers.chat import (
 )
 from es_cookbook.common.servers.http import key_in
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.rl.data.rows import Row, check_template, filled, load_rows
+from es_cookbook.rl.data.rows import Row, check_template, filled
+from es_cookbook.rl.data.sources import SOURCE_DOC, load_rows
 from es_cookbook.runs.files import LineFile, cannot, replace_file
 
 KEY = "ES_COOKBOOK_GENERATE_KEY"
@@ -82,7 +83,7 @@ class GenerateConfig:
         doc="seconds before the second attempt, doubled each time, unless the server says more",
     )
 
-    source: str = chz.field(doc=".jsonl or .parquet file, or a dataset on the Hub")
+    source: str = chz.field(doc=SOURCE_DOC)
     output: str = chz.field(doc=".jsonl file to write; one with the same settings is continued")
     prompt: str = chz.field(
         default="{question}", doc="prompt template, with fields of the row in braces"

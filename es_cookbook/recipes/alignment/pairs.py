@@ -19,7 +19,7 @@ from es_cookbook.recipes.conciseness.questions import Question, generate_questio
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
 from es_cookbook.recipes.generated import RowsConfig as Config
 from es_cookbook.recipes.generated import with_a_wrong_character, write
-from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.sources import load_rows
 
 
 def hasty_answer(question: Question, rng: random.Random) -> str:

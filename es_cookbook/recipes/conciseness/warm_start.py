@@ -17,7 +17,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS, RECIPE
 from es_cookbook.recipes.warm_start import Config, Phase, make, on_held_out, sampled
-from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.sources import load_rows
 
 CHARACTERS = (
     "abcdefghijklmnopqrstuvwxyz0123456789.,?ĠĊ"  # Ġ and Ċ are byte-level BPE's space and newline

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sources import SOURCE_DOC
 from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, enumeration_of
@@ -52,9 +53,7 @@ def question(clue: str, enumeration: str | None, style: PromptStyle) -> str:
 class CrosswordDatasetBuilder(RowDatasetBuilder):
     """Cryptic clues for training and, disjoint from them by answer, for the held-out test."""
 
-    source: str = chz.field(
-        default=str(CLUES), doc=".jsonl or .parquet file, or Hub set; the trial set by default"
-    )
+    source: str = chz.field(default=str(CLUES), doc=f"{SOURCE_DOC}; the trial set by default")
     prompt: PromptStyle = chz.field(
         default="compact",
         doc="compact: the clue alone; words: with what it is, as a chat if the model has one",

@@ -19,7 +19,7 @@ from es_cookbook.recipes.crossword.clues import LETTERS, Clue, generate_clues
 from es_cookbook.recipes.crossword.dataset import CLUES, question
 from es_cookbook.recipes.crossword.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import Config, Phase, make, on_held_out, sampled
-from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.sources import load_rows
 
 CHARACTERS = f"{LETTERS}0123456789()ĠĊ"  # Ġ, Ċ: byte-level BPE's space and newline
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 64, 20_000

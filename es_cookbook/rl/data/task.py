@@ -24,11 +24,11 @@ same for every seed and prompt, and fewer of them are the first of more.
 import dataclasses
 import functools
 import hashlib
+import heapq
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 import chz
@@ -40,7 +40,8 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_sources, check_template, filled, load_rows
+from es_cookbook.rl.data.rows import Row, check_template, filled
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -78,7 +79,9 @@ class RowDatasetBuilder(RLDatasetBuilder):
     asks, word for word, is left out.
     """
 
-    source: str = chz.field(doc=".jsonl or .parquet file, or Hub set")
+    source: str = chz.field(
+        doc=f"{SOURCE_DOC}; several with commas, and a part with rows.jsonl[:1000]"
+    )
     test_source: str | None = chz.field(
         default=None, doc="the same for the test; None holds rows of `source` out"
     )
@@ -115,7 +118,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
     @property
     @override
     def label(self) -> str:
-        return Path(self.source).stem
+        return label_of(self.source)
 
     @abstractmethod
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
@@ -153,18 +156,21 @@ class RowDatasetBuilder(RLDatasetBuilder):
         )
         if len(test) == num_test or self.num_test is None or self.split_by is None:
             return list(train.values()), list(test.values())
-        source = self.test_source or self.source
-        keyed = [self._keyed(row) for row in load_rows(source)]
-        if self.test_source is not None or num_test >= len(keyed):
+        source, split = (self.test_source, "test") if self.test_source else (self.source, "train")
+        count = sum(1 for _ in load_rows(source, split=split))
+        if self.test_source is not None or num_test >= count:
             left = "" if self.test_source else ", and some must be left to train on"
             raise DataError(
-                f"dataset.num_test={num_test}: {source} has {plural(len(keyed), 'row')}{left}"
+                f"dataset.num_test={num_test}: {source} has {plural(count, 'row')}{left}"
             )
         # The share first, in the order of the file, then the places that follow.
-        in_turn = sorted(keyed, key=lambda each: 0.0 if each.is_held_out else each.place)
-        held_out = in_turn[:num_test]
+        keyed = map(self._keyed, load_rows(source))
+        held_out = heapq.nsmallest(
+            num_test, keyed, key=lambda each: 0.0 if each.is_held_out else each.place
+        )
         keys = {each.key for each in held_out}
-        return [each for each in keyed if each.key not in keys][: self.num_train], held_out
+        others = (each for each in map(self._keyed, load_rows(source)) if each.key not in keys)
+        return list(islice(others, self.num_train)), held_out
 
     def _keyed(self, row: Row) -> "_Keyed":
         key = self._by_fields(row) if self.split_by else self.key(row)
@@ -365,7 +371,7 @@ def load_splits(
         return _hold_out(
             problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
         )
-    rows = load_rows(test_source, option="dataset.test_source")
+    rows = load_rows(test_source, option="dataset.test_source", split="test")
     train = dict(islice(problems, num_train))
     test = {row.where: read(row) for row in islice(rows, num_test)}
     names = {problem.key: name for name, problem in test.items()}

@@ -14,7 +14,7 @@ from es_cookbook.commands.prepare.generate import HOPELESS, KEY, PARTS, Generate
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
 from es_cookbook.common.servers import chat
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.rl.data.rows import load_rows
+from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion
 from tests.said import refused, typed
 

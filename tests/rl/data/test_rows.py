@@ -1,7 +1,7 @@
 """Rows from files: what is read, and what is said about rows that cannot be."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.rows import Row, check_source, load_rows
+from es_cookbook.rl.data.files import FILE_TYPES
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sources import check_source, load_rows
 from tests.hub_server import HubServer, Repository
 
 
@@ -143,9 +145,13 @@ def test_any_row_gives_a_number_or_a_data_error(fields: dict[str, object]) -> No
 def test_source_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
         load_rows(str(tmp_path / "none.jsonl"))
-    (tmp_path / "rows.csv").write_text("a,b\n")
-    with pytest.raises(DataError, match=r"must end in .jsonl or .parquet, found '.csv'"):
-        load_rows(str(tmp_path / "rows.csv"))
+    (tmp_path / "rows.tsv").write_text("a\tb\n")
+    with pytest.raises(
+        DataError, match=r"rows.tsv: is neither a data file nor a directory; .*.csv"
+    ):
+        load_rows(str(tmp_path / "rows.tsv"))
+    with pytest.raises(DataError, match=r"x\*.jsonl: no data file has a name like that"):
+        load_rows(str(tmp_path / "x*.jsonl"))
 
 
 def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:
@@ -153,17 +159,6 @@ def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"not parquet at all")
     with pytest.raises(DataError, match="could not be read as a dataset"):
         list(load_rows(str(path)))
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        server.lead_here(monkeypatch, cache=tmp_path / "cache")
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", server.url)
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-        server.repositories["datasets/me/data"] = Repository(False, {"train.jsonl": b'{"a": 7}\n'})
-        yield server
 
 
 def test_a_hub_set_is_read_and_then_needs_no_hub(
@@ -190,11 +185,11 @@ def test_a_hub_set_that_cannot_be_had_is_one_sentence(
     with pytest.raises(DataError) as caught:
         read("me/none", "source")
     assert str(caught.value) == (
-        "source: 'me/none' is no .jsonl or .parquet file, it cannot be had from the cache in "
-        f"{tmp_path / 'datasets'} (Couldn't find cache for me/none), and {hub.url} knows no "
+        "source: 'me/none' is neither a data file nor a directory, it cannot be had from the cache "
+        f"in {tmp_path / 'datasets'} (Couldn't find cache for me/none), and {hub.url} knows no "
         "dataset me/none, or hides it, because it is private; it was asked with the token that is "
-        "set; accepted: such a file, a set that is in the cache, and with a network one on the Hub "
-        "(HF_ENDPOINT for a mirror)"
+        f"set; accepted: files whose names end in {', '.join(FILE_TYPES)}, a set that is in the "
+        "cache, and with a network one on the Hub (HF_ENDPOINT for a mirror)"
     )
     assert len(hub.requests) == 1
 

@@ -1,0 +1,324 @@
+"""Rows of sets: directories of `datasets` or in the layout of the Hub, and those of the Hub.
+
+They are read as tables without decoding (`files`). What a set's card says is a stranger's word: it
+may name files of the set alone, and no code of a set is run.
+"""
+
+import dataclasses
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from es_cookbook.common.errors import DataError, HubError
+from es_cookbook.common.servers.hub import check_repository, endpoint
+from es_cookbook.rl.data.files import (
+    BATCH,
+    FILE_TYPES,
+    UNREADABLE,
+    Tables,
+    first_line,
+    of_tables,
+    tables_of,
+    unreadable,
+)
+from es_cookbook.rl.data.rows import Row, shown
+
+if TYPE_CHECKING:
+    from datasets import DatasetBuilder
+
+_logger = logging.getLogger(__name__)
+
+_CARDS = ("README.md", ".huggingface.yaml")
+_SAVED, _SEVERAL = "state.json", "dataset_dict.json"
+"""Files by which a directory of `save_to_disk` is known, of one split and of several."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A directory or a set of the Hub, as a user names it.
+
+    Attributes:
+        name: a directory's path, or a name on the Hub.
+        revision: of a set of the Hub.
+        configuration: "" if it is left out, and `split` as well.
+        is_slice: only some rows are wanted.
+    """
+
+    name: str
+    revision: str | None
+    configuration: str
+    split: str
+    is_slice: bool
+
+    @property
+    def is_directory(self) -> bool:
+        return Path(self.name).is_dir()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpenedSet:
+    """A set that is there.
+
+    Attributes:
+        reader: of its rows; the path of a saved directory.
+        split: the one that is wanted.
+        unavailable: why it is read from the cache, if it is.
+    """
+
+    reader: "DatasetBuilder | Path"
+    split: str
+    unavailable: HubError | None = None
+
+
+def set_rows(source: NamedSet, option: str, split: str) -> Iterator[Row]:
+    """Rows of a set.
+
+    Args:
+        option: the user's name for it.
+        split: where the source names none.
+
+    Raises:
+        DataError: As `opened_set`, or it cannot be read.
+    """
+    try:
+        opened = opened_set(source, option, split)
+        if opened.unavailable is not None:
+            told = option, source.name, opened.unavailable
+            _logger.warning("%s: %s is read from the cache: %s", *told)
+        yield from of_tables(_tables_of(opened, source), f"{source.name} [{opened.split}]")
+    except _unreadable_sets() as error:
+        raise unreadable(source.name, error) from error
+
+
+def opened_set(source: NamedSet, option: str, split: str) -> OpenedSet:
+    """Find a set, without reading it; arguments are those of `set_rows`.
+
+    Raises:
+        DataError: There is none, or no such configuration or split.
+    """
+    if source.is_directory and (saved := _saved(source, split)):
+        return saved
+    if not source.is_directory and (unavailable := _why_unavailable(source.name)):
+        return _cached_set(source, option, split, unavailable)
+    try:
+        return _built(source, split)
+    except _unreadable_sets() as error:
+        raise unreadable(source.name, error) from error
+
+
+def _saved(source: NamedSet, split: str) -> OpenedSet | None:
+    """A directory of `save_to_disk`; None if it is no such directory."""
+    path = Path(source.name)
+    if (path / _SEVERAL).is_file():
+        splits = sorted(each.parent.name for each in path.glob(f"*/{_SAVED}"))
+        named = dataclasses.replace(source, split=source.split or source.configuration)
+        split = _split_of(named, split, splits)
+        return OpenedSet(path / split, split)
+    return OpenedSet(path, split) if (path / _SAVED).is_file() else None
+
+
+def _saved_tables(path: Path) -> Tables:
+    names = [each["filename"] for each in json.loads((path / _SAVED).read_bytes())["_data_files"]]
+    for name in names:
+        if name != Path(name).name or not name.endswith(".arrow"):
+            raise DataError(
+                f"{path / _SAVED} names the data file {shown(name)}; accepted: files beside it"
+            )
+        yield from tables_of(path / name)
+
+
+def _built(source: NamedSet, split: str) -> OpenedSet:
+    # Slow to import, and generated problems do not need it.
+    import datasets
+
+    if source.is_directory:
+        path, revision = str(Path(source.name).absolute()), None
+        _check_cards(source.name, [Path(source.name, name) for name in _CARDS])
+    else:
+        path, revision = source.name, _checked_revision(source)
+    try:
+        builder = datasets.load_dataset_builder(
+            path, source.configuration or None, revision=revision
+        )
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        raise DataError(
+            f"{source.name}: is made by code of its own, which is not run; accepted are sets of "
+            "data files"
+        ) from error
+    except ValueError:
+        names = datasets.get_dataset_config_names(path, revision=revision)
+        if source.configuration in names or (not source.configuration and len(names) == 1):
+            raise
+        raise _missing("configuration", source.configuration, names, source) from None
+    splits = [str(each) for each in builder.info.splits or builder.config.data_files or ()]
+    return OpenedSet(builder, _split_of(source, split, splits))
+
+
+def _split_of(source: NamedSet, default: str, names: Sequence[str]) -> str:
+    """The one that is wanted, which must be one of these."""
+    wanted = source.split or default
+    if wanted not in names:
+        raise _missing("split", wanted, names, source)
+    return wanted
+
+
+def _missing(what: str, wanted: str, names: Sequence[str], source: NamedSet) -> DataError:
+    said = f"has no {what} {wanted!r}, only" if wanted else f"has several {what}s, choose one of"
+    return DataError(
+        f"{source.name}: {said} {', '.join(names) or 'none'}; accepted is {source.name}:"
+        "CONFIGURATION:SPLIT, of which either may be left out where it is clear"
+    )
+
+
+def _tables_of(opened: OpenedSet, source: NamedSet) -> Tables:
+    reader, split = opened.reader, opened.split
+    if isinstance(reader, Path):
+        return _saved_tables(reader)
+    found: Any
+    if opened.unavailable is None and (source.is_directory or source.is_slice):
+        found = reader.as_streaming_dataset(split)
+    else:
+        reader.download_and_prepare()
+        found = reader.as_dataset(split)
+    return found.with_format("arrow").iter(BATCH)
+
+
+def _unreadable_sets() -> tuple[type[Exception], ...]:
+    from datasets.exceptions import DatasetsError
+
+    return (*UNREADABLE, DatasetsError)
+
+
+def _checked_revision(source: NamedSet) -> str:
+    """A set's commit, the latest if none is asked for, whose cards are checked.
+
+    Raises:
+        DataError: As `_check_cards`.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    name = source.name
+    revision = str(HfApi().dataset_info(name, revision=source.revision).sha)
+    cards: list[Path] = []
+    for card in _CARDS:
+        try:
+            found = hf_hub_download(name, card, repo_type="dataset", revision=revision)
+            cards.append(Path(found))
+        except LocalEntryNotFoundError:  # The Hub does not answer any more.
+            raise
+        except EntryNotFoundError:
+            continue
+    _check_cards(name, cards)
+    return revision
+
+
+def _check_cards(source: str, cards: Iterable[Path]) -> None:
+    """Refuse configurations that name files outside of the set.
+
+    `datasets` refuses others too, but asks other hosts and searches this machine's disks first.
+
+    Raises:
+        DataError: They name others.
+    """
+    import yaml
+
+    for path in cards:
+        if not path.is_file():
+            continue
+        try:
+            for text in _files_named(_described(path)):
+                if not _is_own(text, source):
+                    raise DataError(
+                        f"{source}: its {path.name} names the data file {shown(text)}; accepted: "
+                        "paths in its own repository"
+                    )
+        except (yaml.YAMLError, RecursionError) as error:
+            raise DataError(f"{source}: its {path.name} is no YAML: {first_line(error)}") from error
+
+
+def _described(path: Path) -> object:
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    if path.suffix == ".md":
+        return DatasetCard.load(path).data.to_dict()
+    return yaml.safe_load(path.read_bytes())
+
+
+def _files_named(described: object) -> Iterator[str]:
+    """All texts below `data_files` and `data_dir`.
+
+    Raises:
+        ValueError: A list is there twice: YAML may refer to itself, and double with each line.
+    """
+    left, seen = [(described, False)], set[tuple[int, bool]]()
+    while left:
+        value, inside = left.pop()
+        if inside and isinstance(value, str):
+            yield value
+        if not isinstance(value, dict | list):
+            continue
+        if (id(value), inside) in seen:
+            if inside:
+                raise ValueError("data_files must not refer to other parts of the YAML")
+            continue
+        seen.add((id(value), inside))
+        if isinstance(value, list):
+            left += [(each, inside) for each in cast("list[object]", value)]
+        else:
+            for key, each in cast("dict[object, object]", value).items():
+                left.append((each, inside or key in ("data_files", "data_dir")))
+
+
+def _is_own(text: str, source: str) -> bool:
+    """Whether a pattern of a set's files stays in its repository."""
+    text = text.removeprefix(f"hf://datasets/{source}@")
+    text = text.removeprefix(f"{endpoint()}/datasets/{source}/resolve/")
+    return not re.match(r"[/\\~]|\w+:", text) and "::" not in text and ".." not in text.split("/")
+
+
+def _why_unavailable(source: str) -> HubError | None:
+    """Why a set cannot be had from the Hub; None if it can."""
+    try:
+        check_repository("dataset", source)
+    except HubError as error:
+        return error
+    return None
+
+
+def _cached_set(source: NamedSet, option: str, split: str, unavailable: HubError) -> OpenedSet:
+    """A set as it was when it was last loaded.
+
+    Raises:
+        DataError: It was never loaded here, or in several configurations, or the last time in
+            another revision than the one that is wanted.
+    """
+    from datasets import config
+    from datasets.packaged_modules.cache.cache import Cache
+
+    name = source.name.rpartition("/")[2]
+    try:
+        cached = Cache(
+            repo_id=source.name,
+            dataset_name=name,
+            config_name=source.configuration or None,
+            version="auto",
+            hash="auto",
+        )
+        if source.revision not in (None, cached.hash):
+            raise ValueError(f"it has revision {cached.hash}")
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{option}: {source.name!r} is neither a data file nor a directory, it cannot be had "
+            f"from the cache in {config.HF_DATASETS_CACHE} ({first_line(error)}), and "
+            f"{unavailable}; accepted: files whose names end in {', '.join(FILE_TYPES)}, a set "
+            "that is in the cache, and with a network one on the Hub (HF_ENDPOINT for a mirror)"
+        ) from error
+    splits = [str(each) for each in cached.info.splits or ()]
+    return OpenedSet(cached, _split_of(source, split, splits), unavailable)

@@ -1,0 +1,157 @@
+"""Where rows come from: files, directories, and sets of the Hugging Face Hub.
+
+    rows.jsonl                 or .jsonl.gz, .csv, .csv.gz, .json (an array), .parquet, .arrow
+    data/*.jsonl, more.csv     several, with the same fields; a pattern's files by their names
+    saved                      a directory of `Dataset.save_to_disk`, or saved:train of several
+    folder:main:train          a directory in the layout of the Hub: configuration and split
+    openai/gsm8k:main:train    a set of the Hub
+    openai/gsm8k@main          a branch, tag or commit of it
+    anything of these[:1000]   rows from the first number on, up to the second
+
+A configuration may be left out if there is one, and a split if it is the one that is wanted. Rows
+are read one after the other, as far as they are asked for. A set of the Hub is downloaded into its
+cache and read from there if the Hub does not answer; a slice of one is only read.
+"""
+
+import dataclasses
+import glob
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.data.files import FILE_TYPES, file_rows
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sets import NamedSet, opened_set, set_rows
+
+SOURCE_DOC = "data files, a directory, or a set of the Hub, as in owner/name:configuration:split"
+_SLICE = re.compile(r"\[(\d*):(\d*)\]$")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Source:
+    """One of those that a text names: a path or pattern of files, or else a set.
+
+    Attributes:
+        start: first row, and `stop`, the one behind the last.
+    """
+
+    files: str
+    named: NamedSet | None
+    start: int
+    stop: int | None
+
+
+def label_of(source: str) -> str:
+    """What a source is called: the name of its first file or set."""
+    first = _sources(source)[0]
+    name = Path(first.named.name if first.named else first.files).name
+    ends = (name.removesuffix(end) for end in (*FILE_TYPES, ""))
+    return min(ends, key=len) if first.named is None else name
+
+
+def check_source(source: str, option: str, split: str = "train") -> None:
+    """Refuse a source that is not there, without reading it; `option` is the user's name for it.
+
+    Raises:
+        DataError: There is no such file, directory, configuration or split, or the Hub does not
+            give the set and no cache has it.
+    """
+    for each in _sources(source):
+        if each.named is None:
+            _paths(each.files)
+        else:
+            opened_set(each.named, option, split)
+
+
+def check_sources(source: str | None, test_source: str | None) -> None:
+    """Refuse a data set's `dataset.source` and `dataset.test_source` where they are not there.
+
+    Raises:
+        DataError: As `check_source`; None is no source.
+    """
+    if source is not None:
+        check_source(source, "dataset.source")
+    if test_source is not None:
+        check_source(test_source, "dataset.test_source", "test")
+
+
+def load_rows(source: str, *, option: str = "source", split: str = "train") -> Iterator[Row]:
+    """Rows of a source, in order.
+
+    Args:
+        source: as the module's docstring has it.
+        option: the user's name for the source.
+        split: which one of a set that has several, where the source does not say.
+
+    Raises:
+        DataError: The source cannot be found or read, or a line is not a JSON object.
+    """
+    found: list[Iterator[Row]] = []
+    for each in _sources(source):
+        if each.named is None:
+            rows = _alike([file_rows(path) for path in _paths(each.files)])
+        else:
+            rows = set_rows(each.named, option, split)
+        found.append(islice(rows, each.start, each.stop))
+    return _alike(found)
+
+
+def _sources(source: str) -> list[_Source]:
+    texts = [source] if Path(source).exists() else [each.strip() for each in source.split(",")]
+    return [_parsed(text) for text in texts]
+
+
+def _parsed(text: str) -> _Source:
+    name, start, stop = text, 0, None
+    if (cut := _SLICE.search(text)) and not Path(text).exists():
+        name, start, stop = text[: cut.start()], int(cut[1] or 0), int(cut[2]) if cut[2] else None
+    if name.endswith(FILE_TYPES) or glob.has_magic(name):
+        return _Source(name, None, start, stop)
+    name, *words = name.split(":")
+    revision = ""
+    if not Path(name).is_dir():
+        name, _, revision = name.partition("@")
+        is_path = Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+        if is_path or not name or len(words) > 2:
+            raise DataError(
+                f"{text}: is neither a data file nor a directory; accepted are files whose names "
+                f"end in {', '.join(FILE_TYPES)}, directories, and sets of the Hub, as in "
+                "owner/name:configuration:split"
+            )
+    configuration, split = (*words, "", "")[:2]
+    named = NamedSet(name, revision or None, configuration, split, bool(cut))
+    return _Source("", named, start, stop)
+
+
+def _alike(parts: Sequence[Iterator[Row]]) -> Iterator[Row]:
+    """One after the other.
+
+    Raises:
+        DataError: The first rows of two of them have different fields.
+    """
+    before: Row | None = None
+    for part in parts:
+        first = next(part, None)
+        if first is None:
+            continue
+        if before is not None and set(first.fields) != set(before.fields):
+            raise first.error(
+                f"has the fields {', '.join(sorted(first.fields))}, and {before.where} has "
+                f"{', '.join(sorted(before.fields))}; files that are read together have the same"
+            )
+        before = before or first
+        yield first
+        yield from part
+
+
+def _paths(files: str) -> Sequence[Path]:
+    if Path(files).is_file():
+        return [Path(files)]
+    if not glob.has_magic(files):
+        raise DataError(f"{files}: there is no such file")
+    names = (name for name in glob.glob(files, recursive=True) if name.endswith(FILE_TYPES))
+    if not (found := [path for path in map(Path, sorted(names)) if path.is_file()]):
+        raise DataError(f"{files}: no data file has a name like that")
+    return found

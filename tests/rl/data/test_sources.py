@@ -1,0 +1,234 @@
+"""Data as people have it: every kind of file, directory and set, and parts of them."""
+
+import gzip
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow
+import pytest
+
+from es_cookbook.common.errors import DataError
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.sources import check_source, label_of, load_rows
+from tests.hub_server import HubServer, Repository
+
+ROWS: list[dict[str, Any]] = [
+    {"question": "1 + 1, and?", "answer": 2},
+    {"question": 'He said:\n"3 + 4"', "answer": 7},
+    {"question": "über 5 + 5 — 三", "answer": 10},
+]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*.parquet}
+  - {split: test, path: main/test-*.parquet}
+- config_name: socratic
+  data_files:
+  - {split: train, path: socratic/*.parquet}
+---
+# Questions
+"""
+
+
+def written(path: Path) -> Path:
+    """The rows, in the form that a file's name says."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    table = datasets.Dataset.from_list(ROWS)
+    if kind == "jsonl":
+        data = LINES
+    elif kind == "json":
+        data = json.dumps(ROWS, indent=1).encode()
+    elif kind == "csv":
+        data = table.to_pandas().to_csv(index=False).encode()  # pyright: ignore[reportUnknownMemberType]
+    elif kind == "parquet":
+        table.to_parquet(path)
+        return path
+    else:
+        opened = pyarrow.ipc.new_file if "file" in path.name else pyarrow.ipc.new_stream
+        with opened(str(path), table.data.table.schema) as sink:
+            sink.write_table(table.data.table)
+        return path
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def fields(source: object, **more: Any) -> list[Mapping[str, object]]:
+    return [row.fields for row in load_rows(str(source), **more)]
+
+
+def in_hub_layout(path: Path) -> Path:
+    splits = {"main/train-0": ROWS, "main/test-0": ROWS[:1], "socratic/train": ROWS}
+    for name, rows in splits.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        datasets.Dataset.from_list(rows).to_parquet(path / f"{name}.parquet")
+    (path / "README.md").write_text(CARD)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.csv", "a.csv.gz"),
+        *("a.parquet", "stream.arrow", "file.arrow"),
+    ],
+)
+def test_every_kind_of_file_has_the_same_rows(tmp_path: Path, name: str) -> None:
+    path = written(tmp_path / name)
+    check_source(str(path), "source")
+    rows = list(load_rows(str(path)))
+    assert [dict(row.fields) for row in rows] == ROWS
+    assert rows[1].where == f"{path}, {'line' if 'jsonl' in name else 'row'} 2"
+    assert label_of(f"{path}[1:]") == name.partition(".")[0]
+
+
+def test_several_files_patterns_and_parts(tmp_path: Path) -> None:
+    names = ("b.jsonl", "a.parquet", "c.csv")
+    a, b, c = sorted(written(tmp_path / name) for name in names)
+    assert fields(f"{b}, {a}[1:2],{c}[:1]") == [*ROWS, ROWS[1], ROWS[0]]
+    assert [row.where for row in load_rows(f"{tmp_path}/[ab].*[2:4]")] == [
+        f"{a}, row 3",
+        f"{b}, line 1",
+    ]
+    assert fields(f"{a}[7:]") == []
+    whole = tmp_path / "x, y.jsonl"
+    whole.write_bytes(LINES)
+    assert fields(whole) == ROWS
+
+
+def test_files_that_are_read_together_have_the_same_fields(tmp_path: Path) -> None:
+    first = written(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text('{"question": "1", "gold": 2}\n')
+    with pytest.raises(DataError) as caught:
+        fields(f"{tmp_path}/*.jsonl")
+    assert str(caught.value) == (
+        f"{tmp_path}/b.jsonl, line 1: has the fields gold, question, and {first}, line 1 has "
+        "answer, question; files that are read together have the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.json", b'{"rows": []}', "must be an array of JSON objects, found {'rows'"),
+        ("a.json", b"[1]", "row 1: must be a JSON object, found 1"),
+        ("a.json", b"[" * 10_000, "could not be read as a dataset"),
+        ("a.jsonl.gz", LINES, "could not be read as a dataset"),
+        ("a.jsonl.gz", gzip.compress(LINES * 999)[:-20], "could not be read as a dataset"),
+        ("a.arrow", b"ARROW1 and no more", "could not be read as a dataset"),
+        ("a.arrow", b"", "could not be read as a dataset"),
+        ("a.csv", b"a,b\n1,2\n3,4,5\n", "could not be read as a dataset"),
+        ("a.csv", b"", "could not be read as a dataset"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(DataError) as caught:
+        fields(path)
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
+
+
+def test_directories_of_save_to_disk(tmp_path: Path) -> None:
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(tmp_path / "one", num_shards=2)
+    assert fields(tmp_path / "one") == ROWS
+    splits = datasets.DatasetDict({"train": table, "test": table.select([1])})
+    splits.save_to_disk(tmp_path / "two")
+    assert fields(tmp_path / "two") == ROWS
+    assert fields(tmp_path / "two", split="test") == fields(f"{tmp_path}/two:test") == [ROWS[1]]
+    assert fields(f"{tmp_path}/two:train[2:]") == [ROWS[2]]
+    with pytest.raises(DataError, match=r"two: has no split 'dev', only test, train; accepted"):
+        check_source(f"{tmp_path}/two:dev", "source")
+    state = tmp_path / "one" / "state.json"
+    state.write_text(json.dumps({"_data_files": [{"filename": "../two/train/data.arrow"}]}))
+    with pytest.raises(DataError, match=r"names the data file .*; accepted: files beside it"):
+        fields(tmp_path / "one")
+
+
+def test_a_directory_in_the_layout_of_the_hub(tmp_path: Path) -> None:
+    path = in_hub_layout(tmp_path / "gsm8k")
+    assert fields(f"{path}:main") == fields(f"{path}:main:train") == ROWS
+    assert fields(f"{path}:main", split="test") == fields(f"{path}:main:test") == ROWS[:1]
+    assert fields(f"{path}:socratic[:2]") == ROWS[:2]
+    assert label_of(f"{path}:main:train[:2]") == "gsm8k"
+    for source, said in (
+        (path, "has several configurations, choose one of main, socratic; accepted is "),
+        (f"{path}:mein", "has no configuration 'mein', only main, socratic; "),
+        (f"{path}:main:validation", "has no split 'validation', only train, test; "),
+        (f"{path}:socratic:test", "has no split 'test', only train; "),
+    ):
+        for use in (check_source, lambda source, _: fields(source)):
+            with pytest.raises(DataError) as caught:
+                use(str(source), "source")
+            assert said in str(caught.value)
+    (tmp_path / "secret.jsonl").write_bytes(LINES)
+    (path / "README.md").write_text(CARD.replace("socratic/*.parquet", "../secret.jsonl"))
+    with pytest.raises(
+        DataError, match=r"names the data file '\.\./secret\.jsonl'; accepted: paths in"
+    ):
+        fields(f"{path}:socratic")
+
+
+def test_a_set_of_the_hub_by_configuration_split_and_revision(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    path = in_hub_layout(tmp_path / "local")
+    files = {
+        str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()
+    }
+    repository = hub.repositories["datasets/me/gsm8k"] = Repository(False, files)
+    before = datasets.Dataset.from_list(ROWS[1:])
+    before.to_parquet(tmp_path / "old.parquet")
+    old = files | {"main/train-0.parquet": (tmp_path / "old.parquet").read_bytes()}
+    repository.branches["main"] = [old, files]
+    assert fields("me/gsm8k:main") == ROWS
+    assert fields("me/gsm8k:main", split="test") == ROWS[:1]
+    assert fields(f"me/gsm8k@{1:040x}:main:train") == ROWS[1:]
+    with pytest.raises(DataError, match="me/gsm8k: could not be read as a dataset"):
+        check_source("me/gsm8k@other:main", "source")
+    assert [row.where for row in load_rows("me/gsm8k:socratic:train[1:2]")] == [
+        "me/gsm8k [train], row 2"
+    ]
+    with pytest.raises(DataError, match="has several configurations, choose one of main, socratic"):
+        check_source("me/gsm8k", "source")
+    with pytest.raises(DataError, match="has no split 'dev', only train, test"):
+        check_source("me/gsm8k:main:dev", "source")
+    hub.fail_with = 503
+    assert fields(f"me/gsm8k@{1:040x}:main[1:]") == ROWS[2:], "from the cache"
+    with pytest.raises(DataError, match="cannot be had from the cache .* it has revision 0+1"):
+        check_source(f"me/gsm8k@{2:040x}:main", "source")
+
+
+def test_a_part_of_a_set_is_read_without_downloading_the_rest(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    shards = {f"train-{n:02}.jsonl": LINES * 400 for n in range(20)}
+    hub.repositories["datasets/me/many"] = Repository(False, shards)
+    assert fields("me/many[:2]") == ROWS[:2]
+    assert sum("resolve" in each and "train-" in each for each in hub.requests) < 6
+    assert not list((tmp_path / "datasets").rglob("*.arrow"))
+    assert len(fields("me/many")) == 20 * 1200
+
+
+def test_a_set_that_needs_code_is_refused(hub: HubServer, tmp_path: Path) -> None:
+    code = b"raise SystemExit('run')"
+    hub.repositories["datasets/me/coded"] = Repository(False, {"coded.py": code})
+    (tmp_path / "coded").mkdir()
+    (tmp_path / "coded" / "coded.py").write_bytes(code)
+    for source in ("me/coded", str(tmp_path / "coded")):
+        with pytest.raises(DataError, match="made by code of its own, which is not run"):
+            check_source(source, "source")
+
+
+def test_rows_are_read_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(LINES + b"{damaged")
+    assert [*itertools.islice(load_rows(f"{path}[:3]"), 9)] == [
+        Row(f"{path}, line {n}", row) for n, row in enumerate(ROWS, 1)
+    ]
