@@ -2,7 +2,7 @@
 #
 #     docker build --target cpu --tag es-cookbook:cpu .
 #     docker build --tag es-cookbook .                     # vLLM and Ray, for NVIDIA GPUs
-#     docker run --rm --gpus all --ipc host --volume "$PWD/runs:/work/runs" es-cookbook countdown
+#     docker run --rm --gpus all --ipc host --volume "$PWD/runs:/workspace/runs" es-cookbook countdown
 #
 # CUDA itself is in the wheels of torch; the host needs NVIDIA's driver and container toolkit.
 
@@ -19,7 +19,7 @@ COPY es_cookbook es_cookbook
 # PyTorch's own index has wheels without CUDA.
 RUN pip install --no-cache-dir --constraint constraints.txt \
     --extra-index-url https://download.pytorch.org/whl/cpu ".[gguf,plots,serve]"
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["es-cookbook"]
 CMD ["--help"]
 
@@ -38,6 +38,6 @@ COPY es_cookbook es_cookbook
 RUN uv sync --locked --no-editable --extra vllm --extra gguf --extra plots --extra serve \
     && uv pip install "ray[default]"
 ENV PATH=/src/.venv/bin:$PATH NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-WORKDIR /work
+WORKDIR /workspace
 ENTRYPOINT ["es-cookbook"]
 CMD ["--help"]
