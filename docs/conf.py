@@ -22,7 +22,8 @@ include_patterns = [
     "es_cookbook/recipes/*/README.md",
 ]
 # Folders that hold no pages are not looked through: an environment has a hundred thousand files.
-exclude_patterns = [".*", "build", "dist", "runs", "tests", "wandb"]
+# AGENTS.md repeats parts of other pages.
+exclude_patterns = [".*", "AGENTS.md", "build", "dist", "runs", "tests", "wandb"]
 
 myst_heading_anchors = 4  # links to headings, spelled as on GitHub
 myst_links_external_new_tab = False

@@ -13,6 +13,9 @@ fields; `about`, its docstring before that table; `parts FIELD NAMES`, a section
 a user may choose for a field, with the docstring of its module too after `modules`; `classes`, the
 docstrings and signatures of classes or functions; `commands`, a section for each command;
 `recipes`, a table of what each shows, the second paragraph of its package's docstring.
+
+Two files at the root are made whole: `AGENTS.md`, what an agent has to know that changes the code,
+out of README.md and CONTRIBUTING.md, and `llms.txt` (https://llmstxt.org), the list of pages.
 """
 
 import ast
@@ -31,12 +34,13 @@ from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.common.cli import Option, options_of
 from es_cookbook.common.references import resolve
 
-PAGES = sorted(Path(__file__).parent.rglob("*.md"))
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GENERATED = re.compile(
     r"(<!-- (options|about|parts|classes|commands|recipes)\b([^>]*)-->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
-_PACKAGE = str(Path(__file__).parents[1] / "es_cookbook")
+_PACKAGE = str(ROOT / "es_cookbook")
 
 
 def renewed(page: str) -> str:
@@ -105,12 +109,70 @@ def recipes() -> str:
     rows = ["| recipe | what it shows |", "|---|---|"]
     for name in RECIPES:
         folder = f"es_cookbook/recipes/{name}"
-        page = (Path(__file__).parents[1] / folder / "README.md").read_text(encoding="utf-8")
+        page = (ROOT / folder / "README.md").read_text(encoding="utf-8")
         shows = inspect.getdoc(importlib.import_module(folder.replace("/", ".")))
         assert shows is not None
         title, what = page.partition("\n")[0].removeprefix("# "), shows.partition("\n\n")[2]
         rows.append(f"| [{title}](../{folder}/README.md) | {' '.join(what.split())} |")
     return "\n".join(rows)
+
+
+def agents() -> str:
+    """AGENTS.md: commands, style and layout, and where it says how parts are added."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    begin, *sections = re.split(r"^## ", guide.partition("\n")[2], flags=re.MULTILINE)
+    told = {title: text.strip() for title, _, text in (each.partition("\n") for each in sections)}
+    layout, rest = re.split(r"```text\n.*?\n```\n+", told["The layout"], flags=re.DOTALL)
+    adding = [title for title in told if title.startswith("Adding ")]
+    links = [f"- [{title}](CONTRIBUTING.md#{title.lower().replace(' ', '-')})" for title in adding]
+    return "\n\n".join(
+        [
+            "<!-- Made of README.md and CONTRIBUTING.md by `make pages`. -->",
+            "# es_cookbook, for agents that work on it",
+            _first_paragraph("README.md"),
+            begin[begin.index("| command") :].strip(),
+            f"## Dependencies\n\n{told['Dependencies']}",
+            f"## How it reads\n\n{told['How it reads']}",
+            f"## The layout\n\n{layout.strip()}",
+            "The tree is in [CONTRIBUTING.md](CONTRIBUTING.md#the-layout).",
+            rest,
+            "## Where to read on",
+            "\n".join([*links, "- [llms.txt](llms.txt) lists the pages for users"]) + "\n",
+        ]
+    )
+
+
+def llms() -> str:
+    """llms.txt: the pages of the site by the captions of its contents, and how each begins."""
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    parts = ["# es_cookbook", f"> {_first_paragraph('docs/index.md')}"]
+    for caption, entries in re.findall(
+        r":caption: (.*)\n(?::.*\n)*\n((?:.+\n)+?)```", index, flags=re.MULTILINE
+    ):
+        pages = [
+            page.resolve().relative_to(ROOT).as_posix()
+            for entry in re.findall(r"^(?:.*<)?([^<>\n]+)>?$", entries, flags=re.MULTILINE)
+            for page in sorted((ROOT / "docs").glob(f"{entry}.md"))
+        ]
+        parts.append(f"## {caption}\n\n" + "\n".join(map(_listed, pages)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _listed(page: str) -> str:
+    """A line of llms.txt: a page's title and first sentence, without links and comments."""
+    title = (ROOT / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    begin = re.sub(r"\[([^\]]*)\]\([^)]*\)|<!--.*?--> *", r"\1", _first_paragraph(page))
+    return f"- [{title}]({page}): {re.split(r'(?<=[.])(?: |$)', begin)[0]}"
+
+
+def _first_paragraph(page: str) -> str:
+    """That below the title, on one line."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return " ".join(text.split("\n\n")[1].split())
+
+
+WHOLE: Mapping[str, Callable[[], str]] = {"AGENTS.md": agents, "llms.txt": llms}
+"""File at the root -> makes it."""
 
 
 _MAKERS: Mapping[str, Callable[..., str]] = {
@@ -267,3 +329,5 @@ def config_of(name: str, module: str) -> type:
 if __name__ == "__main__":
     for path in PAGES:
         path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, make in WHOLE.items():
+        (ROOT / name).write_text(make(), encoding="utf-8")

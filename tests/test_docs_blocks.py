@@ -2,6 +2,7 @@
 
 A block says what it is. Behind ```` ```python ```` stands what is run here; ```` ```text ```` is
 shown and never typed; a block without a name, `sh` or the prompts of `console` are command lines,
+which `test_docs_commands` runs or parses; `bash` is a batch script, which `test_reach` reads.
 """
 
 import contextlib
@@ -90,6 +91,8 @@ def is_run(block: Block, line: str) -> bool:
 def why_not_run(block: Block) -> str:
     """What is wrong with a block of which something is not run; "" for most."""
     if block.kind in ("python", "json", "yaml", "text", "{toctree}"):
+        return ""
+    if block.kind == "bash" and "#SBATCH" in block.text:
         return ""
     if block.kind not in ("", "sh", "console", "indented"):
         return f"nothing runs blocks of kind {block.kind}"

@@ -83,7 +83,8 @@ def inline(page: Path) -> Iterator[str]:
 def lines(start: str) -> list[tuple[str, str]]:
     """(page, line) of all that begin like this, behind variables, a prompt or another command."""
     found: dict[tuple[str, str], None] = {}
-    begins = re.compile(rf"^(?:.*(?:\$|&&|\|) |[A-Z_]+=\S+ )?((?:{start})\b.*?)(?: +# .*)?$")
+    behind = r".*(?:\$|&&|\||--|uv run) |[A-Z_]+=\S+ "
+    begins = re.compile(rf"^(?:{behind})?((?:{start})\b.*?)(?: +# .*)?$")
     for page in PAGES:
         code, _ = code_and_text(page)
         folded = re.findall(r"entrypoint: >-\n((?: {4}.*\n)+)", written(page))

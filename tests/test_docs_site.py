@@ -13,7 +13,7 @@ import chz
 import pytest
 
 from docs import pages as docs_pages
-from docs.pages import GENERATED, PAGES, about, classes, commands, renewed, table_of
+from docs.pages import GENERATED, PAGES, WHOLE, about, classes, commands, renewed, table_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.train import Config
 from tests.test_house import ROOT, TREES
@@ -88,6 +88,28 @@ def test_the_search_finds_what_is_remote(page: str, found: bool) -> None:
 def test_what_a_page_shows_of_the_code_is_so(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert renewed(text) == text, "`make pages` writes it anew"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_that_is_made_of_pages_is_as_they_are(name: str) -> None:
+    assert (ROOT / name).read_text(encoding="utf-8") == WHOLE[name](), "`make pages` writes it anew"
+
+
+def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
+    listed = re.findall(r"^- \[.*?\]\((.*?)\): \S", WHOLE["llms.txt"](), flags=re.MULTILINE)
+    recipes = (ROOT / "es_cookbook/recipes").glob("*/README.md")
+    roots = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")]
+    pages = [*PAGES, *recipes, *roots, ROOT / "benchmarks/README.md"]
+    expected = {page.relative_to(ROOT).as_posix() for page in pages} - {"docs/index.md"}
+    assert sorted(listed) == sorted(expected)
+
+
+def test_agents_are_told_the_commands_the_style_and_where_parts_are_explained() -> None:
+    text = WHOLE["AGENTS.md"]()
+    titles = ["Dependencies", "How it reads", "The layout", "Where to read on"]
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == titles
+    assert all(each in text for each in ("| `make fast` |", "| `_P` |", "| 8 | `__main__` |"))
+    assert text.count("](CONTRIBUTING.md#adding-") == 5
 
 
 def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:

@@ -8,12 +8,15 @@ import sys
 import tomllib
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
+NOTEBOOKS = sorted((ROOT / "recipes/notebooks").glob("*.ipynb"))
 MODELS = sorted((ROOT / "es_cookbook/recipes").glob("*/model"))
 READ_BY_USERS = [
     *(
@@ -111,11 +114,54 @@ def test_bundled_data_has_its_licence_beside_it() -> None:
         assert re.search(rf"^`{file.name}` was made by .* Licence: ", page, flags=re.MULTILINE)
 
 
-def test_notebooks_are_installed_from_their_checkout_and_run_what_they_tell_of() -> None:
+class Shell:
+    """What an install cell sees of IPython."""
+
+    def __init__(self) -> None:
+        self.installed: list[str] = []
+        self.names: dict[str, Any] = {"get_ipython": lambda: self}
+
+    def run_line_magic(self, name: str, line: str) -> None:
+        assert name == "pip"
+        self.installed.append(line.format(**self.names))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    ("is_there", "wheel", "source"),
+    [
+        (True, "es_cookbook-1.0-py3-none-any.whl", None),
+        (False, None, "../.."),
+        (False, "es_cookbook-1.0-py3-none-any.whl", "es_cookbook-1.0-py3-none-any.whl"),
+    ],
+)
+def test_a_notebook_installs_an_uploaded_wheel_or_its_checkout_where_it_must(
+    path: Path,
+    is_there: bool,
+    wheel: str | None,
+    source: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    title, cell, *_ = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert {"Colab", "Kaggle"} <= set(re.findall(r"\[(\w+)\]\(https://", "".join(title["source"])))
+    if wheel:
+        (tmp_path / wheel).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if is_there else None)
+    shell = Shell()
+    exec(TransformerManager().transform_cell("".join(cell["source"])), shell.names)
+    if source is None:
+        assert shell.installed == []
+    else:
+        (line,) = shell.installed
+        found = re.fullmatch(r'install --quiet "(.*)\[([a-z,]+)\]"', line)
+        assert found and found[1] == source
+        assert set(found[2].split(",")) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_notebooks_run_what_they_tell_of() -> None:
     folder = ROOT / "recipes/notebooks"
-    for path in folder.glob("*.ipynb"):
-        text = path.read_text(encoding="utf-8")
-        assert "%pip install" in text and "../..[" in text, path.name
     assert (folder / "../../pyproject.toml").exists()
     game = (folder / "custom_reward_and_env.ipynb").read_text(encoding="utf-8")
     (generations,) = re.findall(r'"num_generations = (\d+)', game)
