@@ -261,17 +261,17 @@ class RowDatasetBuilder(RLDatasetBuilder):
             if self.on_bad_row == "refuse":
                 raise
             why = str(error).splitlines()[0].removeprefix(f"{keyed.row.where}: ").partition(";")[0]
-            return None, {"cannot be used and are skipped": f": {why}"}
+            return None, {"unusable and skipped": f": {why}"}
         remarks = dict.fromkeys(self._remarks(keyed.row), "")
         if most is None or length <= most:
             return problem, remarks
         limit = plural(most, "token")
         if self.on_long_prompt == "skip":
-            return None, {f"have a prompt above {limit} and are skipped": f": {length}"}
+            return None, {f"with a prompt above {limit} and skipped": f": {length}"}
         if whole is not self:
             problem = self._built(keyed, tokenizer)
             if await _num_tokens(problem) <= most:
-                return problem, {**remarks, f"have a prompt that is cut to {limit}": f": {length}"}
+                return problem, {**remarks, f"with a prompt cut to {limit}": f": {length}"}
         cut = " and cannot be cut to it" if whole is not self else ""
         raise keyed.row.error(
             f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens={most}"
@@ -404,13 +404,9 @@ class Task(RowDatasetBuilder):
     @override
     def _remarks(self, row: Row) -> Iterable[str]:
         if any(self._tagged(row)):
-            stray = "have <think> or <answer> tags in what is asked"
-            is_kept = self.stray_tags == "keep"
-            yield (
-                f"{stray}; dataset.stray_tags=strip takes them out"
-                if is_kept
-                else (f"{stray}, which are taken out")
-            )
+            strips = self.stray_tags == "strip"
+            done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
+            yield f"with <think> or <answer> tags in the question, {done}"
 
 
 async def _num_tokens(problem: ProblemGroupBuilder) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import chz
 import pytest
 
+from es_cookbook.bridges.program.dataset import ProgramRows
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.population.results import problem_names
@@ -94,9 +95,9 @@ async def test_bad_rows_are_skipped_and_told_and_no_other_row_changes_sides(
         f"line {n}: field 'question' is missing" for n in sorted(bad - {before[1][1]})[:3]
     )
     assert said[:2] == [
-        f"{path}: of {len(before[1])} held-out rows, 1 cannot be used and are skipped "
+        f"{path}: of {len(before[1])} held-out rows, 1 unusable and skipped "
         f"(line {before[1][1]}: field 'question' is missing)",
-        f"{path}: of {len(before[0])} training rows, 4 cannot be used and are skipped ({first}, …)",
+        f"{path}: of {len(before[0])} training rows, 4 unusable and skipped ({first}, …)",
     ]
 
 
@@ -116,7 +117,7 @@ async def test_a_file_of_bad_rows_alone_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", rows(3))
     with pytest.raises(
         DataError,
-        match=r"of 3 training rows, 3 cannot be used and are skipped \(line 1: field 'qestion' is "
+        match=r"of 3 training rows, 3 unusable and skipped \(line 1: field 'qestion' is "
         r"missing, line 2: .*\); none is left$",
     ):
         await task(path, prompt="{qestion}", num_test=0, on_bad_row="skip")(TOKENIZER)
@@ -146,7 +147,7 @@ async def test_long_prompts_are_refused_or_skipped(long: str, said: list[str]) -
     assert train == [1, 2, 4, 5, 6, 7, 8, 9, 10]
     (sentence,) = said
     assert sentence.startswith(
-        f"{long}: of 10 training rows, 1 have a prompt above 60 tokens and are skipped (line 3: "
+        f"{long}: of 10 training rows, 1 with a prompt above 60 tokens and skipped (line 3: "
     )
     with pytest.raises(DataError, match="none is left"):
         await task(long, **given | {"max_prompt_tokens": 3})(TOKENIZER)
@@ -165,7 +166,7 @@ async def test_a_long_question_loses_its_beginning_and_the_template_stays_whole(
     assert whole[2].endswith(cut[2].removeprefix(head)) and len(cut[2]) < len(whole[2])
     assert isinstance(datasets.train, ProblemDataset)
     assert 50 < await datasets.train.builders[2].prompt_length() <= 60
-    assert ["1 have a prompt that is cut to 60 tokens (line 3: " in each for each in said] == [True]
+    assert ["1 with a prompt cut to 60 tokens (line 3: " in each for each in said] == [True]
     with pytest.raises(DataError, match=r"max_prompt_tokens=9 and cannot be cut to it; "):
         await task(long, **given | {"max_prompt_tokens": 9}, system="Think.")(TOKENIZER)
 
@@ -206,6 +207,12 @@ async def test_long_prompts_of_chats_are_skipped_and_never_cut(long: str) -> Non
         await chz.replace(talks, on_long_prompt="truncate_left")(TOKENIZER)
 
 
+async def test_a_programs_prompts_have_no_length_that_could_be_limited(long: str) -> None:
+    programs = ProgramRows(source=long, program="true", num_test=0, max_prompt_tokens=60)
+    with pytest.raises(ConfigError, match=r"max_prompt_tokens: the prompts of these problems are"):
+        await programs(TOKENIZER)
+
+
 # --- tags and prefilled answers ------------------------------------------------------------------
 
 
@@ -226,9 +233,9 @@ async def test_stray_tags_of_rows_are_told_or_stripped_and_those_of_the_template
     datasets = await task(path, **given, stray_tags="strip")(TOKENIZER)
     assert asked(datasets) == [kept[0], " why? 7 Use <think>.", *kept[2:]]
     assert said == [
-        f"{path}: of 4 training rows, 1 have <think> or <answer> tags in what is asked; "
-        "dataset.stray_tags=strip takes them out (line 2)",
-        f"{path}: of 4 training rows, 1 have <think> or <answer> tags in what is asked, which are "
+        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
+        "kept unless dataset.stray_tags=strip (line 2)",
+        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
         "taken out (line 2)",
     ]
 
