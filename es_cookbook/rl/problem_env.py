@@ -5,6 +5,7 @@ Subclass `ProblemEnv`, write `grade`, and put `functools.partial(YourEnv, observ
 rollout: a generation makes thousands of Envs, all on one event loop.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -12,13 +13,13 @@ import math
 import traceback
 import weakref
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.errors import DataError, EnvError, own_frames
+from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.message_env import MessageEnv, Script
 from es_cookbook.rl.messages.renderer import render_chat
@@ -137,14 +138,30 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     @override
     async def check(self, context_length: int) -> None:
         """Check its prompt's length, and grade its gold answer, in this process."""
-        try:
+        length = await self.prompt_length(context_length)
+        if length is not None:
+            check_prompt(self.name, length, context_length)
+        with self._named():
+            if self.gold is not None and isinstance(self.make_env(), ProblemEnv | MessageEnv):
+                await self._check_gold(self.gold, context_length)
+
+    async def prompt_length(self, context_length: int = 2**20) -> int | None:
+        """Tokens of its first prompt; None where only a rollout can tell.
+
+        Raises:
+            DataError: The Env has no first prompt; names the problem.
+        """
+        with self._named():
             env = self.make_env()
             if isinstance(env, MessageEnv):
                 env.policy = Script((), env.chat.tokenizer, context_length)
-            prompt_T = (await env.initial_observation()).tokens_T
-            check_prompt(self.name, len(prompt_T), context_length)
-            if self.gold is not None and isinstance(env, ProblemEnv | MessageEnv):
-                await self._check_gold(self.gold, context_length)
+            return len((await env.initial_observation()).tokens_T)
+
+    @contextlib.contextmanager
+    def _named(self) -> Generator[None]:
+        """Inside, an Env's error is one of the data, with the problem's name and own lines."""
+        try:
+            yield
         except EnvError as error:
             said = str(error).removeprefix(f"{self.name}: ")  # A reward names its row itself.
             frames = own_frames("".join(traceback.format_exception(error)))
@@ -264,8 +281,17 @@ class TrainedOn:
         return TrainedOn(np.frombuffer(found, _DIGEST).astype(np.uint64))
 
 
+PREFILL_DOC = "text after the chat template, with which every answer begins: '<think>'"
+
+
 def render_prompt(
-    tokenizer: Tokenizer, question: str, *, chat: bool, system: str = ""
+    tokenizer: Tokenizer,
+    question: str,
+    *,
+    chat: bool,
+    system: str = "",
+    prefill: str = "",
+    most: int | None = None,
 ) -> tuple[int, ...]:
     """The prompt as tokens.
 
@@ -273,16 +299,44 @@ def render_prompt(
     else plain text, in which a blank line separates the system message from the question. What the
     tokenizer does not know is told once a character: the model cannot see it.
 
+    Args:
+        tokenizer: the model's own.
+        question: what the user asks.
+        chat: use the template.
+        system: message before the question; empty for none.
+        prefill: text behind all that, with which the answer begins.
+        most: tokens that are wanted: the question loses its beginning until all of it fits. It is
+            longer where everything but the question is.
+
     Raises:
         ModelError: The template cannot render the chat; says why.
+        ConfigError: The template ends in the prefill itself.
     """
-    _tell_unknown(tokenizer, f"{system}{question}")
-    if chat and tokenizer.chat_template is not None:
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": question})
-        text = render_chat(tokenizer, messages)
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
-    return tuple(tokenizer.encode(f"{system}\n\n{question}" if system else question))
+    _tell_unknown(tokenizer, f"{system}{question}{prefill}")
+
+    def rendered(question: str) -> tuple[int, ...]:
+        if chat and tokenizer.chat_template is not None:
+            messages = [{"role": "system", "content": system}] if system else []
+            messages.append({"role": "user", "content": question})
+            text = render_chat(tokenizer, messages)
+            if prefill and text.rstrip().endswith(prefill.rstrip()):
+                raise ConfigError(
+                    f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
+                    "out"
+                )
+            return tuple(tokenizer.encode(text + prefill, add_special_tokens=False))
+        before = f"{system}\n\n" if system else ""
+        return tuple(tokenizer.encode(f"{before}{question}{prefill}"))
+
+    tokens_T = rendered(question)
+    if most is None or len(tokens_T) <= most:
+        return tokens_T
+    left_T = tokenizer.encode(question, add_special_tokens=False)
+    while left_T and len(tokens_T) > most:
+        left_T = left_T[len(tokens_T) - most :]
+        left = tokenizer.decode(left_T, clean_up_tokenization_spaces=False)
+        tokens_T = rendered(str(left).lstrip("\ufffd"))  # Half of a character.
+    return tokens_T
 
 
 _characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()

@@ -164,8 +164,8 @@ class ProgramProblem(ProcessProblem):
     """A row."""
 
     @override
-    async def check(self, context_length: int) -> None:
-        """Nothing: what the model is asked is the program's affair."""
+    async def prompt_length(self, context_length: int = 2**20) -> None:
+        """None: what the model is asked is the program's affair."""
 
 
 async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> Result:

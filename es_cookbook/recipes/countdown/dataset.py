@@ -24,6 +24,7 @@ from es_cookbook.recipes.countdown.problems import Problem, generate_problems, s
 from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import (
+    PREFILL_DOC,
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
@@ -94,6 +95,7 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         default="compact",
         doc="compact: for the bundled model; paper: in words, as a chat if the model has one",
     )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
     reward: CountdownReward = chz.field(default_factory=CountdownReward, doc="how answers are paid")
 
     @chz.validate
@@ -123,7 +125,8 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
     @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.numbers, problem.target, self.prompt)
-        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "paper")
+        chat = self.prompt == "paper"
+        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
         ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{solution} = {problem.target}</think>\n<answer>{solution}</answer>"

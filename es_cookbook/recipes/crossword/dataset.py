@@ -18,7 +18,7 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.sources import SOURCE_DOC
 from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import PREFILL_DOC, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, enumeration_of
 from es_cookbook.rl.rewards.format import prompt_ends_in_think
 from es_cookbook.rl.types import Observation, Tokenizer
@@ -58,6 +58,7 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
         default="compact",
         doc="compact: the clue alone; words: with what it is, as a chat if the model has one",
     )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
     reward: Crossword = chz.field(default_factory=Crossword, doc="how answers are paid")
 
     @override
@@ -73,7 +74,8 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
         except DataError as error:
             raise row.error(str(error)) from error
         text = question(clue, enumeration, self.prompt)
-        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "words")
+        chat = self.prompt == "words"
+        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
         in_think = self.reward.prompt_ends_in_think or prompt_ends_in_think(tokenizer, tokens_T)
         reward = chz.replace(self.reward, prompt_ends_in_think=in_think)
         return ProblemGroupBuilder(

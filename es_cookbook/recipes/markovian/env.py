@@ -27,6 +27,7 @@ Substring search and one pattern over a bounded piece of the text: the cost is l
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ from es_cookbook.rl.problem_env import (
 )
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.types import (
+    Action,
     GroupReward,
     LostRollout,
     Observation,
@@ -275,11 +277,20 @@ def mean_logprob(reading: Reading) -> float:
 
 
 class MarkovianEnv(ProblemEnv):
-    """One thought about one question."""
+    """One thought about one question: the policy's own, or one that is given in its place.
 
-    def __init__(self, asked: Asked) -> None:
+    A given thought has no sampled tokens: nobody is paid for writing it, only for reading it.
+    """
+
+    def __init__(self, asked: Asked, given: str | None = None) -> None:
         super().__init__(asked.observation)
-        self.asked = asked
+        self.asked, self.given = asked, given
+
+    @override
+    async def act(self, observation: Observation) -> Action:
+        if self.given is not None:
+            return Action((), self.given, "stop")
+        return await super().act(observation)
 
     @override
     async def graded(self, text: str) -> Grade:
@@ -301,6 +312,14 @@ class MarkovianProblem(ProblemGroupBuilder):
 
     question: str = dataclasses.field(kw_only=True)
     asked: Asked = dataclasses.field(kw_only=True)
+
+    @property
+    def given(self) -> "MarkovianProblem":
+        """The same with its hand-written thought in place of the policy's own; tagged `given`."""
+        make_env = functools.partial(MarkovianEnv, self.asked, self.asked.thought)
+        return dataclasses.replace(
+            self, make_env=make_env, problem_tags=(*self.problem_tags, "given")
+        )
 
     @override
     async def check(self, context_length: int) -> None:

@@ -29,6 +29,7 @@ from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, fo
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import (
+    PREFILL_DOC,
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
@@ -219,6 +220,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
         doc=r"plain: the question alone, answered in \boxed{}, for the bundled model; boxed: asks "
         "for the box; tags: asks for <think> and <answer>",
     )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
     grading: Literal["auto", "number", "math"] = chz.field(
         default="auto",
         doc="number: compare the last number of the answer; math: by math-verify; auto: GSM8K's "
@@ -250,7 +252,8 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
 
     @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        tokens_T = render_prompt(tokenizer, question(problem.question, self.prompt), chat=True)
+        text = question(problem.question, self.prompt)
+        tokens_T = render_prompt(tokenizer, text, chat=True, prefill=self.prefill)
         ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
         is_number = problem.is_number if self.grading == "auto" else self.grading == "number"
         reward = reward_of(self.prompt, is_number=is_number)

@@ -38,6 +38,7 @@ from es_cookbook.recipes.rush_hour.generate import (
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import (
+    PREFILL_DOC,
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
@@ -195,6 +196,7 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
         doc="compact: the board alone, for the bundled model; words: with the rules, as a chat if "
         "the model has one",
     )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
     reward: RushHourReward = chz.field(default_factory=RushHourReward, doc="how answers are paid")
 
     @chz.validate
@@ -229,7 +231,8 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
     @override
     def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.board, self.prompt)
-        tokens_T = render_prompt(tokenizer, text, chat=self.prompt == "words")
+        chat = self.prompt == "words"
+        tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
         ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)
         solution = problem.solution or _solution(name, problem)
         gold = f"<think>{len(solution)}</think>\n<answer>{format_moves(solution)}</answer>"

@@ -19,6 +19,10 @@ A row is held out by what it is, never by how it is asked. Its key, all of its f
 `split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
 the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
 same for every seed and prompt, and fewer of them are the first of more.
+
+Rows that do not fit, because no problem can be made of them or their prompt is too long, are
+refused or skipped. They are skipped after rows were held out, so no other row changes sides, and by
+what they are, never by what an engine holds, so a run that goes on uses the same rows.
 """
 
 import dataclasses
@@ -26,15 +30,17 @@ import functools
 import hashlib
 import heapq
 import json
+import re
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol, TypeAlias, TypeVar
+from string import Formatter
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.configs import Names, recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
@@ -43,6 +49,7 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, check_template, filled
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
 from es_cookbook.rl.problem_env import (
+    PREFILL_DOC,
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
@@ -57,6 +64,7 @@ from es_cookbook.rl.rewards.base import (
     graded,
     name_of,
 )
+from es_cookbook.rl.rewards.format import prompt_end
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -69,6 +77,9 @@ from es_cookbook.rl.types import (
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 _NUM_TEST = 200
 """Most held-out rows where `num_test` does not say how many."""
+_TAGS = re.compile("</?(?:think|answer)>")
+_MOST_NAMED = 3
+"""Rows that are named where more are told of."""
 
 
 @chz.chz
@@ -102,6 +113,26 @@ class RowDatasetBuilder(RLDatasetBuilder):
         default=32, doc="problems in a batch", metadata=formerly("batch")
     )
     seed: int = chz.field(default=0, doc="of the order of the training problems")
+    on_bad_row: Literal["refuse", "skip"] = chz.field(
+        default="refuse", doc="of a row that lacks what the task needs; skip: say so, and go on"
+    )
+    max_prompt_tokens: int | None = chz.field(
+        default=None, doc="longest prompt; None: any that leaves room for an answer"
+    )
+    on_long_prompt: Literal["refuse", "skip", "truncate_left"] = chz.field(
+        default="refuse",
+        doc="of a prompt above max_prompt_tokens; truncate_left: cut the question's beginning",
+    )
+
+    @chz.validate
+    def _fitting(self) -> None:
+        check_literals(self)
+        check_range(self, "max_prompt_tokens", at_least=1)
+        if self.on_long_prompt != "refuse" and self.max_prompt_tokens is None:
+            raise ConfigError(
+                f"on_long_prompt={self.on_long_prompt} needs max_prompt_tokens: which rows a run "
+                "uses must not depend on the engine's context"
+            )
 
     @chz.validate
     def _counts(self) -> None:
@@ -143,8 +174,10 @@ class RowDatasetBuilder(RLDatasetBuilder):
         train, test = self._splits()
         if not train:
             raise DataError(f"{self.source}: there are no rows to train on")
-        test_P = [self._built(keyed, tokenizer) for keyed in test]
-        builders = self._not_asked([self._built(keyed, tokenizer) for keyed in train], test_P)
+        held_out = self.test_source or self.source
+        test_P = await self._problems(test, held_out, "held-out row", tokenizer)
+        train_P = await self._problems(train, self.source, "training row", tokenizer)
+        builders = self._not_asked(train_P, test_P)
         dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
@@ -173,10 +206,16 @@ class RowDatasetBuilder(RLDatasetBuilder):
         return list(islice(others, self.num_train)), held_out
 
     def _keyed(self, row: Row) -> "_Keyed":
-        key = self._by_fields(row) if self.split_by else self.key(row)
+        error = None
+        try:
+            key = self._by_fields(row) if self.split_by else self.key(row)
+        except DataError as found:
+            if self.on_bad_row == "refuse":
+                raise
+            key, error = _all_of(row), found
         digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
         place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
-        return _Keyed(row, key, place, place < self.test_fraction)
+        return _Keyed(row, key, place, place < self.test_fraction, error)
 
     def _by_fields(self, row: Row) -> str:
         assert self.split_by is not None
@@ -187,7 +226,72 @@ class RowDatasetBuilder(RLDatasetBuilder):
         except DataError as error:
             raise DataError(f"{error} (dataset.split_by={self.split_by})") from error
 
+    async def _problems(
+        self, rows: "Sequence[_Keyed]", source: str, what: str, tokenizer: Tokenizer
+    ) -> list[ProblemGroupBuilder]:
+        """Those of the rows that are used; says how many do not fit, and names the first."""
+        cuts = self.on_long_prompt == "truncate_left"
+        whole = chz.replace(self, on_long_prompt="refuse") if cuts else self
+        found: list[ProblemGroupBuilder] = []
+        told: dict[str, list[str]] = {}
+        for keyed in rows:
+            problem, remarks = await self._fitted(keyed, whole, tokenizer)
+            found += [problem] if problem else []
+            for how, why in remarks.items():
+                where = keyed.row.where.removeprefix(f"{source}, ")
+                told.setdefault(how, []).append(f"{where}{why}")
+        if told:
+            said = "; ".join(
+                f"{len(names):,} {how} ({', '.join(names[:_MOST_NAMED])}"
+                f"{', …' if len(names) > _MOST_NAMED else ''})"
+                for how, names in told.items()
+            )
+            said = f"{source}: of {plural(len(rows), what)}, {said}"
+            if not found:
+                raise DataError(f"{said}; none is left")
+            say(said)
+        return found
+
+    async def _fitted(
+        self, keyed: "_Keyed", whole: "RowDatasetBuilder", tokenizer: Tokenizer
+    ) -> tuple[ProblemGroupBuilder | None, dict[str, str]]:
+        """A row's problem, None if it is skipped, and what to say of such rows and of this one.
+
+        `whole` is the same data with prompts as they are.
+        """
+        most = self.max_prompt_tokens
+        try:
+            problem = whole._built(keyed, tokenizer)
+            length = 0 if most is None else await _num_tokens(problem)
+        except DataError as error:
+            if self.on_bad_row == "refuse":
+                raise
+            why = str(error).splitlines()[0].removeprefix(f"{keyed.row.where}: ").partition(";")[0]
+            return None, {"unusable and skipped": f": {why}"}
+        remarks = dict.fromkeys(self._remarks(keyed.row), "")
+        if most is None or length <= most:
+            return problem, remarks
+        limit = plural(most, "token")
+        if self.on_long_prompt == "skip":
+            return None, {f"with a prompt above {limit} and skipped": f": {length}"}
+        if whole is not self:
+            problem = self._built(keyed, tokenizer)
+            if await _num_tokens(problem) <= most:
+                return problem, {**remarks, f"with a prompt cut to {limit}": f": {length}"}
+        cut = " and cannot be cut to it" if whole is not self else ""
+        raise keyed.row.error(
+            f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens={most}"
+            f"{cut}; dataset.on_long_prompt=skip leaves such rows out, and truncate_left cuts the "
+            "questions of a task"
+        )
+
+    def _remarks(self, row: Row) -> Iterable[str]:
+        """What is to be said of rows such as this one; by default nothing."""
+        return ()
+
     def _built(self, keyed: "_Keyed", tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        if keyed.error is not None:
+            raise keyed.error
         contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
         return dataclasses.replace(self.problem(keyed.row, tokenizer), contents=contents)
 
@@ -236,6 +340,11 @@ class Task(RowDatasetBuilder):
         default=1.0,
         doc="what a row's perfect answer must earn, where it has one; None: it is not scored",
     )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
+    stray_tags: Literal["keep", "strip"] = chz.field(
+        default="keep",
+        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
+    )
     tag: str | None = chz.field(
         default=None, doc="field of the row under whose values metrics are reported as well"
     )
@@ -259,19 +368,61 @@ class Task(RowDatasetBuilder):
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         tokens_T = render_prompt(
-            tokenizer, filled(self.prompt, row), chat=self.chat, system=self.system
+            tokenizer,
+            filled(self.prompt, self._shown(row)),
+            chat=self.chat,
+            system=self.system,
+            prefill=self.prefill,
+            most=self.max_prompt_tokens if self.on_long_prompt == "truncate_left" else None,
         )
         check_row(self.reward, row)
+        reward = self.reward
+        if isinstance(reward, Reward):
+            reward = reward.after(prompt_end(tokenizer, tokens_T))
         return ProblemGroupBuilder(
-            self.env_maker(Observation(tokens_T), row),
+            self.env_maker(Observation(tokens_T), reward, row),
             row.where,
             gold=gold_of(row, self.gold, self.full_reward),
             problem_tags=(str(row.value(self.tag)),) if self.tag else (),
         )
 
-    def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
+    def env_maker(
+        self, observation: Observation, reward: RewardFunction, row: Row
+    ) -> Callable[[], ProblemEnv]:
         """Makes an Env of a row; importable, so that the problem pickles."""
-        return functools.partial(TaskEnv, observation, self.reward, row, self.full_reward)
+        return functools.partial(TaskEnv, observation, reward, row, self.full_reward)
+
+    def _shown(self, row: Row) -> Row:
+        """The row as the prompt shows it."""
+        if self.stray_tags == "keep":
+            return row
+        # The second time a space: tags may stand in tags.
+        tagless = {name: _TAGS.sub(" ", _TAGS.sub("", each)) for name, each in self._tagged(row)}
+        return Row(row.where, {**row.fields, **tagless})
+
+    def _tagged(self, row: Row) -> Iterator[tuple[str, str]]:
+        """The fields of a row with tags in what the prompt shows of them."""
+        for _, name, _, _ in Formatter().parse(self.prompt):
+            value = row.fields.get(name or "")
+            if value is not None and _TAGS.search(str(value)):
+                yield str(name), str(value)
+
+    @override
+    def _remarks(self, row: Row) -> Iterable[str]:
+        if any(self._tagged(row)):
+            strips = self.stray_tags == "strip"
+            done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
+            yield f"with <think> or <answer> tags in the question, {done}"
+
+
+async def _num_tokens(problem: ProblemGroupBuilder) -> int:
+    length = await problem.prompt_length()
+    if length is None:
+        raise ConfigError(
+            "dataset.max_prompt_tokens: the prompts of these problems are not known before a "
+            "rollout; accepted: None"
+        )
+    return length
 
 
 def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
@@ -412,9 +563,11 @@ class _Keyed:
 
     Attributes:
         place: in [0, 1), by the key, from the beginning of the share that is held out.
+        error: why the row has no key of its own.
     """
 
     row: Row
     key: str
     place: float
     is_held_out: bool
+    error: DataError | None = None

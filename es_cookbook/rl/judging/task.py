@@ -78,8 +78,10 @@ class JudgedTask(Task):
         return _JudgedProblem(*own, comparison=comparison)
 
     @override
-    def env_maker(self, observation: Observation, row: Row) -> Callable[[], ProblemEnv]:
-        given = observation, self.reward, row, self.full_reward, self.task_weight
+    def env_maker(
+        self, observation: Observation, reward: RewardFunction, row: Row
+    ) -> Callable[[], ProblemEnv]:
+        given = observation, reward, row, self.full_reward, self.task_weight
         return functools.partial(TaskEnv, *given)
 
 

@@ -16,7 +16,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import Self, TypeAlias, cast
 
 import chz
 
@@ -71,6 +71,14 @@ class Reward(ABC):
         """
         del text, row
         return None
+
+    def after(self, prompt: str) -> Self:
+        """This reward of answers to a prompt that ends in this text; by default the same.
+
+        One that looks for a tag at an answer's start looks for none that the prompt holds already.
+        """
+        del prompt
+        return self
 
     def check(self) -> None:
         """Refuse, before a run, what cannot be graded on this machine; by default nothing.

@@ -18,16 +18,17 @@ Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which a
 import re
 import unicodedata
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, Self
 
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.rewards.answers import field_of
 from es_cookbook.rl.rewards.base import Fields, Reward
-from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, tag_format_reward
+from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_OPEN, tag_format_reward
 from es_cookbook.rl.types import Metrics
 
 RAMP = (25, 80)
@@ -98,8 +99,10 @@ class Crossword(Reward):
     form: Literal["shaped", "exact"] = chz.field(
         default="shaped", doc="exact: 1 or 0; shaped: a little for a solution that is there"
     )
-    prompt_ends_in_think: bool = chz.field(
-        default=False, doc="the prompt already holds the opening <think>"
+    prompt_ends_in_think: bool | None = chz.field(
+        default=None,
+        metadata=recorded_without(False),
+        doc="the prompt already holds the opening <think>; None: a task sees whether",
     )
 
     @override
@@ -113,7 +116,7 @@ class Crossword(Reward):
         everywhere = _words(_without_tags(text[-LONGEST_TEXT:]))
         stands = _contains(everywhere, gold)
         contains = _worth(answer if _contains(answer, gold) else everywhere) if stands else 0.0
-        tags = tag_format_reward(text, prompt_ends_in_think=self.prompt_ends_in_think)
+        tags = tag_format_reward(text, prompt_ends_in_think=bool(self.prompt_ends_in_think))
         shaped = min(1.0, exact + 0.02 * tags * stands + 0.25 * contains)
         return exact if self.form == "exact" else shaped, {
             "correct": exact,
@@ -125,6 +128,12 @@ class Crossword(Reward):
     def read(self, text: str, row: Fields) -> str | None:
         answer = first_answer(text)
         return None if answer is None else canonical(answer[:LONGEST_ANSWER])
+
+    @override
+    def after(self, prompt: str) -> Self:
+        if self.prompt_ends_in_think is None and prompt.rstrip().endswith(THINK_OPEN):
+            return chz.replace(self, prompt_ends_in_think=True)
+        return self
 
     @override
     def check_row(self, row: Fields) -> None:

@@ -6,11 +6,14 @@ so the cost is linear in the text, whatever it is; regular expressions for the s
 are quadratic on hostile text.
 """
 
+import functools
 from collections.abc import Collection, Sequence
-from typing import Literal, TypeAlias, cast
+from typing import Literal, Self, TypeAlias
 
 import chz
+from typing_extensions import override
 
+from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.types import Tokenizer
@@ -19,10 +22,40 @@ Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_clo
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+_END = 64
+"""Tokens of a prompt's end in which a tag is looked for: more than one has, even in characters."""
+
+
+@chz.chz
+class Tags:
+    """The two tags around a part of an answer."""
+
+    start: str = chz.field(doc="before it, any text")
+    end: str = chz.field(doc="behind it, any text")
+
+    @chz.validate
+    def _some(self) -> None:
+        for name in ("start", "end"):
+            if not getattr(self, name).strip():
+                raise ConfigError(f"{name} must be some text, found {getattr(self, name)!r}")
+
+    def is_in(self, text: str) -> bool:
+        """Whether the first occurs before the second."""
+        start = text.find(self.start)
+        return start >= 0 and text.find(self.end, start + len(self.start)) >= 0
+
+
+THINK = Tags(start=THINK_OPEN, end=THINK_CLOSE)
+ANSWER = Tags(start=ANSWER_OPEN, end=ANSWER_CLOSE)
 
 
 def tag_format_reward(
-    text: str, *, excluded: Collection[Tag] = (), prompt_ends_in_think: bool = False
+    text: str,
+    *,
+    think: Tags = THINK,
+    answer: Tags = ANSWER,
+    excluded: Collection[Tag] = (),
+    prompt_ends_in_think: bool = False,
 ) -> float:
     """Share of the expected tags that are correctly placed, in [0, 1].
 
@@ -31,8 +64,9 @@ def tag_format_reward(
     at the end. Without a correct `</think>` the answer tags, which must follow it, earn
     nothing, unless `</think>` is excluded. White space around the whole is ignored.
 
-    Tags in `excluded` are neither expected nor checked. With `prompt_ends_in_think` the prompt
-    already holds the opening `<think>`, so the text need not.
+    `think` and `answer` are other tags in place of these. Tags in `excluded` are neither expected
+    nor checked. With `prompt_ends_in_think` the prompt already holds the opening `<think>`, so the
+    text need not.
 
     >>> tag_format_reward("<think>1+2=3</think><answer>1+2</answer>")
     1.0
@@ -40,15 +74,15 @@ def tag_format_reward(
     0.25
     """
     text = text.strip()
-    think_closed = text.count(THINK_CLOSE) == 1
-    body = text.partition(THINK_CLOSE)[2] if think_closed else ""
+    think_closed = text.count(think.end) == 1
+    body = text.partition(think.end)[2] if think_closed else ""
     if "think_close" in excluded:
         body = text
     placed: dict[Tag, bool] = {
-        "think_open": text.startswith(THINK_OPEN) and text.count(THINK_OPEN) == 1,
+        "think_open": text.startswith(think.start) and text.count(think.start) == 1,
         "think_close": think_closed,
-        "answer_open": text.count(ANSWER_OPEN) == 1 and ANSWER_OPEN in body,
-        "answer_close": text.count(ANSWER_CLOSE) == 1 and body.endswith(ANSWER_CLOSE),
+        "answer_open": text.count(answer.start) == 1 and answer.start in body,
+        "answer_close": text.count(answer.end) == 1 and body.endswith(answer.end),
     }
     expected = [
         placed[tag]
@@ -58,11 +92,14 @@ def tag_format_reward(
     return sum(expected) / len(expected) if expected else 1.0
 
 
-def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> float:
+def paper_format_reward(
+    text: str, *, think: Tags = THINK, answer: Tags = ANSWER, prompt_ends_in_think: bool = False
+) -> float:
     r"""Form as in "Evolution Strategies at Scale": 1 for the whole, else for its parts.
 
     The whole is `<think>…</think>\n<answer>…</answer>` from the first character to the last;
     else 0.1 for a `<think>…</think>` anywhere plus 0.5 for an `<answer>…</answer>` anywhere.
+    `think` and `answer` are other tags in place of these.
 
     With `prompt_ends_in_think` the prompt already holds the opening `<think>`: it is prepended.
 
@@ -72,15 +109,13 @@ def paper_format_reward(text: str, *, prompt_ends_in_think: bool = False) -> flo
     0.6
     """
     if prompt_ends_in_think:
-        text = THINK_OPEN + text
-    middle = f"{THINK_CLOSE}\n{ANSWER_OPEN}"
-    seam = text.find(middle, len(THINK_OPEN))
-    ends = text.startswith(THINK_OPEN) and text.endswith(ANSWER_CLOSE)
-    if ends and seam >= 0 and seam + len(middle) + len(ANSWER_CLOSE) <= len(text):
+        text = think.start + text
+    middle = f"{think.end}\n{answer.start}"
+    seam = text.find(middle, len(think.start))
+    ends = text.startswith(think.start) and text.endswith(answer.end)
+    if ends and seam >= 0 and seam + len(middle) + len(answer.end) <= len(text):
         return 1.0
-    return 0.1 * _has_pair(text, THINK_OPEN, THINK_CLOSE) + 0.5 * _has_pair(
-        text, ANSWER_OPEN, ANSWER_CLOSE
-    )
+    return 0.1 * think.is_in(text) + 0.5 * answer.is_in(text)
 
 
 @chz.chz
@@ -95,11 +130,23 @@ class Format(Reward):
         default="tags",
         doc="tags: share of correct tags; paper: 1 if whole, or 0.1 thought + 0.5 answer",
     )
+    think: Tags = chz.field(
+        default=THINK,
+        blueprint_unspecified=functools.partial(Tags, start=THINK_OPEN, end=THINK_CLOSE),
+        doc="the tags around the thought",
+    )
+    answer: Tags = chz.field(
+        default=ANSWER,
+        blueprint_unspecified=functools.partial(Tags, start=ANSWER_OPEN, end=ANSWER_CLOSE),
+        doc="the tags around the answer",
+    )
     excluded: tuple[Tag, ...] = chz.field(
         default=(), doc="tags that are not expected; form=tags only"
     )
-    prompt_ends_in_think: bool = chz.field(
-        default=False, doc="the prompt already holds the opening <think>"
+    prompt_ends_in_think: bool | None = chz.field(
+        default=None,
+        metadata=recorded_without(False),
+        doc="the prompt already holds the tag before the thought; None: a task sees whether",
     )
 
     @chz.validate
@@ -109,10 +156,19 @@ class Format(Reward):
 
     def __call__(self, text: str, row: Fields) -> float:
         del row
-        in_think = self.prompt_ends_in_think
+        tags = {"think": self.think, "answer": self.answer}
+        in_think = bool(self.prompt_ends_in_think)
         if self.form == "paper":
-            return paper_format_reward(text, prompt_ends_in_think=in_think)
-        return tag_format_reward(text, excluded=self.excluded, prompt_ends_in_think=in_think)
+            return paper_format_reward(text, **tags, prompt_ends_in_think=in_think)
+        return tag_format_reward(
+            text, **tags, excluded=self.excluded, prompt_ends_in_think=in_think
+        )
+
+    @override
+    def after(self, prompt: str) -> Self:
+        if self.prompt_ends_in_think is None and prompt.rstrip().endswith(self.think.start):
+            return chz.replace(self, prompt_ends_in_think=True)
+        return self
 
 
 def extract_answer(text: str) -> str | None:
@@ -128,13 +184,11 @@ def extract_answer(text: str) -> str | None:
     return text[start + len(ANSWER_OPEN) : end].strip()
 
 
-def _has_pair(text: str, opening: str, closing: str) -> bool:
-    """Whether `opening` occurs before `closing`."""
-    start = text.find(opening)
-    return start >= 0 and text.find(closing, start + len(opening)) >= 0
+def prompt_end(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> str:
+    """The last characters of a prompt, as text."""
+    return str(tokenizer.decode(list(tokens_T[-_END:])))
 
 
 def prompt_ends_in_think(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> bool:
     """Whether a prompt already holds the opening `<think>`, as some chat templates end in it."""
-    end = cast(str, tokenizer.decode(list(tokens_T[-8:])))
-    return end.rstrip().endswith(THINK_OPEN)
+    return prompt_end(tokenizer, tokens_T).rstrip().endswith(THINK_OPEN)

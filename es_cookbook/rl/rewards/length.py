@@ -30,6 +30,7 @@ no good answer stands; the metric `correct` says how many do not.
 """
 
 import math
+from typing import Self
 
 import chz
 import numpy as np
@@ -129,6 +130,10 @@ class Length(Reward):
 
     async def grade(self, text: str, row: Fields) -> Score:
         return self._adjusted(text, await self.of.grade(text, row))
+
+    def after(self, prompt: str) -> Self:
+        of = self.of.after(prompt)
+        return self if of is self.of else chz.replace(self, of=of)
 
     def check(self) -> None:
         self.of.check()

@@ -13,7 +13,7 @@ normalised.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Self, cast
 
 import chz
 from typing_extensions import override
@@ -97,6 +97,12 @@ class WeightedSum(Reward):
         """What the first of them reads that reads anything."""
         found = (part.read(text, row) for _, part in self._of(row))
         return next((answer for answer in found if answer is not None), None)
+
+    @override
+    def after(self, prompt: str) -> Self:
+        parts = self._parts().items()
+        moved = {name: new for name, part in parts if (new := part.after(prompt)) is not part}
+        return chz.replace(self, **moved) if moved else self
 
     @override
     def check(self) -> None:

@@ -1,0 +1,315 @@
+"""Rows of which no problem can be made, prompts that are too long, tags, and prefilled answers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook.bridges.program.dataset import ProgramRows
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.population.results import problem_names
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.task import RowDatasetBuilder, Task
+from es_cookbook.rl.messages.chat import Chat, ChatOptions
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.message_env import MessageEnv
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.format import Format, Tags
+from es_cookbook.rl.rewards.length import Length
+from es_cookbook.rl.rewards.weighted_sum import WeightedSum
+from es_cookbook.rl.types import Datasets, Tokenizer
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.recipe_problems import write_rows
+
+pytestmark = pytest.mark.anyio
+TOKENIZER = tokenizer_with(CHATML)
+END = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+def score(text: str, row: Mapping[str, Any]) -> float:
+    return float(text == row["answer"])
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [{"question": f"what is {i} and 1?", "answer": str(i + 1)} for i in range(count)]
+
+
+def task(path: str, **fields: Any) -> Task:
+    given: dict[str, Any] = {"reward": score, "problems_per_generation": 1} | fields
+    return Task(source=path, **given)
+
+
+def lines(datasets: Datasets) -> tuple[list[int], list[int]]:
+    """On which lines of the file the training and the held-out rows stand."""
+    assert isinstance(datasets.train, ProblemDataset)
+    train, test = map(problem_names, (datasets.train.builders, datasets.test_P))
+    return [int(name.rpartition(" ")[2]) for name in train], [
+        int(name.rpartition(" ")[2]) for name in test
+    ]
+
+
+def asked(datasets: Datasets) -> list[str]:
+    """The training prompts."""
+    assert isinstance(datasets.train, ProblemDataset)
+    envs = [builder.make_env() for builder in datasets.train.builders]
+    return [str(TOKENIZER.decode(list(env.observation.tokens_T))) for env in envs]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr("es_cookbook.rl.data.task.say", found.append)
+    return found
+
+
+# --- rows of which no problem can be made --------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_test", [None, 9])
+async def test_bad_rows_are_skipped_and_told_and_no_other_row_changes_sides(
+    tmp_path: Path, said: list[str], num_test: int | None
+) -> None:
+    good = rows(40)
+    whole = write_rows(tmp_path / "whole.jsonl", good)
+    spoilt = list(good)
+    # Bad by what is not part of the key, so that their own places stay as well.
+    before = lines(await task(whole, split_by="answer", num_test=num_test)(TOKENIZER))
+    bad = {before[0][0], before[0][3], before[0][7], before[0][9], before[1][1]}
+    for line in bad:
+        spoilt[line - 1] = {"answer": spoilt[line - 1]["answer"]}
+    path = write_rows(tmp_path / "rows.jsonl", spoilt)
+    with pytest.raises(DataError, match=r"line \d+: field 'question' is missing"):
+        await task(path, split_by="answer", num_test=num_test)(TOKENIZER)
+    assert not said
+    skipping = task(path, split_by="answer", num_test=num_test, on_bad_row="skip")
+    for _ in range(2):  # The same again, as a run that goes on has it.
+        after = lines(await skipping(TOKENIZER))
+        assert after == tuple([n for n in part if n not in bad] for part in before)
+    first = ", ".join(
+        f"line {n}: field 'question' is missing" for n in sorted(bad - {before[1][1]})[:3]
+    )
+    assert said[:2] == [
+        f"{path}: of {len(before[1])} held-out rows, 1 unusable and skipped "
+        f"(line {before[1][1]}: field 'question' is missing)",
+        f"{path}: of {len(before[0])} training rows, 4 unusable and skipped ({first}, …)",
+    ]
+
+
+async def test_a_row_without_the_field_that_splits_is_bad_too(tmp_path: Path) -> None:
+    found = rows(20)
+    del found[4]["answer"]
+    path = write_rows(tmp_path / "rows.jsonl", found)
+    given = {"split_by": "answer", "full_reward": None}
+    with pytest.raises(DataError, match=r"line 5: field 'answer' is missing.*dataset.split_by"):
+        task(path, **given).check()
+    task(path, **given, on_bad_row="skip").check()
+    train, test = lines(await task(path, **given, on_bad_row="skip")(TOKENIZER))
+    assert sorted(train + test) == [n for n in range(1, 21) if n != 5]
+
+
+async def test_a_file_of_bad_rows_alone_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", rows(3))
+    with pytest.raises(
+        DataError,
+        match=r"of 3 training rows, 3 unusable and skipped \(line 1: field 'qestion' is "
+        r"missing, line 2: .*\); none is left$",
+    ):
+        await task(path, prompt="{qestion}", num_test=0, on_bad_row="skip")(TOKENIZER)
+
+
+# --- prompts that are too long -------------------------------------------------------------------
+
+
+@pytest.fixture
+def long(tmp_path: Path) -> str:
+    """Ten rows, of which the third asks much."""
+    found = rows(10)
+    found[2]["question"] = "".join(f"and {i} " for i in range(99)) + "is 7?"
+    return write_rows(tmp_path / "rows.jsonl", found)
+
+
+async def test_long_prompts_are_refused_or_skipped(long: str, said: list[str]) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"line 3: its prompt of \d+ tokens is above dataset.max_prompt_tokens=60; "
+        r"dataset.on_long_prompt=skip leaves such rows out, and truncate_left cuts",
+    ):
+        # Not a bad row: that it is long has an option of its own.
+        await task(long, num_test=0, max_prompt_tokens=60, on_bad_row="skip")(TOKENIZER)
+    given = {"num_test": 0, "max_prompt_tokens": 60, "on_long_prompt": "skip"}
+    train, _ = lines(await task(long, **given)(TOKENIZER))
+    assert train == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    (sentence,) = said
+    assert sentence.startswith(
+        f"{long}: of 10 training rows, 1 with a prompt above 60 tokens and skipped (line 3: "
+    )
+    with pytest.raises(DataError, match="none is left"):
+        await task(long, **given | {"max_prompt_tokens": 3})(TOKENIZER)
+
+
+async def test_a_long_question_loses_its_beginning_and_the_template_stays_whole(
+    long: str, said: list[str]
+) -> None:
+    given = {"num_test": 0, "max_prompt_tokens": 60, "on_long_prompt": "truncate_left"}
+    whole = asked(await task(long, num_test=0, system="Think.")(TOKENIZER))
+    datasets = await task(long, **given, system="Think.")(TOKENIZER)
+    cut = asked(datasets)
+    assert whole[:2] + whole[3:] == cut[:2] + cut[3:]
+    head = "<|im_start|>system\nThink.<|im_end|>\n<|im_start|>user\n"
+    assert cut[2].startswith(head) and cut[2].endswith(f"is 7?{END}")
+    assert whole[2].endswith(cut[2].removeprefix(head)) and len(cut[2]) < len(whole[2])
+    assert isinstance(datasets.train, ProblemDataset)
+    assert 50 < await datasets.train.builders[2].prompt_length() <= 60
+    assert ["1 with a prompt cut to 60 tokens (line 3: " in each for each in said] == [True]
+    with pytest.raises(DataError, match=r"max_prompt_tokens=9 and cannot be cut to it; "):
+        await task(long, **given | {"max_prompt_tokens": 9}, system="Think.")(TOKENIZER)
+
+
+def test_what_is_done_with_long_prompts_needs_their_length() -> None:
+    with pytest.raises(ConfigError, match=r"on_long_prompt=skip needs max_prompt_tokens: which"):
+        task("rows.jsonl", on_long_prompt="skip")
+    with pytest.raises(ConfigError, match="on_bad_row must be refuse or skip, found 'drop'"):
+        task("rows.jsonl", on_bad_row="drop")
+
+
+class Talk(MessageEnv):
+    """Says what it is given."""
+
+    def __init__(self, chat: Chat, text: str) -> None:
+        super().__init__(chat)
+        self.text = text
+
+    async def initial_messages(self) -> list[Message]:
+        return [Message("user", self.text)]
+
+    async def reply(self, message: Message) -> Any:
+        raise AssertionError
+
+
+@chz.chz
+class Talks(RowDatasetBuilder):
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        chat, text = Chat(tokenizer, ChatOptions()), row.text("question")
+        return ProblemGroupBuilder(lambda: Talk(chat, text), row.where)
+
+
+async def test_long_prompts_of_chats_are_skipped_and_never_cut(long: str) -> None:
+    talks = Talks(source=long, num_test=0, problems_per_generation=1, max_prompt_tokens=60)
+    train, _ = lines(await chz.replace(talks, on_long_prompt="skip")(TOKENIZER))
+    assert train == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    with pytest.raises(DataError, match="max_prompt_tokens=60 and cannot be cut to it"):
+        await chz.replace(talks, on_long_prompt="truncate_left")(TOKENIZER)
+
+
+async def test_a_programs_prompts_have_no_length_that_could_be_limited(long: str) -> None:
+    programs = ProgramRows(source=long, program="true", num_test=0, max_prompt_tokens=60)
+    with pytest.raises(ConfigError, match=r"max_prompt_tokens: the prompts of these problems are"):
+        await programs(TOKENIZER)
+
+
+# --- tags and prefilled answers ------------------------------------------------------------------
+
+
+async def test_stray_tags_of_rows_are_told_or_stripped_and_those_of_the_template_stay(
+    tmp_path: Path, said: list[str]
+) -> None:
+    found = rows(4)
+    found[1]["question"] = "<th<think>ink>why?</think> <answer>7</answer>"
+    found[1]["answer"] = "<answer>"
+    given = {"num_test": 0, "full_reward": None, "chat": False}
+    given |= {
+        "prompt": "{question} Use <think>.",
+        "source": write_rows(tmp_path / "a.jsonl", found),
+    }
+    path = str(given.pop("source"))
+    kept = asked(await task(path, **given)(TOKENIZER))
+    assert kept[1] == f"{found[1]['question']} Use <think>."
+    datasets = await task(path, **given, stray_tags="strip")(TOKENIZER)
+    assert asked(datasets) == [kept[0], " why? 7 Use <think>.", *kept[2:]]
+    assert said == [
+        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
+        "kept unless dataset.stray_tags=strip (line 2)",
+        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
+        "taken out (line 2)",
+    ]
+
+
+async def graded(datasets: Datasets, text: str) -> float:
+    assert isinstance(datasets.train, ProblemDataset)
+    return (await datasets.train.builders[0].make_env().graded(text)).reward
+
+
+async def test_answers_begin_with_the_prefill_and_rewards_see_that_by_themselves(
+    tmp_path: Path,
+) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", rows(2))
+    given = {"num_test": 0, "full_reward": None, "prefill": "<think>\n"}
+    answer = "so</think><answer>1</answer>"
+    rewards = (Format(), WeightedSum(rewards=("format",)), Length(of=Format(), strength=0.0))
+    for reward in rewards:
+        datasets = await task(path, **given, reward=reward)(TOKENIZER)
+        assert asked(datasets)[0].endswith(f"{END}<think>\n")
+        assert await graded(datasets, answer) == 1.0
+        assert (
+            await graded(
+                await task(path, num_test=0, full_reward=None, reward=reward)(TOKENIZER), answer
+            )
+            == 0.75
+        )
+    # What is said goes before what is seen, also by a run from before it was seen.
+    told = await task(path, **given, reward=Format(prompt_ends_in_think=False))(TOKENIZER)
+    assert await graded(told, answer) == 0.75
+    plain = asked(await task(path, **given, chat=False)(TOKENIZER))
+    assert plain[0] == "what is 0 and 1?<think>\n"
+
+
+async def test_tags_of_the_users_own_are_looked_for_in_their_place(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", rows(2))
+    think = Tags(start="<|begin_of_thought|>", end="<|end_of_thought|>")
+    answer = Tags(start="\\boxed{", end="}")
+    reward = Format(think=think, answer=answer)
+    given = {"num_test": 0, "full_reward": None, "reward": reward}
+    text = "<|begin_of_thought|>so<|end_of_thought|> \\boxed{1}"
+    assert await graded(await task(path, **given)(TOKENIZER), text) == 1.0
+    assert reward("<think>so</think><answer>1</answer>", {}) == 0.0
+    filled = await task(path, **given, prefill="<|begin_of_thought|>")(TOKENIZER)
+    assert await graded(filled, text.removeprefix("<|begin_of_thought|>")) == 1.0
+    paper = chz.replace(reward, form="paper")
+    assert paper(text.replace("> \\", ">\n\\"), {}) == 1.0 and paper(text, {}) == 0.6
+    with pytest.raises(ConfigError, match="end must be some text, found ''"):
+        Tags(start="a", end="")
+
+
+async def test_a_template_that_ends_in_the_prefill_itself_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(f"{CHATML}<think>\n")
+    path = write_rows(tmp_path / "rows.jsonl", rows(2))
+    with pytest.raises(ConfigError, match=r"prefill='<think>': the model's chat template already"):
+        await task(path, prefill="<think>", on_bad_row="skip")(tokenizer)
+
+
+async def test_a_recipe_fills_in_the_beginning_of_answers_too() -> None:
+    given = {"num_train": 2, "num_test": 1, "problems_per_generation": 1}
+    built = CountdownDatasetBuilder(**given, prompt="paper", prefill="<think>\n")
+    datasets = await built(TOKENIZER)
+    assert asked(datasets)[0].endswith(f"{END}<think>\n")
+    await datasets.train.validate(512)  # Its own solutions, which go on behind that, are right.
+
+
+def test_configs_from_before_these_options_mean_what_they_meant() -> None:
+    config = Task(source="rows.jsonl", reward=Format())
+    plain = json.loads(config_to_json(config))
+    new = ("on_bad_row", "max_prompt_tokens", "on_long_prompt", "prefill", "stray_tags")
+    for name in new:
+        del plain[name]
+    for name in ("think", "answer", "prompt_ends_in_think"):
+        del plain["reward"][name]
+    old = config_from_json(json.dumps(plain))
+    assert isinstance(old, Task)
+    assert old == chz.replace(config, reward=Format(prompt_ends_in_think=False))
+    assert config_from_json(config_to_json(config)) == config
