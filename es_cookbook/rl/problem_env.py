@@ -13,7 +13,7 @@ import math
 import traceback
 import weakref
 from array import array
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -292,6 +292,7 @@ def render_prompt(
     system: str = "",
     prefill: str = "",
     most: int | None = None,
+    before: Sequence[Mapping[str, str]] = (),
 ) -> tuple[int, ...]:
     """The prompt as tokens.
 
@@ -307,26 +308,28 @@ def render_prompt(
         prefill: text behind all that, with which the answer begins.
         most: tokens that are wanted: the question loses its beginning until all of it fits. It is
             longer where everything but the question is.
+        before: messages of the chat before the question, of which the first may be the system's.
 
     Raises:
         ModelError: The template cannot render the chat; says why.
-        ConfigError: The template ends in the prefill itself.
+        ConfigError: The template ends in the prefill itself, or there are messages and no template.
     """
     _tell_unknown(tokenizer, f"{system}{question}{prefill}")
+    if before and (not chat or tokenizer.chat_template is None):
+        raise ConfigError("a chat of several messages needs chat=True and a model's chat template")
 
     def rendered(question: str) -> tuple[int, ...]:
         if chat and tokenizer.chat_template is not None:
-            messages = [{"role": "system", "content": system}] if system else []
-            messages.append({"role": "user", "content": question})
-            text = render_chat(tokenizer, messages)
+            first = [{"role": "system", "content": system}] if system else []
+            text = render_chat(tokenizer, [*first, *before, {"role": "user", "content": question}])
             if prefill and text.rstrip().endswith(prefill.rstrip()):
                 raise ConfigError(
                     f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
                     "out"
                 )
             return tuple(tokenizer.encode(text + prefill, add_special_tokens=False))
-        before = f"{system}\n\n" if system else ""
-        return tuple(tokenizer.encode(f"{before}{question}{prefill}"))
+        opening = f"{system}\n\n" if system else ""
+        return tuple(tokenizer.encode(f"{opening}{question}{prefill}"))
 
     tokens_T = rendered(question)
     if most is None or len(tokens_T) <= most:

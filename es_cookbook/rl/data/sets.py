@@ -77,6 +77,7 @@ def set_rows(source: NamedSet, option: str, split: str) -> Iterator[Row]:
     """Rows of a set.
 
     Args:
+        source: the set.
         option: the user's name for it.
         split: where the source names none.
 

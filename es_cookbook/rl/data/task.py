@@ -32,10 +32,10 @@ import heapq
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from string import Formatter
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 import chz
 from typing_extensions import override
@@ -65,6 +65,7 @@ from es_cookbook.rl.rewards.base import (
     name_of,
 )
 from es_cookbook.rl.rewards.format import prompt_end
+from es_cookbook.rl.rewards.matching import LETTERS
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -77,6 +78,8 @@ from es_cookbook.rl.types import (
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 _NUM_TEST = 200
 """Most held-out rows where `num_test` does not say how many."""
+_FIELD = re.compile(r"\s*\{(\w+)\}\s*")
+"""A template that is a field and nothing else."""
 _TAGS = re.compile("</?(?:think|answer)>")
 _MOST_NAMED = 3
 """Rows that are named where more are told of."""
@@ -320,7 +323,9 @@ class Task(RowDatasetBuilder):
     """Rows that are asked by a template and scored by a function."""
 
     prompt: str = chz.field(
-        default="{question}", doc="what the model is asked: text with fields of the row in braces"
+        default="{question}",
+        doc="what the model is asked: text with fields of the row in braces; a list of texts is "
+        "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
     )
     reward: Reward | RewardFunction = chz.field(
         meta_factory=REWARDS,
@@ -367,13 +372,22 @@ class Task(RowDatasetBuilder):
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        shown = self._shown(row)
+        if (chat := self._chat(shown)) is None:
+            before, question = [], filled(self.prompt, _with_choices(shown))
+        else:
+            *before, last = chat
+            question = last["content"]
+            row = _with_answer(row, self.prompt.strip()[1:-1])
+        is_told = any(each["role"] == "system" for each in before)
         tokens_T = render_prompt(
             tokenizer,
-            filled(self.prompt, self._shown(row)),
+            question,
             chat=self.chat,
-            system=self.system,
+            system="" if is_told else self.system,
             prefill=self.prefill,
             most=self.max_prompt_tokens if self.on_long_prompt == "truncate_left" else None,
+            before=before,
         )
         check_row(self.reward, row)
         reward = self.reward
@@ -396,16 +410,44 @@ class Task(RowDatasetBuilder):
         """The row as the prompt shows it."""
         if self.stray_tags == "keep":
             return row
-        # The second time a space: tags may stand in tags.
-        tagless = {name: _TAGS.sub(" ", _TAGS.sub("", each)) for name, each in self._tagged(row)}
+        tagless = {name: _tagless(row.fields[name]) for name in self._tagged(row)}
         return Row(row.where, {**row.fields, **tagless})
 
-    def _tagged(self, row: Row) -> Iterator[tuple[str, str]]:
+    def _chat(self, row: Row) -> Sequence[Mapping[str, str]] | None:
+        """Messages up to the last one of the user; None if the row has no chat.
+
+        Raises:
+            DataError: It is no chat that a user's message ends.
+        """
+        found = _FIELD.fullmatch(self.prompt)
+        value = row.fields.get(found[1]) if found else None
+        if not found or not _is_chat(value):
+            return None
+        messages: list[dict[str, str]] = []
+        for at, each in enumerate(value):
+            role, content = each.get("role"), each.get("content")
+            fits = role in ("user", "assistant") or (role == "system" and at == 0)
+            if not fits or not isinstance(content, str):
+                raise row.error(
+                    f"message {at} of field {found[1]!r} must have the role user or assistant, or "
+                    "in the first place system, and a content that is text"
+                )
+            messages.append({"role": str(role), "content": content})
+        if messages[-1]["role"] == "assistant":  # An answer, as many sets have it.
+            messages.pop()
+        if not messages or messages[-1]["role"] != "user":
+            raise row.error(
+                f"field {found[1]!r} must end with a message of the user, or with one of the "
+                "assistant that answers it"
+            )
+        return messages
+
+    def _tagged(self, row: Row) -> Iterator[str]:
         """The fields of a row with tags in what the prompt shows of them."""
         for _, name, _, _ in Formatter().parse(self.prompt):
             value = row.fields.get(name or "")
             if value is not None and _TAGS.search(str(value)):
-                yield str(name), str(value)
+                yield str(name)
 
     @override
     def _remarks(self, row: Row) -> Iterable[str]:
@@ -413,6 +455,40 @@ class Task(RowDatasetBuilder):
             strips = self.stray_tags == "strip"
             done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
             yield f"with <think> or <answer> tags in the question, {done}"
+
+
+def _tagless(value: object) -> object:
+    """Texts in it without tags."""
+    if isinstance(value, str):  # The second time a space: tags may stand in tags.
+        return _TAGS.sub(" ", _TAGS.sub("", value))
+    if isinstance(value, list):
+        return [_tagless(each) for each in cast("list[object]", value)]
+    if isinstance(value, dict):
+        return {name: _tagless(each) for name, each in cast("dict[str, object]", value).items()}
+    return value
+
+
+def _is_chat(value: object) -> TypeGuard[list[dict[str, object]]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return bool(items) and all(isinstance(each, dict) for each in items)
+
+
+def _with_answer(row: Row, chat: str) -> Row:
+    """A row of a chat, with the answer at its end as its own if it has no other."""
+    *_, last = cast("list[dict[str, object]]", row.fields[chat])
+    given = {"answer": last["content"]} if last["role"] == "assistant" else {}
+    return Row(row.where, {**given, **row.fields})
+
+
+def _with_choices(row: Row) -> Row:
+    """The row with its lists of texts as choices by letter, a line each."""
+    shown: dict[str, object] = {}
+    for name, value in row.fields.items():
+        texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
+        if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
+            named = zip(LETTERS, cast("list[str]", texts), strict=False)
+            shown[name] = "\n".join(f"{letter}. {text}" for letter, text in named)
+    return Row(row.where, {**row.fields, **shown})
 
 
 async def _num_tokens(problem: ProblemGroupBuilder) -> int:

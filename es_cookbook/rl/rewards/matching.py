@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import cast
 
 import chz
 from typing_extensions import override
@@ -72,7 +73,8 @@ class Choice(Reward):
     A choice is named by its capital letter (A for the first) or by its text in any case, each as a
     word of its own. An answer that is nothing but a letter may be in any case. Where a choice's
     text is itself a single letter, letters name no positions. The row has its answer as a letter, a
-    text, or a position counted from 0.
+    text, or a position counted from 0; or as a label where choices have some of their own, as ARC
+    has them: `{"text": [...], "label": [...]}`.
 
     Pitfall: "A" at the start of a sentence names the first choice; have answers in tags.
 
@@ -88,22 +90,31 @@ class Choice(Reward):
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
 
     def __call__(self, text: str, row: Fields) -> float:
-        choices = [" ".join(choice.split()) for choice in texts_of(row, self.choices)]
+        choices = self._texts(row)
         if not 2 <= len(choices) <= len(LETTERS):
             raise DataError(
                 f"field {self.choices!r} must be a list of 2 to {len(LETTERS)} choices, found "
                 f"{len(choices)}"
             )
-        right = self._right(field_of(row, self.field), choices)
+        labels = _labelled(row.get(self.choices)).get("label")
+        gold = field_of(row, self.field)
+        if isinstance(labels, list) and gold in labels:
+            gold = cast("list[object]", labels).index(gold)
+        right = self._right(gold, choices)
         answer = extracted(text, self.extract)
         return float(answer is not None and named_last(answer, choices) == right)
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        choices = [" ".join(choice.split()) for choice in texts_of(row, self.choices)]
+        choices = self._texts(row)
         answer = extracted(text, self.extract)
         named = None if answer is None else named_last(answer, choices)
         return None if named is None else LETTERS[named]
+
+    def _texts(self, row: Fields) -> Sequence[str]:
+        texts = _labelled(row.get(self.choices)).get("text")
+        shown = row if texts is None else {self.choices: texts}
+        return [" ".join(choice.split()) for choice in texts_of(shown, self.choices)]
 
     def _right(self, gold: object, choices: Sequence[str]) -> int:
         if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
@@ -115,6 +126,11 @@ class Choice(Reward):
                 f"its position from 0 to {len(choices) - 1}, found {gold!r:.60}"
             )
         return found
+
+
+def _labelled(choices: object) -> dict[str, object]:
+    """Choices with labels; of others nothing."""
+    return cast("dict[str, object]", choices) if isinstance(choices, dict) else {}
 
 
 def named_last(answer: str, choices: Sequence[str]) -> int | None:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Reward, Task
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rewards.matching import Choice, Number
 from es_cookbook.rl.types import Action, Datasets
+from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
 
@@ -58,6 +61,84 @@ async def test_rows_are_asked_scored_and_checked(tmp_path: Path) -> None:
     assert result.done and result.reward == 1.0 and (await env.graded("0")).reward == 0.0
     with pytest.raises(DataError, match=r"its prompt of \d+ tokens leaves no room"):
         await datasets.train.validate(4)
+
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": "3"},
+    {"role": "user", "content": "<think>And 4?"},
+]
+
+
+async def test_a_chat_is_asked_up_to_its_last_question(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    answered = [*CHAT, {"role": "assistant", "content": "7"}]
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": answered}] * 5)
+    bare = write_rows(tmp_path / "bare.jsonl", [{"messages": CHAT}])
+    settings: dict[str, Any] = {"num_test": 0, "prompt": "{messages}", "system": "Not this."}
+    settings["problems_per_generation"] = 1
+    task = Task(source=path, reward=Number(), **settings)
+    (first, *_) = problems(await task(tokenizer))
+    assert first.gold == "7", "the answer at the end"
+    both = [
+        *problems(await task(tokenizer)),
+        *problems(await Task(source=bare, reward=exact, **settings)(tokenizer)),
+    ]
+    asked = {
+        str(tokenizer.decode(list(builder.make_env().observation.tokens_T)))  # pyright: ignore
+        for builder in both
+    }
+    assert asked == {
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1 + 2?<|im_end|>\n"
+        "<|im_start|>assistant\n3<|im_end|>\n<|im_start|>user\n<think>And 4?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    }
+    (builder, *_) = problems(await chz.replace(task, stray_tags="strip")(tokenizer))
+    assert "<think>" not in str(tokenizer.decode(list(builder.make_env().observation.tokens_T)))  # pyright: ignore
+    with pytest.raises(ConfigError, match="needs chat=True and a model's chat template"):
+        await task(TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "tool", "content": "3"}], "message 0 of field 'messages' must have the role"),
+        ([*CHAT, CHAT[0]], "message 4 of field 'messages' must have the role"),
+        ([{"role": "user", "content": None}], "message 0 .* a content that is text"),
+        ([CHAT[0]], "field 'messages' must end with a message of the user"),
+        ([CHAT[2]], "field 'messages' must end with a message of the user"),
+    ],
+)
+async def test_what_is_no_chat_is_refused(tmp_path: Path, messages: object, said: str) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"messages": messages}])
+    with pytest.raises(DataError, match=f"line 1: {said}"):
+        await built(path, Number(), prompt="{messages}", num_test=0)
+
+
+async def test_choices_are_shown_by_letter(tmp_path: Path) -> None:
+    texts = ["red", "green"]
+    rows = [
+        {"question": "Grass?", "choices": texts, "answer": 1},
+        {"question": "Grass?", "choices": texts, "answer": "green"},
+        {"question": "Grass?", "choices": {"text": texts, "label": ["1", "2"]}, "answer": "2"},
+    ]
+    tokenizer = tokenizer_with(CHATML)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    task = Task(
+        source=path,
+        num_test=0,
+        prompt="{question}\n{choices}",
+        reward=Choice(),
+        full_reward=None,
+        problems_per_generation=1,
+    )
+    for builder in problems(await task(tokenizer)):
+        env = builder.make_env()
+        assert isinstance(env, ProblemEnv)
+        shown = str(tokenizer.decode(list(env.observation.tokens_T)))
+        assert "Grass?\nA. red\nB. green<|im_end|>" in shown
+        assert [(await env.graded(text)).reward for text in ("It is B.", "A")] == [1.0, 0.0]
 
 
 async def test_folds_hold_out_all_rows_once(tmp_path: Path) -> None:
