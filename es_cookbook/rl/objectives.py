@@ -13,10 +13,10 @@ rewards that are not 0 or 1, by order statistics: the best of k of the n attempt
 choices of k. Both use all n attempts, so n above k lowers their variance; with n = k a pass@k is 0
 or 1, the noisiest estimate there is. Attempts must differ to be useful: temperature above 0.
 
-Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
-A⁺ = (1 − ρ)/s and A⁻ = (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s with ρ = pass@k and
-s = √(ρ(1 − ρ)). They sum to zero over the attempts at a problem, so as one genome's fitness they
-are no signal. An evolution strategy needs a genome's own pass@k, compared with other genomes'.
+Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts
+(`pass_at_k_advantages`). They sum to zero over the attempts at a problem, so as one genome's
+fitness they are no signal. An evolution strategy needs a genome's own pass@k, compared with other
+genomes'.
 
 Left out: a score from fewer than k attempts. It would be biased towards failure just where rollouts
 were lost, so it is NaN and the problem is left out for that genome.
@@ -133,6 +133,37 @@ def pass_at_k(
     return np.where(attempts >= k, 1 - none_solved, np.nan)
 
 
+def pass_at_k_advantages(
+    solved_K: Sequence[bool], k: int, *, normalise: bool = True
+) -> list[float]:
+    """Weights of the answers to one problem in the policy gradient of pass@k.
+
+    Chen et al. 2025 (arXiv:2508.10751), from n answers of which c solve the problem, with the mean
+    ρ and the standard deviation s of "one of them solves it" over all groups of k answers:
+
+        ρ = 1 − C(n − c, k)/C(n, k),   s = √(ρ(1 − ρ))
+        solved: (1 − ρ)/s,   failed: (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s
+
+    That is a group's baseline: an answer is worth the share solved of the groups that it is in,
+    which is 1 for a solved one, and pass@(k − 1) of all others for a failed one. Without
+    `normalise` nothing is divided by s. All are 0 where s is, and where n < k.
+
+    >>> pass_at_k_advantages([True, False, False, False], k=2)
+    [1.0, -0.333..., -0.333..., -0.333...]
+    """
+    n, c = len(solved_K), sum(solved_K)
+    if n < k:
+        return [0.0] * n
+    of_all, of_failed = (
+        float(pass_at_k(np.array(attempts), np.array(c), size))
+        for attempts, size in ((n, k), (n - 1, k - 1))
+    )
+    deviation = math.sqrt(of_all * (1 - of_all))
+    scale = deviation if normalise else 1.0
+    values_K = (1.0 if solved else of_failed for solved in solved_K)
+    return [(value - of_all) / scale if deviation else 0.0 for value in values_K]
+
+
 def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Unbiased expected maximum of k of the attempts that were not lost; NaN where there are fewer.
 
@@ -208,8 +239,8 @@ class MaxOfK(Objective):
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
         if self.k > attempts:
             raise ConfigError(
-                f"{path}.k={self.k} needs attempts={self.k} or more of a genome at a problem, "
-                f"found attempts={attempts}"
+                f"{path}.k={self.k} needs attempts={self.k} or more at each problem, found "
+                f"attempts={attempts}"
             )
         if self.k > 1 and temperature == 0:
             raise ConfigError(
@@ -240,13 +271,20 @@ class PassAtK(MaxOfK):
     def counted(self) -> Sequence[str]:
         return () if self.metric == REWARD else (self.metric,)
 
+    def solved(self, outcomes: Outcomes) -> NDArray[np.bool_]:
+        """Whether each attempt solved its problem, `solved_P_G_K`; no lost one did.
+
+        Raises:
+            ConfigError: No Env reports the metric.
+        """
+        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
+        values_P_G_K = outcomes.values(self.metric, "objective.metric")
+        return (values_P_G_K >= self.threshold) & present_P_G_K
+
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
-        solved_P_G_K = outcomes.values(self.metric, "objective.metric") >= self.threshold
-        return pass_at_k(
-            present_P_G_K.sum(axis=2), (solved_P_G_K & present_P_G_K).sum(axis=2), self.k
-        )
+        attempts_P_G = (~np.isnan(outcomes.rewards_P_G_K)).sum(axis=2)
+        return pass_at_k(attempts_P_G, self.solved(outcomes).sum(axis=2), self.k)
 
 
 @chz.chz
