@@ -421,9 +421,8 @@ def _lacking(path: str, options: Mapping[str, Option]) -> str:
         return ""
     own = [each.rpartition(".")[2] for each in options if each.rpartition(".")[0] == part]
     alike = closest(path.rpartition(".")[2], own)
-    return f", which {part}={options[part].value} does not have" + f" (it has {alike})" * bool(
-        alike
-    )
+    instead = f" (it has {alike})" if alike else ""
+    return f", which {part}={options[part].value} does not have{instead}"
 
 
 def _elsewhere(
