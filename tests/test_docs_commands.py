@@ -202,7 +202,7 @@ SHORTENED = {
     "reconsider": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
     "sigma": SHORT,
-    "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=2"),
+    "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=4"),
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
     "es_cookbook.recipes.countdown.demonstrations": ("count=4",),

@@ -19,6 +19,11 @@ Three methods are ways to make weights of rewards:
 - `expert`: supervised training on the answers that were right, or earned the most of their group
   (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
 
+`objective=pass_at_k` maximises the chance that one of k answers is right, in place of the mean
+reward: `group` and `ppo` then have the advantages of Chen et al. 2025 (arXiv:2508.10751), by which
+a wrong answer costs little as long as others are right (`rl.objectives.pass_at_k_advantages`).
+Divided by no standard deviation, they are the gradient of pass@k over k.
+
 A fourth learns from what the problems' gold answers say in place of what the model did, the end of
 sequence included (`gold`): supervised training on the batches, the gradient of what genomes score
 with `surrogate=gold`.
@@ -52,7 +57,16 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
-from es_cookbook.rl.objectives import SOLVED, solved_in
+from es_cookbook.rl.objectives import (
+    OBJECTIVE_NAMES,
+    SOLVED,
+    Mean,
+    Objective,
+    PassAtK,
+    outcomes,
+    pass_at_k_advantages,
+    solved_in,
+)
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
 from es_cookbook.rl.surrogate import group_weights
@@ -92,6 +106,7 @@ class Method(ABC):
         problems_P: Sequence[EnvGroupBuilder],
         groups_P: Sequence[TrajectoryGroup],
         tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
     ) -> tuple[list[Example], float]:
         """What a generation has to learn from, and the share of one answer in the objective.
 
@@ -123,8 +138,9 @@ class Weighted(Method):
         problems_P: Sequence[EnvGroupBuilder],
         groups_P: Sequence[TrajectoryGroup],
         tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
     ) -> tuple[list[Example], float]:
-        return to_examples(self, groups_P)
+        return to_examples(self, groups_P, at_k)
 
     @abstractmethod
     def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
@@ -145,6 +161,7 @@ _METHODS = Names(
     default="group",
 )
 parts(Method, *_METHODS.accepted.values())
+_OBJECTIVES = Names({name: OBJECTIVE_NAMES[name] for name in ("mean", "pass_at_k")}, default="mean")
 
 
 @chz.chz
@@ -225,6 +242,7 @@ class Gold(Method):
         problems_P: Sequence[EnvGroupBuilder],
         groups_P: Sequence[TrajectoryGroup],
         tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
     ) -> tuple[list[Example], float]:
         known_P = [with_gold(each, "method=gold learns from") for each in problems_P]
         told_P = [await each.told_gold(tokenizer) for each in known_P]
@@ -237,6 +255,25 @@ class Config(GradientConfig):
     """Train by a policy gradient on the problems and rewards of any data set."""
 
     method: Method = _METHODS.field("how rewards become a gradient")
+    objective: Objective = _OBJECTIVES.field("what method=group and method=ppo maximise")
+
+    @chz.validate
+    def _objective(self) -> None:
+        if not isinstance(self.objective, Mean | PassAtK):
+            raise ConfigError(
+                f"objective must be mean or pass_at_k, found {type(self.objective).__name__}"
+            )
+        if isinstance(self.objective, PassAtK) and not isinstance(self.method, Group):
+            raise ConfigError(
+                "objective=pass_at_k says how answers are weighed against each other: it needs "
+                f"method=group or method=ppo, found {type(self.method).__name__}"
+            )
+        self.objective.check(self.attempts, self.sampling.temperature)
+
+    @property
+    def at_k(self) -> PassAtK | None:
+        """The objective, where it is not the mean reward."""
+        return self.objective if isinstance(self.objective, PassAtK) else None
 
     @chz.validate
     def _sampling(self) -> None:
@@ -266,7 +303,7 @@ async def main(config: Config) -> None:
             for generation in run.generations:
                 problems_P = run.dataset.get_batch(generation)
                 groups_P = await run.rollout(generation, problems_P, config.attempts)
-                of_batch = problems_P, groups_P, run.engine.tokenizer
+                of_batch = problems_P, groups_P, run.engine.tokenizer, config.at_k
                 examples, share = await config.method.examples(*of_batch)
                 measured = await run.learn(partial(learn, config, generation, examples, share))
                 await run.record(generation, groups_P, measured)
@@ -288,26 +325,37 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
 
 
 def to_examples(
-    method: Weighted, groups_P: Sequence[TrajectoryGroup]
+    method: Weighted, groups_P: Sequence[TrajectoryGroup], at_k: PassAtK | None = None
 ) -> tuple[list[Example], float]:
     """What there is to learn from: rollouts of weight 0 are left out, equal ones are one.
 
     Also 1/N, the share of one rollout in the objective.
+
+    Raises:
+        ConfigError: No Env reports the metric of `at_k`.
     """
+    solved_P_G_K = None if at_k is None else at_k.solved(outcomes(groups_P))
     found: Counter[Example] = Counter()
     num_rollouts = 0
-    for group in groups_P:
+    for p, group in enumerate(groups_P):
         ended = [
-            (trajectory, reward, solved_in(rollout_metrics(group, g, k)))
+            (trajectory, reward, (g, k))
             for g, rewards_K in enumerate(group.rewards_G_K)
             for k, reward in enumerate(rewards_K)
             if isinstance(trajectory := group.trajectories_G_K[g][k], Trajectory)
         ]
         num_rollouts += len(ended)
-        weights_K = method.weights([r for _, r, _ in ended], [s for *_, s in ended])
+        if at_k is None or solved_P_G_K is None:
+            solved_K = [solved_in(rollout_metrics(group, *place)) for *_, place in ended]
+            weights_K = method.weights([reward for _, reward, _ in ended], solved_K)
+        else:
+            assert isinstance(method, Group), "Config refuses others"
+            right_K = [bool(solved_P_G_K[p][place]) for *_, place in ended]
+            weights_K = pass_at_k_advantages(right_K, at_k.k, normalise=method.normalise)
         for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
             found.update(sequences_of(trajectory, weight) if weight else ())
-            if of_read := method.reading_weight(weight):
+            # What is read counts towards the mean reward, not towards whether one answer is right.
+            if at_k is None and (of_read := method.reading_weight(weight)):
                 found.update(readings_of(trajectory, of_read))
     examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
     return examples, 1 / max(num_rollouts, 1)

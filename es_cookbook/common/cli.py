@@ -410,7 +410,19 @@ def _suggested(
         return ""
     if nearest_path in options:
         return f"; did you mean {nearest_path!r}?"
-    return f"; did you mean {shlex.join([*elsewhere[nearest_path], f'{nearest_path}={text}'])}?"
+    elsewhere_said = shlex.join([*elsewhere[nearest_path], f"{nearest_path}={text}"])
+    return f"{_lacking(path, options)}; did you mean {elsewhere_said}?"
+
+
+def _lacking(path: str, options: Mapping[str, Option]) -> str:
+    """A clause that says which chosen part has no such option, and the one most like it."""
+    part = path.rpartition(".")[0]
+    if part not in options or not options[part].part:
+        return ""
+    own = [each.rpartition(".")[2] for each in options if each.rpartition(".")[0] == part]
+    alike = closest(path.rpartition(".")[2], own)
+    instead = f" (it has {alike})" if alike else ""
+    return f", which {part}={options[part].value} does not have{instead}"
 
 
 def _elsewhere(

@@ -2,10 +2,11 @@
 
 The base value is multiplied by `schedule(generation, num_generations)`, so
 `optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` decays
-it. Generation 0 has factor 1; `final` is the factor of generation `num_generations`, just after the
-last one, so a schedule that decays to zero wastes no generation.
+it. Generation 0 has factor 1, except in a table and a warm-up; `final` is the factor of generation
+`num_generations`, just after the last one, so a schedule that decays to zero wastes no generation.
 
-Left out: schedules that depend on rewards; those belong to optimizers.
+Left out: what depends on rewards; that belongs to optimizers (`adaptive_sigma`) and objectives
+(`by_performance`).
 """
 
 import math
@@ -27,6 +28,7 @@ SCHEDULE_NAMES = {
     "exponential": "es_cookbook.common.schedules:Exponential",
     "table": "es_cookbook.common.schedules:Table",
     "hot": "es_cookbook.common.schedules:HotSteps",
+    "warmup": "es_cookbook.common.schedules:WarmUp",
 }
 """What a user types on the command line."""
 
@@ -178,6 +180,26 @@ class HotSteps(Schedule):
         after = generation - self.schedule.generations[-1]
         is_hot = after > 0 and after % self.every == 0
         return self.factor if is_hot else self.schedule(generation, num_generations)
+
+
+@chz.chz
+class WarmUp(Schedule):
+    """Another schedule, times a factor that rises from 1/n to 1 over the first n generations.
+
+    >>> rising = WarmUp(over=2, then=Linear())
+    >>> [rising(generation, 4) for generation in range(4)]
+    [0.5, 0.75, 0.5, 0.25]
+    """
+
+    over: int = chz.field(default=10, doc="n, the generations over which it rises")
+    then: Schedule = schedule_field("the other schedule; it starts in generation 0 as well")
+
+    @chz.validate
+    def _over(self) -> None:
+        check_range(self, "over", at_least=1)
+
+    def __call__(self, generation: int, num_generations: int) -> float:
+        return warmup(generation, self.over) * self.then(generation, num_generations)
 
 
 def check_temperatures(schedule: Schedule, temperature: float, num_generations: int) -> None:

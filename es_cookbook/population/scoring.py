@@ -6,6 +6,7 @@ their own behind the batch's; fitness puts both together.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,11 +15,17 @@ from numpy.typing import NDArray
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.fitness import Fitness, reliability
 from es_cookbook.rl.data.problem_dataset import deal, gather
-from es_cookbook.rl.objectives import Mean, Objective, outcomes
+from es_cookbook.rl.objectives import SOLVED, Mean, Objective, outcomes
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
-from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_rewards
+from es_cookbook.rl.rollouts import (
+    answer_lengths,
+    env_metrics,
+    mean_of,
+    mean_rewards,
+    reward_and_solved,
+)
 from es_cookbook.rl.surrogate import AnswersProblem
-from es_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, TrajectoryGroup
 from es_cookbook.runs.tracking.measures import reward_metrics
 
 
@@ -57,7 +64,8 @@ class Scored:
             or the centre.
         groups_P: all rollouts, the regularisers' too; no genome's that only scored answers.
         metrics: `reward/...` over the mean rewards of the batch's problems. Where the objective is
-            another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores;
+            another, or the surrogate, `objective/mean` and `objective/std_genomes` over its scores,
+            and what the objective reports itself;
             `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
             all problems; `rollouts/...` of the lengths of answers to the batch
             (`rl.rollouts.answer_lengths`). With a surrogate, how many answers a genome scores,
@@ -80,12 +88,31 @@ class Scoring:
         fitness: from scores to fitness.
         regularisers: what else is wanted of genomes, as `loaded` returns it.
         num_pairs: of genomes, to which the batch is dealt out; 0: all attempt all of it.
+        solved_T: mean share solved in each recorded generation that has results, in order.
     """
 
     objective: Objective
     fitness: Fitness
     regularisers: Sequence[tuple[float, AddedProblems]] = ()
     num_pairs: int = 0
+    solved_T: list[float] = dataclasses.field(default_factory=list[float])
+
+    def results(
+        self, asked: Asked, batch_groups_P: Sequence[TrajectoryGroup]
+    ) -> Sequence[ProblemResult]:
+        """What the history keeps of a batch for an objective that follows it; else nothing."""
+        if not self.objective.follows_results:
+            return ()
+        keys_P = [next(iter(each.digests), p) for p, each in enumerate(asked.batch_P)]
+        return [
+            ProblemResult(f"{key:x}", *reward_and_solved(group, SOLVED))
+            for key, group in zip(keys_P, batch_groups_P, strict=True)
+        ]
+
+    def tell(self, results_P: Sequence[ProblemResult]) -> None:
+        """Take in what the history keeps of a generation, now or when it was recorded."""
+        if not math.isnan(share := mean_of([result.solved for result in results_P])):
+            self.solved_T.append(share)
 
     def problems(
         self,
@@ -112,11 +139,8 @@ class Scoring:
         rest = iter(groups_P)
         batch_P, *added_R = (list(itertools.islice(rest, len(part))) for part in asked.parts_R)
         is_plain = isinstance(self.objective, Mean)
-        scores_P_G = (
-            mean_rewards(batch_P)
-            if is_plain
-            else self.objective(outcomes(batch_P, asked.generation))
-        )
+        found = None if is_plain else outcomes(batch_P, asked.generation, self.solved_T)
+        scores_P_G = mean_rewards(batch_P) if found is None else self.objective(found)
         attempted_P = asked.answered_P or batch_P
         metrics = dict(reward_metrics(mean_rewards(attempted_P)))
         if asked.answered_P:  # No genome has rewards of its own.
@@ -129,6 +153,8 @@ class Scoring:
             answers_P = [each for each in asked.parts_R[0] if isinstance(each, AnswersProblem)]
             metrics["surrogate/answers"] = sum(len(each.answers) for each in answers_P)
             metrics["surrogate/tokens"] = sum(each.num_tokens for each in answers_P)
+        if found is not None:
+            metrics |= self.objective.metrics(found)
         if not self.num_pairs:  # Else genomes also differ by their problems.
             metrics["genomes/reliability"] = reliability(scores_P_G)
         batch_groups_P = gather(batch_P, asked.batch_P) if self.num_pairs else attempted_P

@@ -13,10 +13,10 @@ rewards that are not 0 or 1, by order statistics: the best of k of the n attempt
 choices of k. Both use all n attempts, so n above k lowers their variance; with n = k a pass@k is 0
 or 1, the noisiest estimate there is. Attempts must differ to be useful: temperature above 0.
 
-Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts,
-A⁺ = (1 − ρ)/s and A⁻ = (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s with ρ = pass@k and
-s = √(ρ(1 − ρ)). They sum to zero over the attempts at a problem, so as one genome's fitness they
-are no signal. An evolution strategy needs a genome's own pass@k, compared with other genomes'.
+Pitfall: the pass@k policy gradient has advantages for the tokens of solved and failed attempts
+(`pass_at_k_advantages`). They sum to zero over the attempts at a problem, so as one genome's
+fitness they are no signal. An evolution strategy needs a genome's own pass@k, compared with other
+genomes'.
 
 Left out: a score from fewer than k attempts. It would be biased towards failure just where rollouts
 were lost, so it is NaN and the problem is left out for that genome.
@@ -26,6 +26,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import chz
 import numpy as np
@@ -43,7 +44,7 @@ from es_cookbook.rl.rewards.length import (
     normalised_fractions,
     penalised,
 )
-from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
+from es_cookbook.rl.rollouts import mean_of, mean_over_attempts, rollout_metrics
 from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
 OBJECTIVE_NAMES = {
@@ -53,6 +54,7 @@ OBJECTIVE_NAMES = {
     "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
     "gdpo": "es_cookbook.rl.objectives:Gdpo",
     "reward_schedule": "es_cookbook.rl.objectives:RewardSchedule",
+    "by_performance": "es_cookbook.rl.objectives:ByPerformance",
 }
 """What a user types on the command line."""
 REWARD = "reward"
@@ -67,14 +69,16 @@ TIE = 1e-12
 class Outcomes:
     """Rewards, sampled tokens and metrics of a batch, as problems x genomes x attempts.
 
-    NaN where a rollout was lost, and where neither its Env nor its group reported the metric.
-    `generation` is the batch's, for objectives that change over a run.
+    NaN where a rollout was lost, and where neither its Env nor its group reported the metric. For
+    objectives that change over a run, `generation` is the batch's, and `solved_T` the mean share of
+    rollouts that solved their problem in each generation before it, as recorded.
     """
 
     rewards_P_G_K: NDArray[np.float64]
     tokens_P_G_K: NDArray[np.float64]
     metrics: Mapping[str, NDArray[np.float64]]
     generation: int = 0
+    solved_T: Sequence[float] = ()
 
     def values(self, metric: str, option: str) -> NDArray[np.float64]:
         """An Env metric, or the reward if it is `REWARD`; `option` is where the user named it.
@@ -99,7 +103,9 @@ def solved_in(metrics: Metrics) -> float:
     return metrics.get(SOLVED, metrics.get("solved", math.nan))
 
 
-def outcomes(groups_P: Sequence[TrajectoryGroup], generation: int = 0) -> Outcomes:
+def outcomes(
+    groups_P: Sequence[TrajectoryGroup], generation: int = 0, solved_T: Sequence[float] = ()
+) -> Outcomes:
     """Groups as arrays."""
     rewards_P_G_K = np.array([group.rewards_G_K for group in groups_P], dtype=np.float64)
     tokens_P_G_K = np.full(rewards_P_G_K.shape, np.nan)
@@ -114,7 +120,7 @@ def outcomes(groups_P: Sequence[TrajectoryGroup], generation: int = 0) -> Outcom
                     if name not in metrics:
                         metrics[name] = np.full(rewards_P_G_K.shape, np.nan)
                     metrics[name][p, g, k] = value
-    return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics, generation)
+    return Outcomes(rewards_P_G_K, tokens_P_G_K, metrics, generation, solved_T)
 
 
 def pass_at_k(
@@ -131,6 +137,37 @@ def pass_at_k(
     for i in range(k):
         none_solved *= np.maximum(attempts - solved - i, 0) / np.maximum(attempts - i, 1)
     return np.where(attempts >= k, 1 - none_solved, np.nan)
+
+
+def pass_at_k_advantages(
+    solved_K: Sequence[bool], k: int, *, normalise: bool = True
+) -> list[float]:
+    """Weights of the answers to one problem in the policy gradient of pass@k.
+
+    Chen et al. 2025 (arXiv:2508.10751), from n answers of which c solve the problem, with the mean
+    ρ and the standard deviation s of "one of them solves it" over all groups of k answers:
+
+        ρ = 1 − C(n − c, k)/C(n, k),   s = √(ρ(1 − ρ))
+        solved: (1 − ρ)/s,   failed: (1 − ρ − C(n − c − 1, k − 1)/C(n − 1, k − 1))/s
+
+    That is a group's baseline: an answer is worth the share solved of the groups that it is in,
+    which is 1 for a solved one, and pass@(k − 1) of all others for a failed one. Without
+    `normalise` nothing is divided by s. All are 0 where s is, and where n < k.
+
+    >>> pass_at_k_advantages([True, False, False, False], k=2)
+    [1.0, -0.333..., -0.333..., -0.333...]
+    """
+    n, c = len(solved_K), sum(solved_K)
+    if n < k:
+        return [0.0] * n
+    of_all, of_failed = (
+        float(pass_at_k(np.array(attempts), np.array(c), size))
+        for attempts, size in ((n, k), (n - 1, k - 1))
+    )
+    deviation = math.sqrt(of_all * (1 - of_all))
+    scale = deviation if normalise else 1.0
+    values_K = (1.0 if solved else of_failed for solved in solved_K)
+    return [(value - of_all) / scale if deviation else 0.0 for value in values_K]
 
 
 def max_of_k(rewards_P_G_K: NDArray[np.float64], k: int) -> NDArray[np.float64]:
@@ -162,6 +199,17 @@ class Objective(ABC):
     def counted(self) -> Sequence[str]:
         """Env metrics that it counts in place of the rewards, none by default."""
         return ()
+
+    @property
+    def follows_results(self) -> bool:
+        """Whether it, or one inside it, needs `Outcomes.solved_T`."""
+        parts = (getattr(self, name) for name in chz.chz_fields(self))
+        return any(isinstance(part, Objective) and part.follows_results for part in parts)
+
+    def metrics(self, outcomes: Outcomes) -> Metrics:
+        """Numbers to report of a generation, `objective/...`; by default none."""
+        del outcomes
+        return {}
 
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
         """Refuse a run in which attempts are too few, or all the same; by default none.
@@ -208,8 +256,8 @@ class MaxOfK(Objective):
     def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
         if self.k > attempts:
             raise ConfigError(
-                f"{path}.k={self.k} needs attempts={self.k} or more of a genome at a problem, "
-                f"found attempts={attempts}"
+                f"{path}.k={self.k} needs attempts={self.k} or more at each problem, found "
+                f"attempts={attempts}"
             )
         if self.k > 1 and temperature == 0:
             raise ConfigError(
@@ -240,13 +288,20 @@ class PassAtK(MaxOfK):
     def counted(self) -> Sequence[str]:
         return () if self.metric == REWARD else (self.metric,)
 
+    def solved(self, outcomes: Outcomes) -> NDArray[np.bool_]:
+        """Whether each attempt solved its problem, `solved_P_G_K`; no lost one did.
+
+        Raises:
+            ConfigError: No Env reports the metric.
+        """
+        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
+        values_P_G_K = outcomes.values(self.metric, "objective.metric")
+        return (values_P_G_K >= self.threshold) & present_P_G_K
+
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
-        present_P_G_K = ~np.isnan(outcomes.rewards_P_G_K)
-        solved_P_G_K = outcomes.values(self.metric, "objective.metric") >= self.threshold
-        return pass_at_k(
-            present_P_G_K.sum(axis=2), (solved_P_G_K & present_P_G_K).sum(axis=2), self.k
-        )
+        attempts_P_G = (~np.isnan(outcomes.rewards_P_G_K)).sum(axis=2)
+        return pass_at_k(attempts_P_G, self.solved(outcomes).sum(axis=2), self.k)
 
 
 @chz.chz
@@ -424,3 +479,107 @@ class RewardSchedule(_WeightedMetrics):
     @override
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         return self.summed(outcomes, self.weights(outcomes.generation), np.nan_to_num)
+
+
+@chz.chz
+class ByPerformance(Objective):
+    """An objective whose numbers follow what was solved lately: a curriculum of the reward.
+
+        x = (1 − d) · first_x + d · last_x,   d = (share − low) / (high − low), within 0 and 1
+
+    for every option x in which `first` and `last` differ: weights, thresholds, limits of length.
+    `share` is the mean share of rollouts that solved their problem, by the metric `SOLVED` or else
+    by the reward, over the last `window` generations; before the first it is 0. A mixture with a
+    curriculum, filter or replay measures it by its `solved_metric`.
+
+    The history records the shares of each generation. So d follows from the history, and a run that
+    was interrupted goes on with the same.
+
+    Pitfall: scores under different options do not compare; what was learned shows in Env metrics.
+    """
+
+    first: Objective = Names(OBJECTIVE_NAMES, default=None).field(
+        "objective while little is solved"
+    )
+    last: Objective = Names(OBJECTIVE_NAMES, default=None).field(
+        "the same with other numbers, once much is solved"
+    )
+    low: float = chz.field(default=0.2, doc="share solved up to which it is `first`")
+    high: float = chz.field(default=0.8, doc="share solved from which on it is `last`")
+    window: int = chz.field(default=5, doc="generations whose share solved counts")
+
+    @chz.validate
+    def _options(self) -> None:
+        check_range(self, "low", "high")
+        check_range(self, "high", above=self.low)
+        check_range(self, "window", at_least=1)
+        if type(self.first) is not type(self.last) or self.first == self.last:
+            raise ConfigError(
+                "first and last must be the same objective with different numbers, such as "
+                "first=length_penalty first.limit=256 last=length_penalty last.limit=64; found "
+                f"{self.first} and {self.last}"
+            )
+        self.at(0.5)
+
+    @property
+    @override
+    def follows_results(self) -> bool:
+        return True
+
+    @property
+    @override
+    def counted(self) -> Sequence[str]:
+        return self.first.counted
+
+    @override
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+        self.first.check(attempts, temperature, f"{path}.first")
+        self.last.check(attempts, temperature, f"{path}.last")
+
+    def at(self, done: float) -> Objective:
+        """The objective between `first` (0) and `last` (1).
+
+        >>> ends = {"first": LengthPenalty(limit=400), "last": LengthPenalty(limit=100)}
+        >>> ByPerformance(**ends).at(0.5).limit
+        250
+
+        Raises:
+            ConfigError: They differ in what is no number.
+        """
+        first, last = self.first, self.last
+        moved = {
+            name: _between(name, field.final_type, getattr(first, name), getattr(last, name), done)
+            for name, field in chz.chz_fields(first).items()
+        }
+        return chz.replace(first, **moved)
+
+    def done(self, solved_T: Sequence[float]) -> float:
+        """How far it has gone from `first` (0) to `last` (1), after generations of these shares."""
+        share = mean_of(solved_T[-self.window :]) if solved_T else 0.0
+        return min(max((share - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    @override
+    def metrics(self, outcomes: Outcomes) -> Metrics:
+        return {"objective/done": self.done(outcomes.solved_T)}
+
+    @override
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        return self.at(self.done(outcomes.solved_T))(outcomes)
+
+
+def _between(name: str, kind: object, first: object, last: object, done: float) -> object:
+    """(1 − done) · first + done · last, of numbers and of tuples of them; whole where `kind` is."""
+    if first == last:
+        return first
+    if isinstance(first, tuple) and isinstance(last, tuple):
+        of_first, of_last = cast("tuple[object, ...]", first), cast("tuple[object, ...]", last)
+        if len(of_first) == len(of_last):
+            pairs = zip(of_first, of_last, strict=True)
+            return tuple(_between(name, float, *pair, done) for pair in pairs)
+    if {type(first), type(last)} <= {int, float}:
+        value = (1 - done) * cast(float, first) + done * cast(float, last)
+        return round(value) if kind in (int, int | None) else value
+    raise ConfigError(
+        f"first.{name} and last.{name} must be equal, or numbers, as many in both; found {first!r} "
+        f"and {last!r}"
+    )

@@ -41,6 +41,8 @@ from es_cookbook.rl.types import (
 
 MAX_STEPS = 10_000
 """An Env that takes more steps than this has no end."""
+_DECIMALS = 4
+"""Of what is recorded of a problem."""
 
 
 async def run_rollout(env: Env, policy: Policy) -> Trajectory:
@@ -156,6 +158,21 @@ def mean_of(values: Sequence[float]) -> float:
     """The mean of those that are not NaN, correctly rounded; NaN without any."""
     present = [value for value in values if math.isfinite(value)]
     return math.fsum(present) / len(present) if present else math.nan
+
+
+def reward_and_solved(group: TrajectoryGroup, metric: str) -> tuple[float, float]:
+    """A group's mean reward, and mean of a metric, or of the reward where that is not reported.
+
+    To `_DECIMALS` decimals, so that a number is the same just measured and read from a history.
+    """
+    rewards = [reward for rewards_K in group.rewards_G_K for reward in rewards_K]
+    solved = [
+        rollout_metrics(group, g, k).get(metric, reward)
+        for g, rewards_K in enumerate(group.rewards_G_K)
+        for k, reward in enumerate(rewards_K)
+        if not math.isnan(reward)
+    ]
+    return round(mean_of(rewards), _DECIMALS), round(mean_of(solved), _DECIMALS)
 
 
 def mean_over_attempts(rewards_P_G_K: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -107,6 +107,11 @@ class Config(RunConfig):
         check_range(self, "snapshot_every", at_least=0)
         check_range(self, "max_staleness", at_least=0, at_most=1)
         self.objective.check(self.attempts, self.sampling.temperature)
+        if self.max_staleness and self.objective.follows_results:
+            raise ConfigError(
+                "max_staleness=1 begins a generation before the results of the one before it are "
+                "known, and objective=by_performance follows them: leave one of them out"
+            )
         self.optimizer.check_space(self.search_space)
         check_temperatures(
             self.temperature_schedule, self.sampling.temperature, self.num_generations

@@ -57,6 +57,9 @@ class Run:
                     )
                 results_P = self.dataset.results(generation, scored.batch_groups_P)
                 self.dataset.tell(generation, results_P)
+                if not self.dataset.depends_on_results:
+                    results_P = results_P or self.scoring.results(asked, scored.batch_groups_P)
+                self.scoring.tell(results_P)
                 with timed(generation, "apply"):
                     fingerprint = await attempts.apply(step)
                 await self.recorder.record(

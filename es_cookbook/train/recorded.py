@@ -486,13 +486,13 @@ def replay_dataset(
 ) -> None:
     """Tell a dataset what these generations brought; the first `given` were another run's.
 
-    It has been told the first `told` already.
+    It has been told the first `told` already. Results may be there for the objective alone.
 
     Raises:
         DataError: They were of other problems than the dataset has.
     """
     for record in records[told:]:
-        if record.results_P:
+        if record.results_P and dataset.depends_on_results:
             dataset.tell(record.generation, record.results_P, record.generation < given)
 
 

@@ -154,7 +154,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         optimizer = _optimizer(config, engine, datasets.train, found)
         directory = await _directory(config, engine, state, found)
         stack.callback(directory.history.close)
-        held_back = await _go_on(directory, config, engine, optimizer, datasets.train)
+        held_back = await _go_on(directory, config, engine, optimizer, datasets.train, scoring)
         start = directory.history.next_generation
         directory.begin()
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
@@ -315,8 +315,9 @@ async def _go_on(
     engine: Engine,
     optimizer: Optimizer,
     dataset: RLDataset,
+    scoring: Scoring,
 ) -> Record | None:
-    """Bring optimizer, dataset and engine to where the history ends.
+    """Bring optimizer, dataset, scoring and engine to where the history ends.
 
     Where the generation to come stands around an earlier centre, the engine is brought to that; the
     record whose step it has not taken is returned.
@@ -335,6 +336,8 @@ async def _go_on(
         f"or take the recorded steps as given: {forking(config, history.next_generation)}",
     )
     replay_dataset(dataset, records, given)
+    for record in records:
+        scoring.tell(record.results_P)
     taken = records[: config.centre_of(len(records))]
     if records:
         say(f"rebuilding the centre after {plural(len(taken), 'generation')}")

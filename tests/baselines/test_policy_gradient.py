@@ -32,6 +32,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.objectives import MaxOfK, PassAtK
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, readings_of, sequences_of
 from es_cookbook.rl.surrogate import GoldAnswers
@@ -147,6 +148,28 @@ def test_lost_rollouts_are_left_out_and_equal_ones_are_one() -> None:
     }
 
 
+def test_with_pass_at_k_a_wrong_answer_costs_little_where_others_are_right() -> None:
+    def rolled_out(action: int, right: float) -> Trajectory:
+        said = turn([1], [action], reward=0.5)
+        return Trajectory((dataclasses.replace(said, metrics={"fits": right}),))
+
+    lost = LostRollout("no", "")
+    one_of_four = [[rolled_out(3, 1.0), *[rolled_out(4, 0.2)] * 3, lost]]
+    all_but_one = [[*[rolled_out(3, 1.0)] * 3, lost, rolled_out(4, 0.2)]]
+    groups_P = [TrajectoryGroup(one_of_four), TrajectoryGroup(all_but_one)]
+    at_2 = PassAtK(k=2, metric="fits", threshold=0.9)
+    for method, scale in ((Group(), 1.0), (PPO(normalise=False), 0.5)):
+        examples, share = to_examples(method, groups_P, at_2)
+        assert share == 1 / 8
+        weights = {each.tokens_T: (each.weight, each.count) for each in examples}
+        assert weights == {
+            (1, 3): (pytest.approx(scale), 1),
+            (1, 4): (pytest.approx(-scale / 3), 3),
+        }
+    with pytest.raises(ConfigError, match=r"objective.metric must be one .*found 'correct'.*fits"):
+        to_examples(Group(), groups_P, PassAtK(k=2))
+
+
 # --- learning ------------------------------------------------------------------------------------
 
 
@@ -200,13 +223,19 @@ def counted(example: Example, count: int) -> Example:
 
 @pytest.mark.parametrize(
     ("method", "learning_rate"),
-    [(Group(), 0.05), (PPO(epochs=4, steps=2), 0.03), (Expert(keep="best"), 0.05)],
+    [
+        (Group(), 0.05),
+        (PPO(epochs=4, steps=2), 0.03),
+        (Expert(keep="best"), 0.05),
+        (PassAtK(k=2, metric="reward", threshold=0.6), 0.05),
+    ],
 )
 async def test_each_method_learns_what_earns_rewards(
-    method: Group | Expert, learning_rate: float, model: Path, tmp_path: Path
+    method: Group | Expert | PassAtK, learning_rate: float, model: Path, tmp_path: Path
 ) -> None:
     log_path = tmp_path / "run"
-    how = {"method": method, "learning_rate": learning_rate, "num_generations": 10}
+    how: dict[str, object] = {"objective" if isinstance(method, PassAtK) else "method": method}
+    how |= {"learning_rate": learning_rate, "num_generations": 10}
     await main(config(model, log_path, **how, eval_every=0, checkpoint_every=0))
     rewards = [row["reward/mean"] for row in metrics_of(log_path)[:-1]]
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
@@ -294,6 +323,9 @@ async def test_bad_input(model: Path, tmp_path: Path) -> None:
         ({"sampling": SamplingParams(temperature=0.7)}, "must be 1, found 0.7 and 1.0"),
         ({"attempts": 1}, "attempts must be at least 2"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0"),
+        ({"objective": MaxOfK()}, "objective must be mean or pass_at_k, found MaxOfK"),
+        ({"objective": PassAtK(), "method": Expert()}, "needs method=group or method=ppo, found E"),
+        ({"objective": PassAtK(k=17)}, r"objective.k=17 needs attempts=17 or more at each problem"),
     ):
         with pytest.raises(ConfigError, match=said):
             config(model, tmp_path, **wrong)

@@ -149,6 +149,10 @@ def test_wildcards_of_chz_still_work() -> None:
         ("optimizer.window=3", "did you mean optimizer=momentum optimizer.window=3?"),
         ("optimizer.windo=3", "did you mean optimizer=momentum optimizer.window=3?"),
         (
+            "optimizer.window=3",
+            "unknown option 'optimizer.window', which optimizer=es does not have; did you mean",
+        ),
+        (
             "sigma_schedule.final=.1",
             "optimizer.sigma_schedule=linear optimizer.sigma_schedule.final",
         ),

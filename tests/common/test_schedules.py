@@ -12,6 +12,7 @@ from es_cookbook.common.schedules import (
     Linear,
     Schedule,
     Table,
+    WarmUp,
     warmup,
 )
 
@@ -26,6 +27,8 @@ FALLING = [Linear(final=0.25), Cosine(final=0.25), Exponential(final=0.25)]
         (Cosine(final=0.0), [1, 0.853553, 0.5, 0.146447, 0]),
         (Exponential(final=0.0001), [1, 0.1, 0.01, 0.001, 0.0001]),
         (Table(generations=(0, 50, 100), factors=(1, 0.5, 2)), [1, 0.75, 0.5, 1.25, 2]),
+        (WarmUp(over=51), [1 / 51, 26 / 51, 1, 1, 1]),
+        (WarmUp(over=51, then=Linear(final=0.2)), [1 / 51, 0.8 * 26 / 51, 0.6, 0.4, 0.2]),
     ],
 )
 def test_literal_values(schedule: Schedule, at_0_25_50_75_100: list[float]) -> None:
@@ -62,6 +65,8 @@ def test_warm_up_begins_above_zero_and_ends_at_1() -> None:
 def test_schedules_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="final must be 0 or more, found -1"):
         Linear(final=-1)
+    with pytest.raises(ConfigError, match="over must be at least 1, found 0"):
+        WarmUp(over=0)
     with pytest.raises(ConfigError, match="final must be 0 or more, found nan"):
         Cosine(final=float("nan"))
     with pytest.raises(ConfigError, match="final must be above 0, found 0"):

@@ -84,6 +84,18 @@ def test_a_setting_that_is_given_is_not_told_of(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == ""
 
 
+def test_a_schedule_of_what_an_optimizer_does_not_have_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        chosen(Countdown, "optimizer=cma", "optimizer.learning_rate_schedule=cosine")
+    assert capsys.readouterr().err == (
+        "unknown option 'optimizer.learning_rate_schedule', which optimizer=cma does not have (it "
+        "has sigma_schedule); did you mean optimizer=es optimizer.learning_rate_schedule=cosine? "
+        "--help lists all\n"
+    )
+
+
 COUNTDOWN: Mapping[str, Mapping[str, object]] = {
     "es": {"learning_rate": 0.02},
     "momentum": {"learning_rate": 0.02},

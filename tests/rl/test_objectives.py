@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.objectives import (
+    ByPerformance,
     Gdpo,
     LengthPenalty,
     MaxOfK,
@@ -24,6 +25,7 @@ from es_cookbook.rl.objectives import (
     normalised,
     outcomes,
     pass_at_k,
+    pass_at_k_advantages,
 )
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.rl.types import (
@@ -83,6 +85,43 @@ def test_pass_at_k_and_max_of_k_are_means_over_all_choices_of_k_attempts(
     any_solved = [any(chosen) for chosen in itertools.combinations(solved_K, k)]
     found = pass_at_k(counts(n), counts(sum(solved_K)), k).item()
     assert found == pytest.approx(np.mean(any_solved), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "of_solved", "of_failed"),
+    [
+        # ρ = 1 - C(3, 2)/C(4, 2) = s = 1/2; failed: 1/2 - C(2, 1)/C(3, 1) = -1/6.
+        (4, 1, 2, 1.0, -1 / 3),
+        # ρ = 1 - C(5, 4)/C(8, 4) = 13/14; failed: 1/14 - C(4, 3)/C(7, 3) = -3/70.
+        (8, 3, 4, (1 / 14) / math.sqrt(13) * 14, -(3 / 70) / math.sqrt(13) * 14),
+        (6, 2, 1, math.sqrt(2), -1 / math.sqrt(2)),  # the group's baseline
+        (4, 3, 2, 0.0, 0.0),  # every group of two has a right one
+        (4, 0, 2, 0.0, 0.0),
+        (3, 1, 4, 0.0, 0.0),  # too few were left
+    ],
+)
+def test_literal_advantages_of_pass_at_k(
+    n: int, c: int, k: int, of_solved: float, of_failed: float
+) -> None:
+    found_K = pass_at_k_advantages([True] * c + [False] * (n - c), k)
+    assert found_K == pytest.approx([of_solved] * c + [of_failed] * (n - c), abs=1e-12)
+
+
+@given(st.integers(1, 8), st.data())
+def test_advantages_of_pass_at_k_are_means_over_all_groups_of_k_answers(
+    n: int, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, n))
+    solved_K = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    groups = list(itertools.combinations(range(n), k))
+    rewards = np.array([float(any(solved_K[i] for i in group)) for group in groups])
+    above = rewards - rewards.mean()
+    plain_K = [
+        np.mean([a for a, group in zip(above, groups, strict=True) if i in group]) for i in range(n)
+    ]
+    assert pass_at_k_advantages(solved_K, k, normalise=False) == pytest.approx(plain_K, abs=1e-12)
+    normalised_K = np.array(plain_K) / (rewards.std() or 1.0)
+    assert pass_at_k_advantages(solved_K, k) == pytest.approx(normalised_K, abs=1e-9)
 
 
 def test_max_of_all_is_the_maximum_and_of_one_the_mean() -> None:
@@ -256,6 +295,70 @@ def test_lengths_move_only_the_reward_itself() -> None:
     with pytest.raises(ConfigError, match="inner counts the metric 'correct', 'format', on which"):
         LengthPenalty(inner=Gdpo())
     LengthPenalty(inner=Gdpo(rewards=("reward", "format")))
+
+
+# --- numbers that follow results -----------------------------------------------------------------
+
+
+def between(first: Objective, last: Objective, **how: Any) -> ByPerformance:
+    return ByPerformance(first=first, last=last, low=0.2, high=0.7, **how)
+
+
+def test_numbers_move_with_what_was_solved_lately() -> None:
+    budget = between(LengthPenalty(limit=400), LengthPenalty(limit=100, strength=0.5), window=2)
+    shares = [(), (0.1,), (0.2, 0.7), (0.9, 0.2, 0.3), (0.7,), (0.0, 1.0, 1.0)]
+    done = [budget.done(each) for each in shares]
+    assert done == pytest.approx([0, 0, 0.5, 0.1, 1, 1])
+    half = LengthPenalty(limit=250, strength=0.4)
+    assert [budget.at(each) for each in (0, 0.5, 1)] == [budget.first, half, budget.last]
+    threshold = between(PassAtK(k=1, threshold=0), PassAtK(k=1, threshold=1))
+    assert threshold.at(0.25) == PassAtK(k=1, threshold=0.25), "no whole number"
+    weights = between(Gdpo(weights=(1.0, 0.0)), Gdpo(weights=(0.2, 0.8)))
+    assert weights.at(0.5) == Gdpo(weights=(0.6, 0.4))
+
+
+def test_scores_are_those_of_the_objective_in_between() -> None:
+    moving = between(PassAtK(k=1, threshold=0), PassAtK(k=1, threshold=1))
+    rewards_P_G_K = np.array([[[0.2, 0.6], [1.0, NAN]]])
+    for shares, expected in (((), [1.0, 1.0]), ((0.45,), [0.5, 1.0]), ((0.8,), [0.0, 1.0])):
+        found = Outcomes(rewards_P_G_K, rewards_P_G_K, {"correct": rewards_P_G_K}, 3, shares)
+        assert moving(found).tolist() == [expected]
+        assert moving.metrics(found) == {"objective/done": pytest.approx(moving.done(shares))}
+
+
+def test_what_is_inside_of_another_objective_follows_results_too() -> None:
+    moving = between(MaxOfK(k=1), MaxOfK(k=3))
+    assert LengthPenalty(inner=moving).follows_results
+    assert not LengthPenalty(inner=MaxOfK(k=1)).follows_results
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (lambda: between(Mean(), MaxOfK()), "first and last must be the same objective with diff"),
+        (lambda: between(MaxOfK(), MaxOfK()), "must be the same objective with different numbers"),
+        (
+            lambda: between(LengthPenalty(), LengthPenalty(limit=9)),
+            "first.limit and last.limit must be equal, or numbers, .* found None and 9",
+        ),
+        (
+            lambda: between(Gdpo(rewards=("a", "b")), Gdpo(rewards=("a", "c"))),
+            "first.rewards and last.rewards must be equal, or numbers",
+        ),
+        (
+            lambda: ByPerformance(first=MaxOfK(k=1), last=MaxOfK(k=2), low=0.5, high=0.5),
+            "high must be above 0.5, found 0.5",
+        ),
+        (lambda: between(MaxOfK(k=1), MaxOfK(k=2), window=0), "window must be at least 1, found 0"),
+        (
+            lambda: between(MaxOfK(k=1), MaxOfK(k=3)).check(2, 1.0),
+            "objective.last.k=3 needs attempts=3 or more at each problem, found attempts=2",
+        ),
+    ],
+)
+def test_numbers_that_cannot_follow_results_are_refused(made: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        made()
 
 
 finite = st.floats(-1e6, 1e6, allow_subnormal=False)

@@ -19,7 +19,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.objectives import RewardSchedule
+from es_cookbook.rl.objectives import ByPerformance, Gdpo, RewardSchedule
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
@@ -104,6 +104,42 @@ async def test_a_run_that_stopped_goes_on_as_an_unbroken_one(
     await train.main(config(tmp_path / "run", rows))
     for name in ("history.jsonl", "rollouts.jsonl"):
         assert untimed(tmp_path / "run" / name) == untimed(recorded / name)
+
+
+def following(log_path: Path, rows: Path, of_mixture: bool, num_generations: int) -> TinyConfig:
+    """The weight of a reward follows what was solved, of a mixture with a curriculum or of rows."""
+    ends = [Gdpo(rewards=("format", "correct"), weights=each) for each in ((1.0, 0.0), (0.0, 1.0))]
+    task = Task(source=str(rows / "hard.jsonl"), reward=odd, problems_per_generation=6, num_test=2)
+    more = {} if of_mixture else {"dataset": task}
+    objective = ByPerformance(first=ends[0], last=ends[1], low=0.0, high=1.0, window=2)
+    return config(log_path, rows, objective=objective, num_generations=num_generations, **more)
+
+
+@pytest.mark.parametrize("of_mixture", [True, False])
+async def test_a_reward_follows_results_after_an_interruption_and_in_a_fork(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_mixture: bool
+) -> None:
+    whole, stopped, forked = (tmp_path / name for name in ("whole", "stopped", "forked"))
+    await train.main(following(whole, rows, of_mixture, 5))
+    done = [row["objective/done"] for row in read_metrics(whole / "metrics.jsonl")[:5]]
+    records = list(read_history(whole / "history.jsonl"))
+    solved = [sum(r.solved for r in each.results_P) / len(each.results_P) for each in records]
+    assert len(set(solved)) > 2, "results differ"
+    assert done == pytest.approx(
+        [0.0, solved[0], *(sum(solved[t - 2 : t]) / 2 for t in range(2, 5))]
+    )
+    await train.main(following(stopped, rows, of_mixture, 2))
+    await train.main(following(stopped, rows, of_mixture, 5))
+    for name in ("history.jsonl", "rollouts.jsonl", "metrics.jsonl"):
+        assert untimed(stopped / name) == untimed(whole / name)
+    options = f"log_path={whole} generation=2 output={forked} trust=tests"
+    monkeypatch.setattr("sys.argv", ["fork", *options.split()])
+    await anyio.to_thread.run_sync(fork.cli)
+    await train.main(following(forked, rows, of_mixture, 5))
+    ours, theirs = (
+        (path / "history.jsonl").read_text().splitlines()[1:] for path in (forked, whole)
+    )
+    assert ours == theirs
 
 
 async def test_every_rollout_comes_back(recorded: Path) -> None:

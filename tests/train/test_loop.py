@@ -315,7 +315,7 @@ async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
         (
             "objective",
             PassAtK(k=4),
-            "objective.k=4 needs attempts=4 or more of a genome at a problem, found attempts=1",
+            "objective.k=4 needs attempts=4 or more at each problem, found attempts=1",
         ),
         (
             "eval_attempts",

@@ -51,7 +51,6 @@ _OURS = {
     },
     "data_seed": "seed",
     "lr_scheduler": "learning_rate_schedule",
-    "warmup": "learning_rate_schedule",
     "max_grad_norm": "max_gradient_norm",
     **dict.fromkeys(("max_steps", "num_train_epochs"), "num_generations"),
     "num_generations": "attempts",

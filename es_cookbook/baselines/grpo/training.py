@@ -210,9 +210,15 @@ class _Trainer(GRPOTrainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        del num_training_steps
         of = cast(torch.optim.Optimizer, self.optimizer) if optimizer is None else optimizer
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, self.factor)
+        num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
+
+        def factor(step: int) -> float:
+            # As transformers warms up: from 0, so the first step of all moves nothing.
+            is_warm = step >= num_warmup_steps
+            return self.factor(step) * (1.0 if is_warm else step / num_warmup_steps)
+
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(of, factor)
         return self.lr_scheduler
 
     def set_temperature(self, temperature: float) -> None:

@@ -11,6 +11,9 @@ fitness anyway. A lost genome (NaN) ranks below all others: its region fails, as
 knows, and the libraries want the whole population ranked. Where no two genomes differ, or all are
 lost, there is nothing to rank: nothing is told, and the step is empty.
 
+`sigma_schedule` multiplies σ on top of what CMA-ES adapts. The paths by which it adapts are in
+units of σ, so they stay what they are.
+
 The state is rebuilt by asking and telling the recorded generations again. The libraries compute
 with NumPy and LAPACK, so the same bits come back where those are the same; elsewhere the recorded
 steps still give the same centre, but going on may be refused, with the advice to fork.
@@ -32,11 +35,17 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
+from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder, check_fitness
+from es_cookbook.evolution.optimizers.base import (
+    Optimizer,
+    OptimizerBuilder,
+    check_fitness,
+    refuse_zero_sigma,
+)
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
@@ -52,12 +61,14 @@ class _OffsetsBuilder(OptimizerBuilder):
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
+    sigma_schedule: Schedule = schedule_field("factor on the sigma that adapts, over the run")
 
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma is of a small space, and only the first."""
-        return {name: value for name, value in super().carried(es).items() if name != "sigma"}
+        """Sigma is of a small space, only the first, and needs no schedule."""
+        own = ("sigma", "sigma_schedule")
+        return {name: value for name, value in super().carried(es).items() if name not in own}
 
     @chz.validate
     def _shared_fields(self) -> None:
@@ -80,7 +91,7 @@ class _OffsetsBuilder(OptimizerBuilder):
             )
 
     @abstractmethod
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
         """Build it for so many parameters.
 
         Raises:
@@ -99,7 +110,7 @@ class _OffsetsBuilder(OptimizerBuilder):
                 "perturb have no meaning with it: leave them out"
             )
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
-        return self.of_dimension(run_seed, dimension)
+        return self.of_dimension(run_seed, num_generations, dimension)
 
     def need(self) -> None:
         """Check that the library is there.
@@ -118,9 +129,15 @@ class _OffsetsBuilder(OptimizerBuilder):
 class _OffsetsOptimizer(Optimizer):
     """Asks and tells a distribution that a subclass keeps."""
 
-    def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
+    def __init__(
+        self, config: _OffsetsBuilder, run_seed: int, num_generations: int, dimension: int
+    ) -> None:
         self._config = config
         self._run_seed = run_seed
+        self._num_generations = num_generations
+        self._factor = 1.0
+        """By which the distribution's σ has been multiplied, in all."""
+        refuse_zero_sigma(self._factor_at, num_generations)
         self._sigma = config.sigma
         self._asked: int | None = None
         self._points_G: Sequence[Floats] = ()
@@ -130,6 +147,10 @@ class _OffsetsOptimizer(Optimizer):
     @abstractmethod
     def start(self, mean: Floats) -> None:
         """Begin with a round distribution about this mean, which is not to be written."""
+
+    @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply the present distribution's σ."""
 
     @abstractmethod
     def sample(self, seed: int) -> Sequence[Floats]:
@@ -162,6 +183,9 @@ class _OffsetsOptimizer(Optimizer):
     def ask(self, generation: int) -> list[Genome]:
         """A population around the mean, none of it the mean itself."""
         if self._asked != generation:
+            factor = self._factor_at(generation)
+            self.scale(factor / self._factor)
+            self._factor = factor
             self._points_G = self.sample(derive_seed(self._run_seed, "population", generation))
             self._asked = generation
             squares_G = [float(np.mean((point - self._mean) ** 2)) for point in self._points_G]
@@ -195,6 +219,9 @@ class _OffsetsOptimizer(Optimizer):
     def sigma(self, generation: int) -> float:
         """RMS distance of the population from the mean, per parameter."""
         return self._sigma
+
+    def _factor_at(self, generation: int) -> float:
+        return self._config.sigma_schedule(generation, self._num_generations)
 
 
 _MATRICES = 4
@@ -237,7 +264,7 @@ class CMA(_OffsetsBuilder):
         check_range(self, "max_dimension", at_least=1)
 
     @override
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
         if dimension > self.max_dimension:
             memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
             raise ConfigError(
@@ -247,15 +274,15 @@ class CMA(_OffsetsBuilder):
                 "optimizer=sep_cma, or select fewer parameters"
             )
         self.need()
-        return _CMAOptimizer(self, run_seed, dimension)
+        return _CMAOptimizer(self, run_seed, num_generations, dimension)
 
 
 class _CMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
-    def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
+    def __init__(self, config: CMA, run_seed: int, num_generations: int, dimension: int) -> None:
         self._seed, self._draws = 0, 0
-        super().__init__(config, run_seed, dimension)
+        super().__init__(config, run_seed, num_generations, dimension)
 
     @override
     def start(self, mean: Floats) -> None:
@@ -273,6 +300,10 @@ class _CMAOptimizer(_OffsetsOptimizer):
             }
             make: Any = CMAEvolutionStrategy  # without types, which pyright would infer for seconds
             self._strategy = make(mean.copy(), self._config.sigma, options)
+
+    @override
+    def scale(self, factor: float) -> None:
+        self._strategy.sigma *= factor
 
     @override
     def sample(self, seed: int) -> Sequence[Floats]:
@@ -320,14 +351,14 @@ class SepCMA(_OffsetsBuilder):
     )
 
     @override
-    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
         if dimension < 2:
             raise ConfigError(
                 "optimizer=sep_cma needs at least 2 parameters, and this search space has "
                 f"{dimension}: take optimizer=cma"
             )
         self.need()
-        return _SepCMAOptimizer(self, run_seed, dimension)
+        return _SepCMAOptimizer(self, run_seed, num_generations, dimension)
 
 
 class _SepCMAOptimizer(_OffsetsOptimizer):
@@ -340,6 +371,11 @@ class _SepCMAOptimizer(_OffsetsOptimizer):
         size = self._config.population_size
         # A copy, because it is written in place.
         self._strategy = cmaes.SepCMA(mean.copy(), self._config.sigma, seed=0, population_size=size)
+
+    @override
+    def scale(self, factor: float) -> None:
+        state: Any = self._strategy
+        state._sigma *= factor  # cmaes has no public name for it
 
     @override
     def sample(self, seed: int) -> Sequence[Floats]:

@@ -32,7 +32,8 @@ even one mutation apart. Behaviour is only compared within a generation, where a
 problems; all parents, migrants too, are from one generation.
 
 `es_weight` mixes in evolution strategies: α/N · Σ fitness · ε over the new mutations, with their
-mean fitness as the baseline, is added to a trunk of terms that all share, so no genome grows.
+mean fitness as the baseline, is added to a trunk of terms that all share, so no genome grows. This
+α is the one rate there is, and `es_weight_schedule` is a factor on it.
 
 `merge_every` replaces the population by one individual (`es.merged`): each inherited gene with the
 mean of its holders' coefficients, and the new mutations by fitness, as in an ES step of α
@@ -65,7 +66,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Cosine, Schedule, schedule_field
+from es_cookbook.common.schedules import Constant, Cosine, Schedule, schedule_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats, average_ranks
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -321,6 +322,7 @@ class Genetic(OptimizerBuilder):
     es_weight: float = chz.field(
         default=0.0, doc="α of an ES step over the new mutations that moves everybody; 0: none"
     )
+    es_weight_schedule: Schedule = schedule_field("factor on es_weight over the run")
     merge_every: int = chz.field(
         default=0, doc="generations after which all individuals are merged into one; 0: never"
     )
@@ -345,6 +347,12 @@ class Genetic(OptimizerBuilder):
             raise ConfigError(
                 f"species_by={self.species_by} needs species_distance=...: how much a member's "
                 "rewards may differ from those of its species' best, 0.1 for example"
+            )
+        if not self.es_weight and self.es_weight_schedule != Constant():
+            raise ConfigError(
+                f"es_weight_schedule={type(self.es_weight_schedule).__name__} is a factor on "
+                "es_weight, which is 0, so there is no ES step to schedule: set es_weight above 0, "
+                "or use sigma_schedule"
             )
         smallest = self.num_islands * max(self.num_elites + 1, self.tournament_size)
         if self.population_size < smallest:
@@ -396,6 +404,12 @@ class _GeneticOptimizer(Optimizer):
         factor = self._config.sigma_schedule(generation, self._num_generations)
         return self._config.sigma * factor
 
+    @override
+    def learning_rate(self, generation: int) -> float | None:
+        """The α of the ES step, `es_weight` times its schedule; None without one."""
+        factor = self._config.es_weight_schedule(generation, self._num_generations)
+        return self._config.es_weight * factor if self._config.es_weight else None
+
     @property
     def max_terms(self) -> int:
         return self._config.max_terms
@@ -441,7 +455,7 @@ class _GeneticOptimizer(Optimizer):
         if _is_due(self._config.migration_every, generation):
             self._islands = migrated(self._islands)
         if _is_due(self._config.merge_every, generation):
-            self._merge(told)
+            self._merge(generation, told)
         elif self._config.es_weight:
             self._trunk += self._es_step(generation, told)
         before, self._centre = self._centre, in_order(self._trunk, self.champion)
@@ -538,13 +552,14 @@ class _GeneticOptimizer(Optimizer):
             for i in range(self._config.num_islands)
         ]
 
-    def _merge(self, told: Sequence[Parent]) -> None:
+    def _merge(self, generation: int, told: Sequence[Parent]) -> None:
         """Everybody's genes, as `es.merged` has them, join the trunk, where all begin again."""
         new = {parent.mutation.seed for parent in told if parent.mutation is not None}
         births = {gene.seed: gene.birth for parent in told for gene in parent.individual}
         genomes_G = [Genome(terms(sorted(parent.individual))) for parent in told]
         relative_G = _less_mean([parent.fitness for parent in told])
-        all_terms = merged(genomes_G, relative_G, births.keys() - new, self._config.es_weight)
+        rate = self.learning_rate(generation) or 0.0
+        all_terms = merged(genomes_G, relative_G, births.keys() - new, rate)
         self._trunk += [Gene(births[term.seed], term.seed, term.coefficient) for term in all_terms]
         self.champion = BASE
         self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
@@ -557,7 +572,7 @@ class _GeneticOptimizer(Optimizer):
         genomes_G = [Genome(terms([gene])) for gene, _ in tried]
         relative_G = _less_mean([fitness for _, fitness in tried])
         birth = self._birth(generation, self._config.population_size)
-        step = weighted_sum(genomes_G, relative_G, self._config.es_weight)
+        step = weighted_sum(genomes_G, relative_G, self.learning_rate(generation) or 0.0)
         return [Gene(birth, term.seed, term.coefficient) for term in step]
 
 

@@ -44,7 +44,7 @@ from es_cookbook.rl.data.selection import (
     quotas,
 )
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.rollouts import mean_of, rollout_metrics
+from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -71,8 +71,6 @@ _SHARES = {
 }
 EASY_POOL = Table(generations=tuple(_SHARES), factors=tuple(_SHARES.values()))
 """Share of easy problems by generation: all in the first, one in a hundred from the 3000th on."""
-DIGITS = 4
-"""Decimals of what is recorded of a problem; the same whether it was just measured or read."""
 
 
 @chz.chz
@@ -350,7 +348,7 @@ class _MixtureDataset(RLDataset):
         if not self.depends_on_results:
             return ()
         return [
-            ProblemResult(self._keys[i], *_measured(group, config.solved_metric))
+            ProblemResult(self._keys[i], *reward_and_solved(group, config.solved_metric))
             for i, group in zip(self._batch(generation), groups_P, strict=True)
         ]
 
@@ -463,15 +461,3 @@ class _MixtureDataset(RLDataset):
 
 def _name(kind: _Kind | None) -> str:
     return "all" if kind is None else ".".join(kind[1]) or str(kind[0])
-
-
-def _measured(group: TrajectoryGroup, metric: str) -> tuple[float, float]:
-    """Mean reward, and mean of the metric, or of the reward where that is not reported."""
-    rewards = [reward for rewards_K in group.rewards_G_K for reward in rewards_K]
-    solved = [
-        rollout_metrics(group, g, k).get(metric, reward)
-        for g, rewards_K in enumerate(group.rewards_G_K)
-        for k, reward in enumerate(rewards_K)
-        if not math.isnan(reward)
-    ]
-    return round(mean_of(rewards), DIGITS), round(mean_of(solved), DIGITS)

@@ -31,6 +31,8 @@ def test_values_are_of_the_types_that_trl_declares() -> None:
         ("top_entropy_quantile=None", "must be float, found 'None'"),
         ("num_generations=8", "trl.num_generations is not given to TRL: attempts says that"),
         ("learning_rate=1", "not given to TRL: learning_rate says that"),
+        ("lr_scheduler_type=cosine", "not given to TRL: learning_rate_schedule says that"),
+        ("warmup_steps=some", "trl.warmup_steps must be float, found 'some'"),
         ("epsilon_high=0.3", "epsilon_high says that"),
         ("use_vllm=True", "engine says that"),
         ("vllm_mode='server'", "engine says that"),

@@ -74,17 +74,21 @@ async def test_trl_learns_what_earns_rewards(
     assert len((tmp_path / "losses.csv").read_text().splitlines()) == 1 + 10 * steps
 
 
+@pytest.mark.parametrize("num_warmup_steps", [0, 10])
 async def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_never_stopped(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, num_warmup_steps: int
 ) -> None:
-    whole = grpo_config(model, tmp_path, num_iterations=2, steps=2, beta=0.1)
+    trl = (f"warmup_steps={num_warmup_steps}",)
+    whole = grpo_config(model, tmp_path, num_iterations=2, steps=2, beta=0.1, trl=trl)
     await check_resumed_as_if_never_stopped(main, whole, tmp_path)
     losses = (tmp_path / "copy" / "losses.csv").read_text()
     assert losses == (tmp_path / "whole" / "losses.csv").read_text()
     rows = [line.split(",") for line in losses.splitlines()[1:]]
     assert [row[0] for row in rows] == [str(step) for step in range(1, 17)]
     rates = [float(row[4]) for row in rows]
-    assert rates == pytest.approx([0.01 * (1 - g / 4) for g in range(4) for _ in range(4)])
+    scheduled = [0.01 * (1 - g / 4) for g in range(4) for _ in range(4)]
+    warm = [step / num_warmup_steps if step < num_warmup_steps else 1.0 for step in range(16)]
+    assert rates == pytest.approx([w * rate for w, rate in zip(warm, scheduled, strict=True)])
 
 
 async def test_a_checkpoint_is_the_model_as_it_was_but_for_its_weights(

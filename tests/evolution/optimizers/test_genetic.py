@@ -384,6 +384,19 @@ def test_es_moves_everybody_by_the_new_mutations() -> None:
     assert tell(optimizer, 2, 4.0, 1.0, NAN) == Step(), "one alone has nothing to differ from"
 
 
+def test_the_es_step_has_a_schedule() -> None:
+    halved = Table(generations=(0, 1), factors=(1.0, 0.5))
+    optimizer = build(at_chance(3, es_weight=0.8, truncation=0.1, es_weight_schedule=halved))
+    assert [optimizer.learning_rate(generation) for generation in range(3)] == [0.8, 0.4, 0.4]
+    _, first, second = (genome.terms for genome in optimizer.ask(0))
+    trunk = (Term(first[0].seed, 0.4 * 1.0), Term(second[0].seed, 0.4 * -1.0))
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step((*first, *trunk)), "its factor is 1"
+    _, third, fourth = (genome.terms for genome in optimizer.ask(1))
+    trunk = (Term(third[0].seed, -0.2), Term(fourth[0].seed, 0.2))
+    assert tell(optimizer, 1, 4.0, 1.0, 3.0) == Step(trunk), "half of what it would be"
+    assert build(at_chance(3)).learning_rate(0) is None
+
+
 def test_merging_makes_one_of_all_and_everybody_begins_there() -> None:
     optimizer = build(at_chance(3, truncation=0.1, merge_every=2, es_weight=0.8))
     _, first, _ = (genome.terms for genome in optimizer.ask(0))
@@ -583,6 +596,10 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance=...: how much"),
         ({"sigma": 0.0}, "sigma must be above 0"),
         ({"es_weight": -1.0}, "es_weight must be 0 or more"),
+        (
+            {"es_weight_schedule": Linear()},
+            "es_weight_schedule=Linear is a factor on es_weight, which is 0, .* set es_weight",
+        ),
         ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),
         ({"es_weight": NAN}, "es_weight must be 0 or more, found nan"),
         ({"truncation": 0.0}, r"truncation must be in \(0, 1\]"),
