@@ -280,7 +280,7 @@ RUNS_WHAT_IT_READS = {
     # Options: plain values only.
     "es_cookbook.commands.gradients.policy_gradient": {"yaml.safe_load"},
     # What a set on the Hub says of itself: plain values only.
-    "es_cookbook.rl.data.rows": {"yaml.safe_load"},
+    "es_cookbook.rl.data.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.commands.play": {"importlib.import_module"},

@@ -1,4 +1,4 @@
-"""A row of data, with its origin; and text with a row's fields in braces: `"{question} = ?"`.
+"""A row of data, with its origin; and how it is shown: text with its fields in braces, or a chat.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
 `sources` says where rows come from.
@@ -6,15 +6,19 @@ A `Row` returns its fields by name and type, and names file and line in the erro
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.rewards.answers import first_field
+from es_cookbook.rl.rewards.answers import LETTERS, first_field
 
 Fields: TypeAlias = Mapping[str, object]
+TAGS = re.compile("</?(?:think|answer)>")
+_FIELD = re.compile(r"\s*\{(\w+)\}\s*")
+"""A template that is a field and nothing else."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +100,72 @@ def filled(template: str, row: Row) -> str:
         literal + ("" if field is None else str(row.value(field)))
         for literal, field, _, _ in Formatter().parse(template)
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages of a row, with a role and a content each, up to the last one of the user.
+
+    Attributes:
+        answer: a field for the assistant's answer to it, if there is one, as many sets have it.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    answer: Fields
+
+
+def chat_of(template: str, row: Row) -> Chat | None:
+    """What a template asks that is nothing but a field with messages; None if it is another.
+
+    Raises:
+        DataError: It is no chat that a message of the user ends, answered or not.
+    """
+    found = _FIELD.fullmatch(template)
+    value = row.fields.get(found[1]) if found else None
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    if not found or not items or not all(isinstance(each, dict) for each in items):
+        return None
+    messages: list[dict[str, str]] = []
+    for at, each in enumerate(cast("list[Fields]", items)):
+        role, content = each.get("role"), each.get("content")
+        fits = role in ("user", "assistant") or (role == "system" and at == 0)
+        if not fits or not isinstance(content, str):
+            raise row.error(
+                f"message {at} of field {found[1]!r} must have the role user or assistant, or in "
+                "the first place system, and a content that is text"
+            )
+        messages.append({"role": str(role), "content": content})
+    answered = messages[-1]["role"] == "assistant"
+    asked = messages[:-1] if answered else messages
+    if not asked or asked[-1]["role"] != "user":
+        raise row.error(
+            f"field {found[1]!r} must end with a message of the user, or with one of the assistant "
+            "that answers it"
+        )
+    return Chat(asked, {"answer": messages[-1]["content"]} if answered else {})
+
+
+def with_choices(row: Row) -> Row:
+    """The row with its lists of texts as choices by letter, a line each."""
+    shown: dict[str, object] = {}
+    for name, value in row.fields.items():
+        texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
+        if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
+            named = zip(LETTERS, cast("list[str]", texts), strict=False)
+            shown[name] = "\n".join(f"{letter}. {text}" for letter, text in named)
+    return Row(row.where, {**row.fields, **shown})
+
+
+def without_tags(value: object) -> object:
+    """Texts in it without `TAGS`."""
+    if isinstance(value, str):  # The second time a space: tags may stand in tags.
+        return TAGS.sub(" ", TAGS.sub("", value))
+    if isinstance(value, list):
+        return [without_tags(each) for each in cast("list[object]", value)]
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        return {name: without_tags(each) for name, each in fields.items()}
+    return value
 
 
 def write_rows(output: str, rows: Sequence[Fields]) -> None:

@@ -30,12 +30,11 @@ import functools
 import hashlib
 import heapq
 import json
-import re
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from string import Formatter
-from typing import Literal, Protocol, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
@@ -46,7 +45,15 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row, check_template, filled
+from es_cookbook.rl.data.rows import (
+    TAGS,
+    Row,
+    chat_of,
+    check_template,
+    filled,
+    with_choices,
+    without_tags,
+)
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
@@ -65,7 +72,6 @@ from es_cookbook.rl.rewards.base import (
     name_of,
 )
 from es_cookbook.rl.rewards.format import prompt_end
-from es_cookbook.rl.rewards.matching import LETTERS
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -78,9 +84,6 @@ from es_cookbook.rl.types import (
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 _NUM_TEST = 200
 """Most held-out rows where `num_test` does not say how many."""
-_FIELD = re.compile(r"\s*\{(\w+)\}\s*")
-"""A template that is a field and nothing else."""
-_TAGS = re.compile("</?(?:think|answer)>")
 _MOST_NAMED = 3
 """Rows that are named where more are told of."""
 
@@ -373,12 +376,12 @@ class Task(RowDatasetBuilder):
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         shown = self._shown(row)
-        if (chat := self._chat(shown)) is None:
-            before, question = [], filled(self.prompt, _with_choices(shown))
+        if (chat := chat_of(self.prompt, shown)) is None:
+            before, question = (), filled(self.prompt, with_choices(shown))
         else:
-            *before, last = chat
+            *before, last = chat.messages
             question = last["content"]
-            row = _with_answer(row, self.prompt.strip()[1:-1])
+            row = Row(row.where, {**chat.answer, **row.fields})
         is_told = any(each["role"] == "system" for each in before)
         tokens_T = render_prompt(
             tokenizer,
@@ -410,43 +413,14 @@ class Task(RowDatasetBuilder):
         """The row as the prompt shows it."""
         if self.stray_tags == "keep":
             return row
-        tagless = {name: _tagless(row.fields[name]) for name in self._tagged(row)}
+        tagless = {name: without_tags(row.fields[name]) for name in self._tagged(row)}
         return Row(row.where, {**row.fields, **tagless})
-
-    def _chat(self, row: Row) -> Sequence[Mapping[str, str]] | None:
-        """Messages up to the last one of the user; None if the row has no chat.
-
-        Raises:
-            DataError: It is no chat that a user's message ends.
-        """
-        found = _FIELD.fullmatch(self.prompt)
-        value = row.fields.get(found[1]) if found else None
-        if not found or not _is_chat(value):
-            return None
-        messages: list[dict[str, str]] = []
-        for at, each in enumerate(value):
-            role, content = each.get("role"), each.get("content")
-            fits = role in ("user", "assistant") or (role == "system" and at == 0)
-            if not fits or not isinstance(content, str):
-                raise row.error(
-                    f"message {at} of field {found[1]!r} must have the role user or assistant, or "
-                    "in the first place system, and a content that is text"
-                )
-            messages.append({"role": str(role), "content": content})
-        if messages[-1]["role"] == "assistant":  # An answer, as many sets have it.
-            messages.pop()
-        if not messages or messages[-1]["role"] != "user":
-            raise row.error(
-                f"field {found[1]!r} must end with a message of the user, or with one of the "
-                "assistant that answers it"
-            )
-        return messages
 
     def _tagged(self, row: Row) -> Iterator[str]:
         """The fields of a row with tags in what the prompt shows of them."""
         for _, name, _, _ in Formatter().parse(self.prompt):
             value = row.fields.get(name or "")
-            if value is not None and _TAGS.search(str(value)):
+            if value is not None and TAGS.search(str(value)):
                 yield str(name)
 
     @override
@@ -455,40 +429,6 @@ class Task(RowDatasetBuilder):
             strips = self.stray_tags == "strip"
             done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
             yield f"with <think> or <answer> tags in the question, {done}"
-
-
-def _tagless(value: object) -> object:
-    """Texts in it without tags."""
-    if isinstance(value, str):  # The second time a space: tags may stand in tags.
-        return _TAGS.sub(" ", _TAGS.sub("", value))
-    if isinstance(value, list):
-        return [_tagless(each) for each in cast("list[object]", value)]
-    if isinstance(value, dict):
-        return {name: _tagless(each) for name, each in cast("dict[str, object]", value).items()}
-    return value
-
-
-def _is_chat(value: object) -> TypeGuard[list[dict[str, object]]]:
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    return bool(items) and all(isinstance(each, dict) for each in items)
-
-
-def _with_answer(row: Row, chat: str) -> Row:
-    """A row of a chat, with the answer at its end as its own if it has no other."""
-    *_, last = cast("list[dict[str, object]]", row.fields[chat])
-    given = {"answer": last["content"]} if last["role"] == "assistant" else {}
-    return Row(row.where, {**given, **row.fields})
-
-
-def _with_choices(row: Row) -> Row:
-    """The row with its lists of texts as choices by letter, a line each."""
-    shown: dict[str, object] = {}
-    for name, value in row.fields.items():
-        texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
-        if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
-            named = zip(LETTERS, cast("list[str]", texts), strict=False)
-            shown[name] = "\n".join(f"{letter}. {text}" for letter, text in named)
-    return Row(row.where, {**row.fields, **shown})
 
 
 async def _num_tokens(problem: ProblemGroupBuilder) -> int:

@@ -26,6 +26,8 @@ that the text has."""
 
 EXTRACT_DOC = r"where the answer stands: answer (last <answer>), boxed (last \boxed{}), text, auto"
 
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""Names of choices, and how many there may be."""
 LONGEST_BOX = 10_000
 """Characters within which a box must be closed."""
 

@@ -14,6 +14,7 @@ from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.rewards.answers import (
     EXTRACT_DOC,
+    LETTERS,
     Extract,
     extracted,
     field_of,
@@ -23,7 +24,6 @@ from es_cookbook.rl.rewards.answers import (
 )
 from es_cookbook.rl.rewards.base import Fields, Reward
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LONGEST_READ = 1000
 """Characters of an answer by which attempts vote."""
 LONGEST_CHOICE = 2000
