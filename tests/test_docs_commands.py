@@ -509,6 +509,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         type_line("policy_gradient", [*gradient, *SHORTENED["policy_gradient"]])
         shutil.copytree("runs/gradient", "runs/grpo")  # For lines that read what it writes.
         make_adapter(BUNDLED_MODEL, path / "sft")
+        page = (ROOT / "docs/builders/config.md").read_text(encoding="utf-8")
+        (path / "run.yaml").write_text(page.split("```yaml\n")[1].partition("```")[0])
         type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
         several = ["attempts=2", "temperature=1", "output=attempts.json"]
         type_line("evaluate", ["log_path=runs/mine", *several])

@@ -53,6 +53,10 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     assert done.returncode == 0, done.stderr
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("rows-seed0-")
+    again = here / "again"
+    done = typed("train", f"config={run}/run.yaml", "seed=0", f"log_path={again}")
+    assert done.returncode == 0, done.stderr
+    assert (again / "history.jsonl").read_bytes() == (run / "history.jsonl").read_bytes()
     rows = read_metrics(run / "metrics.jsonl")
     assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
     assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
