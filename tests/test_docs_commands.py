@@ -324,6 +324,8 @@ def parse_train(options: Sequence[str]) -> None:
     function = "es_cookbook.rl.judging.task:unscored"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
+    if "dataset=mixture" in options:
+        needed = needed[2:]
     run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 

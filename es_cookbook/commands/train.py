@@ -33,7 +33,7 @@ from es_cookbook.common.cli import arguments, built, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.population.config import DATASETS
+from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {

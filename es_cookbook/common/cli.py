@@ -57,6 +57,7 @@ from es_cookbook.common.fields.options import (
     options_for,
     part_at,
     part_of,
+    spelled_out,
     switched_on,
     values_of,
 )
@@ -216,6 +217,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
     config_class = config if isinstance(config, type) else type(config)
     given = _with_preset(config_class, given)
     values = {} if config is config_class else values_of(config)
+    given = spelled_out(config_class, given, values, kept=config is not config_class)
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
@@ -302,6 +304,8 @@ def built(
     as in `config`, or has the class's defaults.
     """
     given = _with_preset(config_class, given)
+    values = {} if config is None else values_of(config)
+    given = spelled_out(config_class, given, values, kept=config is not None)
     made, options = _made(config_class, given, config)
     for path, text in given.items():
         names = options[path].field.meta_factory if path in options else None
@@ -440,11 +444,11 @@ def _elsewhere(
             try:
                 with_it = {**given, choice: text}
                 part, values = part_of(option.field, option.path, with_it, MISSING, kept)
+                found = each_option(part, option.path + ".", with_it, values, kept) if part else ()
+                inside = {each.path: each for each in found}
             except OptionError:
                 continue
-            if part is not None:
-                found = each_option(part, option.path + ".", with_it, values, kept)
-                inside = {each.path: each for each in found}
+            if inside:
                 yield chosen, inside
                 if not before:
                     yield from _elsewhere(inside.values(), with_it, kept, chosen)

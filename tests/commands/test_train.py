@@ -91,6 +91,44 @@ def test_what_is_mistyped_is_one_sentence(here: Path, option: str, said: str) ->
     assert not list((here / "runs").glob("*/history.jsonl"))
 
 
+MIXED = (
+    *("model_name=model", "dataset=mixture", "dataset.parts=arithmetic,rows"),
+    *("dataset.parts.0.dataset.num_test=3", "dataset.parts.0.dataset.num_train=40"),
+    *("dataset.parts.1.weight=30", "dataset.parts.1.dataset.source=rows.jsonl"),
+    *("dataset.parts.1.dataset.reward=number", "dataset.parts.1.dataset.num_test=2"),
+)
+
+
+def test_recipes_and_rows_are_mixed_by_name(here: Path) -> None:
+    small = (*SMALL[:3], "dataset.problems_per_generation=4")
+    assert typed("train", *MIXED, *small, "log_path=mixed").returncode == 0
+    (first, *_, last) = read_metrics(here / "mixed/metrics.jsonl")
+    assert "test/env/arithmetic/correct" in first
+    assert (last["test/problems"], first["data/share/rows"]) == (5.0, pytest.approx(30 / 70))
+    done = typed("train", "config=mixed/run.yaml", "log_path=again")
+    assert done.returncode == 0, done.stderr
+    assert Path("again/history.jsonl").read_bytes() == Path("mixed/history.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "parts=arithmetc,chat",
+            "dataset.parts.0.dataset=arithmetc: unknown name 'arithmetc': did",
+        ),
+        ("parts=chat,rows", "missing dataset.parts.1.dataset.source=..., dataset.parts.1.dataset"),
+        ("parts=chat,chat parts.1.wight=2", "did you mean 'dataset.parts.1.weight'?"),
+        ("parts=chat parts.3.weight=2", "unknown option 'dataset.parts.3.weight'"),
+        ("parts.a.dataset=chat", "unknown option 'dataset.parts.a.dataset'"),
+        ("parts=", "dataset.parts must be one or more data sets, found none"),
+    ],
+)
+def test_what_is_mixed_wrongly_is_one_sentence(options: str, said: str) -> None:
+    given = [f"dataset.{option}" for option in options.split()]
+    assert said in refused("train", "model_name=model", "dataset=mixture", *given)
+
+
 def test_what_is_missing_is_named(here: Path) -> None:
     said = refused("train", "model_name=model", "data=rows.jsonl")
     assert "missing dataset.reward=..." in said

@@ -46,6 +46,8 @@ from es_cookbook.common.fields.chz_fields import (
 from es_cookbook.common.fields.declared_types import may_be_called
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 
+ITEMS = "items"
+"""Metadata of a field of several parts: their fields that a list of names stands for."""
 _FILE = "config="
 
 
@@ -113,19 +115,39 @@ def each_option(
             continue
         path = prefix + name
         value = values[name] if name in values else default_of(field)
-        if path not in given and (item := _item_of(field)) and is_inside(path, given):
-            inside = (key.removeprefix(f"{path}.").partition(".")[0] for key in given)
-            last = max(int(i) for i in inside if i.isdecimal())
-            for i in range(last + 1):
+        text = given.get(path, None if value is MISSING else as_typed(value))
+        if item := _item_of(field):
+            inside = (key for key in given if key.startswith(f"{path}."))
+            first = (key.removeprefix(f"{path}.").partition(".")[0] for key in inside)
+            numbers = {int(each) for each in first if each.isdecimal()}
+            if path in given or not numbers:
+                yield Option(path, field, text, part=False)
+            for i in range(len(numbers)):
                 yield from each_option(item, f"{path}.{i}.", given, {}, kept)
             continue
         part, part_values = part_of(field, path, given, value, kept)
         if part is None:
-            text = given.get(path, None if value is MISSING else as_typed(value))
             yield Option(path, field, text, part=False)
         else:
             yield Option(path, field, name_of(field, part), part=True)
             yield from each_option(part, path + ".", given, part_values, kept)
+
+
+def spelled_out(
+    config_class: type, given: Mapping[str, str], values: Mapping[str, object], kept: bool
+) -> dict[str, str]:
+    """Options with those of every part, where a list of names stands for several: `parts=a,b`."""
+    for option in each_option(config_class, "", given, values, kept):
+        names = given.get(option.path)
+        if names and (fields := (option.field.metadata or {}).get(ITEMS)):
+            of_items = {
+                f"{option.path}.{i}.{field}": name
+                for i, name in enumerate(names.split(","))
+                for field in fields
+            }
+            others = {path: text for path, text in given.items() if path != option.path}
+            return spelled_out(config_class, {**of_items, **others}, values, kept)
+    return dict(given)
 
 
 def _is_for_python(field: Field) -> bool:
