@@ -50,7 +50,9 @@ def main(config: SFTConfig) -> None:
     """
     if Path(config.output).exists():
         raise ConfigError(f"output {config.output!r} is there already; give another one")
-    config.dataset.check()
+    for builder in (config.hub, config.trackers, config.dataset):
+        if builder is not None:
+            builder.check()
     from es_cookbook.baselines.sft_run import opened  # with torch
 
     with opened(config) as run:
