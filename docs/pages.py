@@ -31,7 +31,7 @@ from types import FunctionType
 from unittest import mock
 
 from es_cookbook.__main__ import COMMANDS, RECIPES
-from es_cookbook.common.cli import Option, options_of
+from es_cookbook.common.fields.options import Option, options_of
 from es_cookbook.common.references import resolve
 
 ROOT = Path(__file__).parents[1]

@@ -325,6 +325,8 @@ def parse_train(options: Sequence[str]) -> None:
     function = "es_cookbook.rl.judging.task:unscored"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
+    if "dataset=mixture" in options:
+        needed = needed[2:]
     run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
 
 
@@ -510,6 +512,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         type_line("policy_gradient", [*gradient, *SHORTENED["policy_gradient"]])
         shutil.copytree("runs/gradient", "runs/grpo")  # For lines that read what it writes.
         make_adapter(BUNDLED_MODEL, path / "sft")
+        page = (ROOT / "docs/builders/config.md").read_text(encoding="utf-8")
+        (path / "run.yaml").write_text(page.split("```yaml\n")[1].partition("```")[0])
         type_line("evaluate", ["log_path=runs/mine", "generation=0", "output=before.json"])
         several = ["attempts=2", "temperature=1", "output=attempts.json"]
         type_line("evaluate", ["log_path=runs/mine", *several])

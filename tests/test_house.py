@@ -277,8 +277,6 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Runs in the sandbox.
     "es_cookbook.rl.grading.asserts_inside": {"compile", "exec"},
-    # Options: plain values only.
-    "es_cookbook.commands.gradients.policy_gradient": {"yaml.safe_load"},
     # What a set on the Hub says of itself: plain values only.
     "es_cookbook.rl.data.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.

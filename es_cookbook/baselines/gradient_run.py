@@ -62,7 +62,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 from es_cookbook.runs.checkpoints import MODEL, STATE, Checkpoint, next_checkpoint, state_json
-from es_cookbook.runs.directory import LOG, METRICS, keep_trained_on
+from es_cookbook.runs.directory import LOG, METRICS, keep_options, keep_trained_on
 from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
@@ -254,6 +254,7 @@ async def opened(
             datasets.train.tell(generation, results_P)
         start = checkpoint.generation if checkpoint else 0
         begin(log_path, config, start)
+        keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start)
         info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
         trackers = [config.trackers(info), ReportWriter(log_path)]

@@ -21,13 +21,12 @@ every so many steps, as runs of evolution strategies are.
 Left out: several devices, training in lower precision than float32, and gradient checkpointing.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from es_cookbook.baselines.supervised import SFTConfig
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import arguments, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.rollouts import Example
@@ -51,7 +50,9 @@ def main(config: SFTConfig) -> None:
     """
     if Path(config.output).exists():
         raise ConfigError(f"output {config.output!r} is there already; give another one")
-    config.dataset.check()
+    for builder in (config.hub, config.trackers, config.dataset):
+        if builder is not None:
+            builder.check()
     from es_cookbook.baselines.sft_run import opened  # with torch
 
     with opened(config) as run:
@@ -97,7 +98,7 @@ def whole_names(arguments: list[str]) -> list[str]:
 
 
 def cli() -> None:
-    run_cli(main, SFTConfig, whole_names(sys.argv[1:]), "\n\nShort: data (dataset.source).")
+    run_cli(main, SFTConfig, whole_names(arguments()), "\n\nShort: data (dataset.source).")
 
 
 if __name__ == "__main__":

@@ -34,19 +34,22 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
-from es_cookbook.runs.checkpoints import last_directory, next_checkpoint
+from es_cookbook.runs.checkpoints import MODEL, last_directory, next_checkpoint
 from es_cookbook.runs.directory import (
     CONFIG,
     METRICS,
+    PUSHED,
+    TENSORBOARD,
     checked_names,
     locked,
 )
 from es_cookbook.runs.opening import decided
-from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.base import RunInfo, Trackers
 
 WEIGHTS = "weights.safetensors"
-_MAY_DIFFER = ("output", "log_every", "checkpoint_every")
+_MAY_DIFFER = ("output", "log_every", "checkpoint_every", "trackers", "hub")
+_KEPT = (METRICS, PUSHED, TENSORBOARD, "wandb")
+"""What is written into the output directory as well, where it is there."""
 
 
 class _SFTRun:
@@ -83,7 +86,9 @@ class _SFTRun:
         self._evaluated = evaluated
         self._measured: Metrics = {}
         info = RunInfo(log_path, config_to_json(config), config.seed, self.num_steps, self.start)
-        self._tracker = JsonlTrackerBuilder()(info)
+        builders = [config.trackers, *([config.hub] if config.hub else [])]
+        self._tracker = Trackers([builder(info) for builder in builders])
+        self.close = self._tracker.close
 
     def begin(self, step: int) -> None:
         """Measure the weights that a step starts from, where that is due."""
@@ -99,17 +104,30 @@ class _SFTRun:
         done, every = step + 1, self._config.checkpoint_every
         if every and done % every == 0:
             self._write_checkpoint(done)
+            self._tracker.recorded(done)
 
     def finish(self) -> None:
         """Measure the last weights, write the output, and remove what it took to get there."""
         self._log(self.num_steps, self._held_out())
+        last = last_directory(self._log_path)
+        if self._config.hub is not None and (last is None or int(last.name) < self.num_steps):
+            self._write_checkpoint(self.num_steps)  # Which is pushed.
+        self._tracker.recorded(self.num_steps)
+        self._tracker.finish()
         self._tracker.close()
-        with whole_directory(Path(self._config.output)) as directory, no_progress_bar():
-            self._model.save_pretrained(directory)
-            if not self._config.rank:
-                self._tokenizer.save_pretrained(directory)
-            shutil.copyfile(self._log_path / METRICS, directory / METRICS)
+        with whole_directory(Path(self._config.output)) as directory:
+            self._save(directory)
+            for path in filter(Path.exists, (self._log_path / name for name in _KEPT)):
+                copy = shutil.copytree if path.is_dir() else shutil.copyfile
+                copy(path, directory / path.name)
         shutil.rmtree(self._log_path)
+
+    def _save(self, directory: Path) -> None:
+        """Write the adapter, or the model with its tokenizer."""
+        with no_progress_bar():
+            self._model.save_pretrained(directory)
+        if not self._config.rank:
+            self._tokenizer.save_pretrained(directory)
 
     def _held_out(self) -> Metrics:
         """The mean loss of held-out rows, and what the model does on problems."""
@@ -128,6 +146,8 @@ class _SFTRun:
             weights = {name: w.detach().contiguous() for name, w in self.learner.weights.items()}
             save_file(weights, path / WEIGHTS)
             self.learner.save_moments(path)
+            if self._config.hub is not None:
+                self._save(path / MODEL)
 
 
 @contextlib.contextmanager
@@ -152,7 +172,9 @@ def opened(config: SFTConfig) -> Generator[_SFTRun]:
         evaluated: Callable[[], Metrics] = dict
         if config.evaluation is not None:
             evaluated = stack.enter_context(_evaluated(config, config.evaluation, model))
-        yield _SFTRun(config, log_path, model, tokenizer, data, evaluated)
+        run = _SFTRun(config, log_path, model, tokenizer, data, evaluated)
+        stack.callback(run.close)
+        yield run
 
 
 def _shortened(data: Split, max_length: int) -> Split:

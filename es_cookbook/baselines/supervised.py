@@ -6,6 +6,7 @@ rollout, prompt and answer encoded apart and chats turn by turn (`rl.messages.re
 the model learns in the form in which it will be asked.
 """
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeAlias, cast
@@ -25,6 +26,9 @@ from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
+from es_cookbook.runs.hub.background_push import CheckpointPush
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 ROLES = ("system", "user", "assistant")
 
@@ -83,6 +87,9 @@ _ROWS = Names({"rows": "es_cookbook.baselines.supervised:SupervisedRows"}, defau
 _PROBLEMS = Names({"rows": "es_cookbook.rl.data.task:Task"}, default=None)
 
 
+_TRACKERS = functools.partial(StandardTrackersBuilder, live=None)
+
+
 @chz.chz
 class Evaluation:
     """Problems on which the model is measured while it learns."""
@@ -131,6 +138,15 @@ class SFTConfig:
     )
     log_every: int = chz.field(default=10, doc="steps between lines of metrics")
     checkpoint_every: int = chz.field(default=100, doc="steps between checkpoints; 0: none")
+    trackers: TrackerBuilder = chz.field(
+        default_factory=_TRACKERS,
+        blueprint_unspecified=_TRACKERS,
+        doc="where metrics go, beside the terminal",
+    )
+    hub: CheckpointPush | None = chz.field(
+        default=None,
+        doc="pushes checkpoints and the result to the Hugging Face Hub: hub.repo_id=...",
+    )
     evaluation: Evaluation | None = chz.field(
         default=None, doc="problems on which the model is measured: evaluation.dataset=..."
     )
@@ -142,6 +158,11 @@ class SFTConfig:
         check_range(self, "max_length", at_least=2)
         check_range(self, "rank", "checkpoint_every", at_least=0)
         check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
+        if self.rank and self.hub and self.hub.evaluate:
+            raise ConfigError(
+                "hub.evaluate measures whole models, and rank above 0 pushes adapters: give "
+                "rank=0, or evaluation.dataset=..., which measures them while they learn"
+            )
         if self.rank and not self.targets:
             raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
 

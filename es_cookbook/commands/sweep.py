@@ -16,7 +16,6 @@ was interrupted and skips complete runs. The results are printed, and written to
 """
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +24,7 @@ import chz
 from es_cookbook import train
 from es_cookbook.commands.options import check_options
 from es_cookbook.commands.train import SHORT, TrainConfig, built_for, config_class_of
-from es_cookbook.common.cli import run_with_fields
+from es_cookbook.common.cli import arguments, run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.train.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
@@ -122,7 +121,7 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 
 def cli() -> None:
-    argv = sys.argv[1:]
+    argv = arguments()
     if "recipe=train" in argv:  # A reward of the user's own may measure nothing but itself.
         argv = ["metric=test/reward/mean", *argv]
     more_help = (

@@ -23,18 +23,17 @@ Or the model calls tools of an MCP server before it answers: tools="mcp:python s
 of the program.
 """
 
-import sys
 from collections.abc import Iterable, Mapping
 
 import chz
 
 from es_cookbook import train
 from es_cookbook.commands.options import recipe_config
-from es_cookbook.common.cli import built, run_cli
+from es_cookbook.common.cli import arguments, built, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
-from es_cookbook.population.config import DATASETS
+from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {
@@ -72,7 +71,7 @@ def main(config: TrainConfig) -> None:
 
 def cli() -> None:
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
-    run_cli(main, TrainConfig, whole_names(sys.argv[1:]), f"\n\nShort: {short}.")
+    run_cli(main, TrainConfig, whole_names(arguments()), f"\n\nShort: {short}.")
 
 
 def config_class_of(recipe: str) -> type[train.Config]:

@@ -1,9 +1,9 @@
 """The command line around a config: `run_cli(main, CLIConfig)`.
 
 Options are chz's: `name=value`, nested with dots, in any order (`engine=torch
-optimizer.learning_rate=5e-4`). chz builds the config; this module says first, in one sentence, what
-is wrong with an option and what would be right, and prints a help page that shows every option with
-its value and its one line of documentation.
+optimizer.learning_rate=5e-4`), or in a file (`config=run.yaml`). chz builds the config; this module
+says first, in one sentence, what is wrong with an option and what would be right, and prints a help
+page that shows every option with its value and its one line of documentation.
 
 Exit codes: 0 done, 1 a mistake that the run found (one sentence on stderr), 2 an option that is not
 one, 130 Ctrl-C or SIGTERM, 141 nobody reads stdout any more. An error nobody foresaw keeps its
@@ -12,22 +12,18 @@ traceback: that is a bug.
 
 import contextlib
 import dataclasses
-import functools
-import inspect
 import itertools
+import math
 import re
 import shlex
 import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FunctionType
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeVar, cast
 
 import chz
-import chz.factories
 
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import (
@@ -45,10 +41,25 @@ from es_cookbook.common.fields.chz_fields import (
     Reference,
     cast_text,
     default_of,
-    doc_of,
     former_value,
     path_of_failure,
-    type_name,
+)
+from es_cookbook.common.fields.options import (
+    Option,
+    OptionError,
+    each_option,
+    expanded,
+    flat,
+    is_inside,
+    literals_of,
+    names_of,
+    of_yaml,
+    options_for,
+    part_at,
+    part_of,
+    spelled_out,
+    switched_on,
+    values_of,
 )
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
@@ -66,10 +77,6 @@ UNNAMED = {"unnamed": True}
 _DOC_COLUMN = 46
 
 
-class _OptionError(ESCookbookError):
-    """An option that is not one."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Preset:
     """Options that a name stands for, where a config class has `presets` by name.
@@ -83,33 +90,14 @@ class Preset:
     source: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a config.
+def arguments(argv: Sequence[str] | None = None) -> list[str]:
+    """What was typed (`argv`, this process's if None), options of `config=FILE` before all others.
 
-    `value` is what a user would type for the value that it has now, None when it must be given;
-    `part` says whether that is the name of a class with options of its own.
+    Raises:
+        SystemExit: A file cannot be read as options; says why.
     """
-
-    path: str
-    field: Field
-    value: str | None
-    part: bool
-
-    @property
-    def doc(self) -> str:
-        return doc_of(self.field)
-
-    @property
-    def accepts(self) -> str:
-        """What it accepts, in brackets on the help page."""
-        if isinstance(self.field.meta_factory, Names):
-            return "|".join(self.field.meta_factory.accepted)
-        if literals := _literals(self.field):
-            return "|".join(literals)
-        if self.field.x_type is bool:
-            return "True|False"
-        return type_name(self.field.x_type)
+    with mistakes_exit():
+        return expanded(sys.argv[1:] if argv is None else argv)
 
 
 def run_cli(
@@ -125,11 +113,11 @@ def run_cli(
     Raises:
         SystemExit: With the exit code, unless all went well.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = arguments(argv)
     with mistakes_exit():
-        given = _parse([each for each in arguments if each not in _HELP], unnamed_field(config))
+        given = _parse([each for each in words if each not in _HELP], unnamed_field(config))
         with until_stdout_closes(), as_program():
-            if any(argument in _HELP for argument in arguments):
+            if any(word in _HELP for word in words):
                 print(help_page(config, given) + more_help)
             elif isinstance(config, type):
                 main(built(cast("type[_Config]", config), given))
@@ -168,8 +156,25 @@ def mistakes_exit() -> Generator[None]:
             if isinstance(each, KeyboardInterrupt):
                 _exit(str(each) or "interrupted", 130)
         if all(isinstance(each, ESCookbookError) for each in errors):
-            _exit(str(errors[0]), 2 if isinstance(errors[0], _OptionError) else 1)
+            _exit(str(errors[0]), 2 if isinstance(errors[0], OptionError) else 1)
         raise
+
+
+def options_file(config: object, without: Collection[str] = ()) -> str | None:
+    """A YAML file of the options that make a config, `without` some that have defaults.
+
+    None if no options make it: it holds what cannot be typed, such as a function of a script.
+    """
+    import yaml
+
+    options = {name: v for name, v in options_for(config).items() if name not in without}
+    text = yaml.safe_dump(options, sort_keys=False, allow_unicode=True, width=math.inf)
+    try:
+        made, _ = _made(type(config), dict(flat(of_yaml(text), "")), None)
+    except ESCookbookError:
+        return None
+    same = chz.replace(made, **{name: getattr(config, name) for name in without})
+    return text if same == config else None
 
 
 def split_options(
@@ -182,7 +187,7 @@ def split_options(
     own: list[str] = []
     others: dict[str, str] = {}
     fields = chz.chz_fields(config_class)
-    for argument in sys.argv[1:] if argv is None else argv:
+    for argument in arguments(argv):
         name, equals, value = argument.lstrip("-").partition("=")
         is_option = equals and not _is_path(argument)
         field = fields.get(name.partition(".")[0])
@@ -200,13 +205,8 @@ def changed(config: _Config, given: Mapping[str, str]) -> _Config:
     A part keeps its class unless that is what changes; a new class has its own defaults.
     """
     if for_chz := next(filter(_is_for_chz, given), None):
-        raise _OptionError(f"{for_chz}: a change is given by the option's whole name")
+        raise OptionError(f"{for_chz}: a change is given by the option's whole name")
     return built(type(config), given, config)
-
-
-def options_of(config_class: type) -> list[Option]:
-    """The options of a config class and of the parts that it has by default, in order."""
-    return list(_options(config_class, "", {}, {}))
 
 
 def help_page(config: object, given: Mapping[str, str]) -> str:
@@ -216,7 +216,8 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
     """
     config_class = config if isinstance(config, type) else type(config)
     given = _with_preset(config_class, given)
-    values = {} if config is config_class else _values(config)
+    values = {} if config is config_class else values_of(config)
+    given = spelled_out(config_class, given, values, kept=config is not config_class)
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]
     lines = [
@@ -227,7 +228,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
         "Options, with the values they have now:",
         "",
     ]
-    for option in _options(config_class, "", given, values, kept=config is not config_class):
+    for option in each_option(config_class, "", given, values, kept=config is not config_class):
         value = "(required)" if option.value is None else option.value.replace("\n", r"\n")
         left = f"  {option.path}={value}"
         right = textwrap.wrap(
@@ -242,6 +243,7 @@ def help_page(config: object, given: Mapping[str, str]) -> str:
         lines += [f"{start:<{_DOC_COLUMN}}{end}".rstrip() for start, end in pairs]
     if presets := _presets_of(config_class):
         lines += ["", f"Settings of papers: preset={'|'.join(presets)}"]
+    lines += ["", "config=FILE takes options from a .yaml or .toml file; those typed change them."]
     return "\n".join(lines)
 
 
@@ -259,13 +261,13 @@ def _parse(arguments: Sequence[str], unnamed: Field | None) -> dict[str, str]:
     several = unnamed is not None and _holds_several(unnamed)
     bare = [each for each in arguments if _is_bare(each)] if unnamed else []
     if len(bare) > 1 and not several:
-        raise _OptionError(f"{of_paths} is one path here, found {' and '.join(bare)}")
+        raise OptionError(f"{of_paths} is one path here, found {' and '.join(bare)}")
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if argument in bare or (of_paths and name.lstrip("-") == of_paths):
             paths.append(argument if argument in bare else value)
         elif not equals:
-            raise _OptionError(
+            raise OptionError(
                 f"an option is written name=value, found {argument!r}; --help lists them"
             )
         else:
@@ -302,8 +304,24 @@ def built(
     as in `config`, or has the class's defaults.
     """
     given = _with_preset(config_class, given)
-    values = {} if config is None else _values(config)
-    found = _options(config_class, "", given, values, kept=config is not None)
+    values = {} if config is None else values_of(config)
+    given = spelled_out(config_class, given, values, kept=config is not None)
+    made, options = _made(config_class, given, config)
+    for path, text in given.items():
+        names = options[path].field.meta_factory if path in options else None
+        if isinstance(names, Names) and options[path].part:
+            inside = {other.removeprefix(f"{path}.") for other in given}
+            if note := names.note(part_at(made, path), inside):
+                say_once(f"{path}={text}: {note}")
+    return made
+
+
+def _made(
+    config_class: type[_Config], given: Mapping[str, str], config: _Config | None
+) -> tuple[_Config, Mapping[str, Option]]:
+    """The config that `built` returns, and its options by path."""
+    values = {} if config is None else values_of(config)
+    found = each_option(config_class, "", given, values, kept=config is not None)
     options = {option.path: option for option in found}
     for path, text in given.items():
         if path in options:
@@ -312,34 +330,26 @@ def built(
             hint = _renamed(path, text, options) or _suggested(
                 path, text, options, given, config is not None
             )
-            raise _OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
+            raise OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
-        raise _OptionError(f"missing {', '.join(missing)}; --help lists all options")
+        raise OptionError(f"missing {', '.join(missing)}; --help lists all options")
     kept = {} if config is None else _kept(config, "", given)
     typed = {
         path.removesuffix("@"): Reference(text)
         if path.endswith("@")
-        else (path in options and _switched_on(options[path].field, text)) or chz.Castable(text)
+        else (path in options and switched_on(options[path].field, text)) or chz.Castable(text)
         for path, text in given.items()
     }
     blueprint = chz.Blueprint(config_class).apply(kept, layer_name="as it was")
     try:
-        built_config = blueprint.apply(typed, layer_name="command line").make()
+        return blueprint.apply(typed, layer_name="command line").make(), options
     except CHZ_ERRORS as error:
-        raise _OptionError(" ".join(str(error).split())) from error
+        raise OptionError(" ".join(str(error).split())) from error
     except (ESCookbookError, ValueError, TypeError) as error:  # From a config's own validators.
         sentence = _located(" ".join(str(error).split()), path_of_failure(error), options)
         kind = type(error) if isinstance(error, ESCookbookError) else ConfigError
         raise kind(sentence) from error
-    for path, text in given.items():
-        names = options[path].field.meta_factory if path in options else None
-        if isinstance(names, Names) and options[path].part:
-            part = functools.reduce(getattr, path.split("."), built_config)
-            inside = {other.removeprefix(f"{path}.") for other in given}
-            if note := names.note(part, inside):
-                say_once(f"{path}={text}: {note}")
-    return built_config
 
 
 def _presets_of(config_class: type) -> Mapping[str, Preset]:
@@ -352,7 +362,7 @@ def _with_preset(config_class: type, given: Mapping[str, str]) -> Mapping[str, s
     if name is None or not presets:
         return given
     if name not in presets:
-        raise _OptionError(f"preset={name}: {nearest(name, presets)}")
+        raise OptionError(f"preset={name}: {nearest(name, presets)}")
     own = {path: text for path, text in given.items() if path != "preset"}
     options = presets[name].options
     replaced = [path for path, text in options.items() if own.get(path, text) != text]
@@ -437,20 +447,20 @@ def _elsewhere(
     """
     for option in options:
         factory, choices = option.field.meta_factory, list[tuple[str, str]]()
-        if isinstance(factory, Names):
-            choices = [(option.path, name) for name in factory.accepted if name != option.value]
+        if names := names_of(option.field):
+            choices = [(option.path, name) for name in names if name != option.value]
         elif factory is not None and not option.part:  # Any option inside chooses it.
             choices = [(f"{option.path}.", "")]
         for choice, text in choices:
             chosen = [*before, f"{choice}={text}"] if text else before
             try:
                 with_it = {**given, choice: text}
-                part, values = _part(option.field, option.path, with_it, MISSING, kept)
-            except _OptionError:
-                continue
-            if part is not None:
-                found = _options(part, option.path + ".", with_it, values, kept)
+                part, values = part_of(option.field, option.path, with_it, MISSING, kept)
+                found = each_option(part, option.path + ".", with_it, values, kept) if part else ()
                 inside = {each.path: each for each in found}
+            except OptionError:
+                continue
+            if inside:
                 yield chosen, inside
                 if not before:
                     yield from _elsewhere(inside.values(), with_it, kept, chosen)
@@ -459,96 +469,15 @@ def _elsewhere(
 def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, object]:
     """What stays of a config: whole values, and the classes of parts that change inside."""
     values: dict[str, object] = {}
-    for name, value in _values(part).items():
+    for name, value in values_of(part).items():
         path = prefix + name
         if path in given:
             continue
-        if not _is_inside(path, given):
+        if not is_inside(path, given):
             values[path] = value
         elif chz.is_chz(value):
             values |= {path: type(value), **_kept(value, path + ".", given)}
     return values
-
-
-def _is_inside(path: str, given: Mapping[str, str]) -> bool:
-    """Whether an option inside this one is given."""
-    return any(key.startswith(path + ".") for key in given)
-
-
-def _values(config: object) -> dict[str, object]:
-    return {name: getattr(config, field.x_name) for name, field in chz.chz_fields(config).items()}
-
-
-def _options(
-    config_class: type,
-    prefix: str,
-    given: Mapping[str, str],
-    values: Mapping[str, object],
-    kept: bool = False,
-) -> Iterator[Option]:
-    """All options of a config class and of the parts that it now has, in order.
-
-    `values` are those that may differ from the class's own defaults; `kept` says whether a part of
-    them stays when options inside of it change.
-    """
-    for name, field in chz.chz_fields(config_class).items():
-        path = prefix + name
-        value = values[name] if name in values else default_of(field)
-        part, part_values = _part(field, path, given, value, kept)
-        if part is None:
-            text = given.get(path, None if value is MISSING else _text(value))
-            yield Option(path, field, text, part=False)
-        else:
-            yield Option(path, field, _name_of(field, part), part=True)
-            yield from _options(part, path + ".", given, part_values, kept)
-
-
-def _part(
-    field: Field, path: str, given: Mapping[str, str], value: object, kept: bool
-) -> tuple[type | None, Mapping[str, object]]:
-    """The chz class that a field holds now, and where it differs from that class's defaults."""
-    meta_factory = field.meta_factory
-    factory: object = None
-    if path in given:
-        factory = _chosen(field, path, given[path])
-    elif chz.is_chz(value) and (kept or not _is_inside(path, given)):
-        return type(value), _values(value)
-    elif meta_factory is not None and (value is MISSING or _is_inside(path, given)):
-        factory = meta_factory.unspecified_factory()
-    settings: Mapping[str, object] = {}
-    if isinstance(factory, functools.partial):
-        bound = cast("functools.partial[object]", factory)
-        factory, settings = bound.func, bound.keywords
-    is_part = isinstance(factory, type) and chz.is_chz(factory) and not inspect.isabstract(factory)
-    return (cast(type, factory), settings) if is_part else (None, {})
-
-
-def _chosen(field: Field, path: str, text: str) -> Callable[..., object] | None:
-    """What a user's word builds; None where it is a value itself."""
-    if part := _switched_on(field, text):
-        return part
-    meta_factory = field.meta_factory
-    kinds = typing.get_args(field.x_type) or (field.x_type,)
-    if isinstance(meta_factory, Names) or (meta_factory and any(map(chz.is_chz, kinds))):
-        try:
-            meta_factory.perform_cast(text)
-        except CastError:
-            try:
-                return meta_factory.from_string(text)
-            except (chz.factories.MetaFromString, ConfigError) as error:
-                said = str(error)
-                if type(None) in kinds and not isinstance(meta_factory, Names):
-                    said = f"accepted: True, None, or options of it, {path}.NAME=..."
-                raise _OptionError(f"{path}={text}: {said}") from error
-    return None
-
-
-def _switched_on(field: Field, text: str) -> Callable[..., object] | None:
-    """What True builds where a part may be left out: the part with its own defaults."""
-    kinds = typing.get_args(field.x_type)
-    if text not in ("True", "true") or type(None) not in kinds or not any(map(chz.is_chz, kinds)):
-        return None
-    return field.meta_factory.unspecified_factory() if field.meta_factory else None
 
 
 def _check_value(option: Option, text: str) -> None:
@@ -557,15 +486,9 @@ def _check_value(option: Option, text: str) -> None:
     try:
         cast_text(option.field, text)
     except CastError as error:
-        literals = _literals(option.field)
+        literals = literals_of(option.field)
         accepted = nearest(text, literals) if literals else f"it must be {option.accepts}"
-        raise _OptionError(f"{option.path}={text}: {accepted}") from error
-
-
-def _literals(field: Field) -> list[str]:
-    """The values of a field that is typed as a `Literal`."""
-    is_literal = typing.get_origin(field.x_type) is typing.Literal
-    return [str(value) for value in typing.get_args(field.x_type)] if is_literal else []
+        raise OptionError(f"{option.path}={text}: {accepted}") from error
 
 
 def _unnamed_usage(config: object) -> str:
@@ -574,21 +497,6 @@ def _unnamed_usage(config: object) -> str:
         return ""
     path = "PATH ... " if _holds_several(field) else "PATH "
     return path if default_of(field) is MISSING else f"[{path.strip()}] "
-
-
-def _name_of(field: Field, part: type) -> str:
-    names = field.meta_factory.accepted if isinstance(field.meta_factory, Names) else {}
-    targets = {target: name for name, target in names.items()}
-    return targets.get(f"{part.__module__}:{part.__qualname__}", part.__name__)
-
-
-def _text(value: object) -> str:
-    """A value as a user would type it."""
-    if isinstance(value, str | Path):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return ",".join(_text(item) for item in cast("Sequence[object]", value))
-    return value.__qualname__ if isinstance(value, type | FunctionType) else repr(value)
 
 
 def _exit(sentence: str, code: int) -> NoReturn:

@@ -27,17 +27,6 @@ from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
-DATASETS = Names(
-    {
-        "rows": "es_cookbook.rl.data.task:Task",
-        "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
-        "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
-        "program": "es_cookbook.bridges.program.dataset:ProgramRows",
-        "tools": "es_cookbook.bridges.mcp.dataset:ToolRows",
-    },
-    default="rows",
-)
-"""What a user types for the kind of a data set."""
 ENGINES = Names(ENGINE_NAMES, default="torch")
 
 

@@ -20,6 +20,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
+from es_cookbook.common.cli import options_file
 from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves
 from es_cookbook.common.files import (
     ANY_SIZE,
@@ -42,6 +43,7 @@ from es_cookbook.runs.lock import LOCK, RunLock
 from es_cookbook.runs.trusted import SCRIPTS, SEAL, copy_scripts, keep_scripts, seal
 
 CONFIG = "config.json"
+OPTIONS = "run.yaml"
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -63,7 +65,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
+        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
         *("optimizer", "wandb", "wandb_id"),
     }
 )
@@ -168,6 +170,22 @@ def set_aside(log_path: Path) -> Path:
         copy_trained_on(log_path, beside)
         copy_scripts(log_path, beside)
     return rewound
+
+
+def keep_options(log_path: Path, config: object) -> None:
+    """Write `run.yaml`, the options by which a command makes this run elsewhere, if any do.
+
+    It is for people, who change it or add to it (`config=run.yaml seed=1`); no run reads it.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    text = options_file(config, without=("log_path", "behavior_if_log_dir_exists"))
+    if text is None:
+        (log_path / OPTIONS).unlink(missing_ok=True)
+    else:
+        about = f"# options of {type(config).__module__}, but for its defaults\n"
+        replace_file(log_path / OPTIONS, [about.encode(), text.encode()])
 
 
 def keep_trained_on(

@@ -35,6 +35,7 @@ from es_cookbook.runs.directory import (
     PROFILE,
     RunDirectory,
     failures_logged,
+    keep_options,
     keep_trained_on,
     locked,
 )
@@ -158,6 +159,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         start = directory.history.next_generation
         directory.begin()
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
+        keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
         if not start and datasets.test_P:
             count = len(datasets.test_P)

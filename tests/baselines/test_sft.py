@@ -25,7 +25,11 @@ from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import SamplingParams
+from es_cookbook.runs.hub.background_push import CheckpointPush
+from es_cookbook.runs.tracking.libraries import TensorboardTrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.causal_lms import build
+from tests.hub_server import HubServer
 from tests.tiny_models import EOS, character_tokenizer
 
 
@@ -202,6 +206,32 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
         main(interrupted)
 
 
+@pytest.mark.slow
+def test_checkpoints_are_tracked_pushed_and_measured(
+    tiny_model: Callable[[str], Path],
+    rows: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("tensorboard")
+    model, output = tiny_model("qwen2"), tmp_path / "out"
+    options = ("recipe=arithmetic", "dataset.num_test=2", "sampling.max_tokens=2")
+    push = CheckpointPush(repo_id="me/tuned", evaluate=options)
+    trackers = StandardTrackersBuilder(live=None, tensorboard=TensorboardTrackerBuilder())
+    with HubServer() as hub:
+        hub.lead_here(monkeypatch)
+        main(config(model, rows, output, hub=push, trackers=trackers))
+        names = {f"main-step-{step:09d}" for step in (3, 6, 8)}
+        assert set(hub.repositories["me/tuned"].branches) <= {"main", *names}
+        pushed = hub.files("me/tuned", "main-step-000000008")
+    assert pushed["model.safetensors"] == (output / "model.safetensors").read_bytes()
+    assert "tokenizer.json" in pushed
+    assert json.loads((output / "pushed/main-step-000000008.json").read_bytes())["metrics"]
+    assert list((output / "tensorboard").iterdir())
+    assert not (tmp_path / "out.training").exists()
+
+
 def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_path: Path) -> None:
     pytest.importorskip(
         "peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'"
@@ -247,6 +277,8 @@ def test_bad_input(
     for field, value in (("rank", -1), ("learning_rate", 0.0), ("epochs", float("nan"))):
         with pytest.raises(ConfigError, match=f"{field} must be"):
             chz.replace(good, **{field: value})
+    with pytest.raises(ConfigError, match=r"hub\.evaluate measures whole models"):
+        chz.replace(good, rank=4, hub=CheckpointPush(repo_id="me/x", evaluate=("attempts=2",)))
     with pytest.raises(DataError, match="none is left to learn from"):
         main(chz.replace(good, dataset=SupervisedRows(source=rows, num_test=20)))
     with pytest.raises(DataError, match="max_length=2 leaves nothing to learn"):

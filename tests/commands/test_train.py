@@ -53,6 +53,10 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     assert done.returncode == 0, done.stderr
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("rows-seed0-")
+    again = here / "again"
+    done = typed("train", f"config={run}/run.yaml", "seed=0", f"log_path={again}")
+    assert done.returncode == 0, done.stderr
+    assert (again / "history.jsonl").read_bytes() == (run / "history.jsonl").read_bytes()
     rows = read_metrics(run / "metrics.jsonl")
     assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
     assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
@@ -85,6 +89,44 @@ def test_what_is_mistyped_is_one_sentence(here: Path, option: str, said: str) ->
     done = typed("train", *options, "model_name=model", *SMALL[:3], option)
     assert done.returncode in (1, 2) and said in done.stderr.strip().splitlines()[-1]
     assert not list((here / "runs").glob("*/history.jsonl"))
+
+
+MIXED = (
+    *("model_name=model", "dataset=mixture", "dataset.parts=arithmetic,rows"),
+    *("dataset.parts.0.dataset.num_test=3", "dataset.parts.0.dataset.num_train=40"),
+    *("dataset.parts.1.weight=30", "dataset.parts.1.dataset.source=rows.jsonl"),
+    *("dataset.parts.1.dataset.reward=number", "dataset.parts.1.dataset.num_test=2"),
+)
+
+
+def test_recipes_and_rows_are_mixed_by_name(here: Path) -> None:
+    small = (*SMALL[:3], "dataset.problems_per_generation=4")
+    assert typed("train", *MIXED, *small, "log_path=mixed").returncode == 0
+    (first, *_, last) = read_metrics(here / "mixed/metrics.jsonl")
+    assert "test/env/arithmetic/correct" in first
+    assert (last["test/problems"], first["data/share/rows"]) == (5.0, pytest.approx(30 / 70))
+    done = typed("train", "config=mixed/run.yaml", "log_path=again")
+    assert done.returncode == 0, done.stderr
+    assert Path("again/history.jsonl").read_bytes() == Path("mixed/history.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            "parts=arithmetc,chat",
+            "dataset.parts.0.dataset=arithmetc: unknown name 'arithmetc': did",
+        ),
+        ("parts=chat,rows", "missing dataset.parts.1.dataset.source=..., dataset.parts.1.dataset"),
+        ("parts=chat,chat parts.1.wight=2", "did you mean 'dataset.parts.1.weight'?"),
+        ("parts=chat parts.3.weight=2", "unknown option 'dataset.parts.3.weight'"),
+        ("parts.a.dataset=chat", "unknown option 'dataset.parts.a.dataset'"),
+        ("parts=", "dataset.parts must be one or more data sets, found none"),
+    ],
+)
+def test_what_is_mixed_wrongly_is_one_sentence(options: str, said: str) -> None:
+    given = [f"dataset.{option}" for option in options.split()]
+    assert said in refused("train", "model_name=model", "dataset=mixture", *given)
 
 
 def test_what_is_missing_is_named(here: Path) -> None:

@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import json
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -48,7 +47,7 @@ from es_cookbook.commands.evaluate.report import (
 from es_cookbook.commands.options import RunOrModel, new_output, recipe_config
 from es_cookbook.commands.train import SHORT, TrainConfig, whole_names
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import built, changed, run_with_fields
+from es_cookbook.common.cli import arguments, built, changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.engines.base import ModelEngineBuilder
@@ -393,4 +392,4 @@ def cli() -> None:
         "and for a model "
         f"search_space.*\nShort forms:\n  {short}"
     )
-    run_with_fields(main, EvaluateConfig, more_help, whole_names(sys.argv[1:]))
+    run_with_fields(main, EvaluateConfig, more_help, whole_names(arguments()))

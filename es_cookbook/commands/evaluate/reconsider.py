@@ -24,7 +24,6 @@ problems of several turns, in which a cue would be one more turn and not a secon
 import dataclasses
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -58,7 +57,7 @@ from es_cookbook.commands.evaluate.report import (
 from es_cookbook.commands.options import new_output
 from es_cookbook.commands.train import whole_names
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_with_fields
+from es_cookbook.common.cli import arguments, run_with_fields
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.seeds import derive_seed
@@ -491,4 +490,4 @@ def cli() -> None:
         "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also apply here are "
         "those of evaluate:\ndataset.*, sampling.*, engine.*, data=, prompt=, reward=, ..."
     )
-    run_with_fields(main, ReconsiderConfig, more_help, whole_names(sys.argv[1:]))
+    run_with_fields(main, ReconsiderConfig, more_help, whole_names(arguments()))

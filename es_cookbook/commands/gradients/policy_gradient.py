@@ -13,47 +13,28 @@ methods, and what is left out, are described in `es_cookbook.baselines.policy_gr
 The run directory has the files of other runs except the history. `evaluate log_path=...` measures
 it, also against runs of evolution strategies.
 
-`config=FILE` reads options from a YAML file, as they would be typed:
-
-    recipe: arithmetic
-    learning_rate: 3e-4
-    engine: torch
-    engine.num_lanes: 2
-    dataset:
-      num_train: 1000
-
-is `recipe=arithmetic learning_rate=3e-4 engine=torch engine.num_lanes=2 dataset.num_train=1000`.
-Options behind the file change what it says. A list is its items with commas.
-
 The command `grpo` takes its options in the same ways (`train_cli`).
 """
 
 import functools
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import chz
-import yaml
 
 from es_cookbook.baselines import policy_gradient
 from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.commands.options import recipe_defaults
 from es_cookbook.commands.train import whole_names
-from es_cookbook.common.cli import mistakes_exit, run_cli
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.files import LARGEST_CONFIG, read_file
+from es_cookbook.common.cli import arguments, mistakes_exit, run_cli
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.runs.tracking.result import Result, result_of
 from es_cookbook.train.program import run_and_tell
 from es_cookbook.train.signals import result_until_signal
 
 _Config = TypeVar("_Config", bound=GradientConfig)
-_HELP = (
-    "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe. config=FILE takes "
-    "options from a\nYAML file; those behind it change them."
-)
+_HELP = "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe."
 
 
 def train_cli(
@@ -73,7 +54,7 @@ def train_cli(
         SystemExit: With the exit code, unless all went well.
     """
     with mistakes_exit():
-        recipe, options = recipe_in(expanded(sys.argv[1:]))
+        recipe, options = recipe_in(arguments())
         added, options = split(options) if split else ({}, options)
         config = of_recipe(config_class, recipe) if recipe else config_class
 
@@ -94,18 +75,6 @@ def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:
     named = [each for each in options if each.startswith("recipe=")]
     recipe = named[-1].removeprefix("recipe=") if named else ""
     return recipe, [each for each in options if each not in named]
-
-
-def expanded(options: Sequence[str]) -> list[str]:
-    """With the options of `config=FILE` before all others.
-
-    Raises:
-        ConfigError: The file cannot be read as options.
-    """
-    named = [each for each in options if each.startswith("config=")]
-    files = [Path(each.removeprefix("config=")) for each in named]
-    of_files = [option for path in files for option in options_in(path)]
-    return [*of_files, *(each for each in options if each not in named)]
 
 
 def of_recipe(config_class: Callable[..., _Config], recipe: str) -> _Config:
@@ -137,52 +106,6 @@ def run(train: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
         f"log_path={config.log_path} behavior_if_log_dir_exists=resume",
     )
     return result_of(Path(config.log_path))
-
-
-def options_in(path: Path) -> list[str]:
-    """The options of a file, name=value each.
-
-    Raises:
-        ConfigError: There is no such file, it is no YAML, or it holds something else than options.
-    """
-    try:
-        plain: object = yaml.safe_load(read_file(path, LARGEST_CONFIG, None).decode("utf-8"))
-        options = dict(_flat(path, plain, ""))
-    except OSError as error:
-        raise ConfigError(f"config={path} cannot be read: {error.strerror or error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"config={path} is nested too deeply") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config={path} cannot be read as YAML: {reason}") from error
-    return [f"{name}={value}" for name, value in options.items()]
-
-
-def _flat(path: Path, plain: object, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(plain, dict):
-        for key, value in cast("Mapping[object, object]", plain).items():
-            if not isinstance(key, str) or not key:
-                raise ConfigError(f"config={path}: options have names, found {key!r}")
-            yield from _flat(path, value, f"{name}.{key}" if name else key)
-    elif not name:
-        raise ConfigError(
-            f"config={path} must hold options, `name: value` in each line, found "
-            f"{'nothing' if plain is None else type(plain).__name__}"
-        )
-    elif isinstance(plain, list):
-        items = cast("list[object]", plain)
-        yield name, ",".join(_text(path, name, item) for item in items)
-    else:
-        yield name, _text(path, name, plain)
-
-
-def _text(path: Path, name: str, value: object) -> str:
-    if value is None or isinstance(value, bool | int | float | str):
-        return str(value)
-    raise ConfigError(
-        f"config={path}: {name} must be text, a number, true, false or null, or a list of them, "
-        f"found {type(value).__name__}"
-    )
 
 
 def cli() -> None:

@@ -7,7 +7,6 @@ A recipe gives the model and the held-out problems of `evaluation`. Options are 
 `python -m es_cookbook.baselines.sft --help`; without a recipe nothing is measured but the loss.
 """
 
-import sys
 from collections.abc import Mapping
 
 import chz
@@ -15,7 +14,7 @@ import chz
 from es_cookbook.baselines import sft
 from es_cookbook.baselines.supervised import Evaluation, SFTConfig
 from es_cookbook.commands.options import recipe_defaults
-from es_cookbook.common.cli import built, changed, run_with_fields
+from es_cookbook.common.cli import arguments, built, changed, run_with_fields
 
 _PREFIX = "evaluation."
 
@@ -62,4 +61,4 @@ def cli() -> None:
         "evaluation.* are those of its held-out\nproblems: evaluation.every=100 "
         "evaluation.dataset.num_test=100.\nShort: data (dataset.source)."
     )
-    run_with_fields(main, SFTCommand, more_help, sft.whole_names(sys.argv[1:]))
+    run_with_fields(main, SFTCommand, more_help, sft.whole_names(arguments()))

@@ -3,7 +3,13 @@
     python -m es_cookbook plan model_name=Qwen/Qwen2.5-7B-Instruct num_engines=8 engine=vllm
 
 Only the model's config.json is read, and no GPU is needed. Options default to the main job's.
-docs/multi_gpu.md is the guide.
+docs/multi_gpu.md is the guide. For a machine it suggests how to divide it among engines, as a
+command to paste:
+
+    ... machine=here
+    ... machine=8xh100 engine=vllm prompt_tokens=150 sampled_tokens=1024
+
+It follows from the bytes alone (`suggested`); no number is from experience.
 
 `Plan` has a formula a line, and the tests compare them with real engines. Left out: time, experts,
 compressed keys, quantised weights, communication between GPUs of one model, Envs and evaluations.
@@ -11,19 +17,23 @@ compressed keys, quantised weights, communication between GPUs of one model, Env
 
 import copy
 import dataclasses
+import functools
 import math
+import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 import chz
 
+from es_cookbook.commands.prepare.machines import GPUS, machine_of
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
-from es_cookbook.common.terminal import GIB, say, show_bytes
+from es_cookbook.common.fields.options import as_typed, options_for
+from es_cookbook.common.terminal import GIB, command, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
@@ -41,18 +51,14 @@ _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, defau
 _SEARCH_SPACES = Names(
     {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
 )
-GPUS = {
-    "a10": 24,
-    "a100-40gb": 40,
-    "a100-80gb": 80,
-    "b200": 180,
-    "h100": 80,
-    "h200": 141,
-    "l4": 24,
-    "l40s": 48,
-    "rtx-4090": 24,
+_IN_A_RUN = {
+    "model_name": "model_name",
+    "population_size": "optimizer.population_size",
+    "problems_per_generation": "dataset.problems_per_generation",
+    "attempts": "attempts",
+    "sampled_tokens": "sampling.max_tokens",
 }
-"""Memory in GB (10⁹ bytes), from NVIDIA's data sheets; the SXM version where there are several."""
+"""Options of a plan -> those of a run."""
 
 
 @chz.chz
@@ -76,6 +82,10 @@ class PlanConfig:
     gpu_memory: float | None = chz.field(
         default=None, doc="memory per GPU in GB, for a GPU that is not listed"
     )
+    machine: str | None = chz.field(
+        default=None,
+        doc="suggests engines for here, laptop, a GPU (h100, 24gb) or several (8xh100, 8x80gb)",
+    )
 
     @chz.validate
     def _fields(self) -> None:
@@ -90,6 +100,13 @@ class PlanConfig:
                 f"gpu={self.gpu} is not in the table: {nearest(self.gpu, GPUS)}; describe another "
                 "one with gpu_memory"
             )
+        if self.machine is not None:
+            machine_of(self.machine)
+            if (self.num_engines, self.gpu, self.gpu_memory) != (1, "h100", None):
+                raise ConfigError(
+                    "machine says how much memory there is, and num_engines is then suggested: "
+                    "leave num_engines, gpu and gpu_memory out"
+                )
         if self.num_engines > self.population_size:
             raise ConfigError(
                 f"num_engines={self.num_engines} is more than population_size="
@@ -273,6 +290,17 @@ class Plan:
         return self.slots * self.request_tokens * self.token
 
     @property
+    def device(self) -> str:
+        engine = self.config.engine
+        is_cpu = isinstance(engine, TorchEngineBuilder) and engine.device == "cpu"
+        return "CPU" if is_cpu else "GPU"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of an engine that decode together."""
+        return min(self.slots, self.rows)
+
+    @property
     def remaining(self) -> int:
         """For more genomes or longer answers."""
         return self.usable - self.fixed - self.cache
@@ -324,7 +352,7 @@ def check(plan: Plan) -> None:
         )
     if plan.missing > 0:
         raise ConfigError(
-            f"model_name: {plan.config.model_name} does not fit: each GPU would need "
+            f"model_name: {plan.config.model_name} does not fit: each {plan.device} would need "
             f"{show_bytes(plan.usable + plan.missing)} and can give {show_bytes(plan.usable)}, "
             f"{show_bytes(plan.missing)} too little; what would do: "
             f"{', or '.join(_changes(plan)) or 'no one option alone'}"
@@ -366,6 +394,90 @@ def _changes(plan: Plan) -> Iterator[str]:
                 break
 
 
+def suggested(config: PlanConfig, model: "PreTrainedModel") -> Plan:
+    """The plan of the simplest division of `config.machine` that fits; only inside `run_cli`.
+
+    Any other has to have twice as many requests in flight: GPUs of one model wait for each other,
+    and genomes that are not there at once wait for the last answer of those before, neither of
+    which is counted. Only where it does not fit otherwise the context is as short as the answers
+    allow, and weights are bfloat16.
+
+    Raises:
+        ConfigError: None fits; says what the simplest would need.
+    """
+    short = {"engine.max_model_len": str(config.prompt_tokens + config.sampled_tokens)}
+    small = {"engine.dtype": "bfloat16"}
+    plans: list[Plan] = []
+    for more in ({}, short, small, short | small):
+        found = [Plan(changed(config, each), model) for each in _divisions(config, model, more)]
+        if fitting := [plan for plan in found if plan.missing <= 0]:
+            return functools.reduce(_better, fitting)
+        plans += found
+    try:
+        check(plans[0])
+    except ConfigError as error:
+        said = str(error).replace(" gpu=", " machine=")
+        each = f"{plans[0].gpu_bytes / 1e9:g}gb"
+        said = re.sub(r"engine\.tensor_parallel_size=(\d+)", rf"machine=\1x{each}", said)
+        raise ConfigError(said) from error
+    return plans[0]
+
+
+def _better(best: Plan, plan: Plan) -> Plan:
+    now, then = (each.config.num_engines * each.in_flight for each in (plan, best))
+    return plan if now >= 2 * then else best
+
+
+def _divisions(
+    config: PlanConfig, model: "PreTrainedModel", more: Mapping[str, str]
+) -> Iterator[Mapping[str, str]]:
+    """Ways to divide a machine among engines, the simplest first, as options with some more."""
+    from es_cookbook.engines.vllm.memory import Shards
+
+    machine = machine_of(config.machine or "here")
+    given = {"machine": "None", "gpu_memory": str(machine.gigabytes), **more}
+    if isinstance(config.engine, VLLMEngineBuilder):
+        if not machine.num_gpus:
+            raise ConfigError("engine=vllm is counted for GPUs alone: leave it, or name a GPU")
+        for tp in Shards(model, 1).accepted_tp():
+            if machine.num_gpus % tp == 0:
+                engines = min(machine.num_gpus // tp, config.population_size)
+                split = {"num_engines": str(engines), "engine.tensor_parallel_size": str(tp)}
+                at_once = math.ceil(config.population_size / engines)
+                while at_once:
+                    yield given | split | {"engine.max_genomes": str(at_once)}
+                    at_once //= 2
+        return
+    engines = min(max(1, machine.num_gpus), config.population_size)
+    given |= {"num_engines": str(engines)} | ({} if machine.num_gpus else {"engine.device": "cpu"})
+    yield given
+    plan = Plan(changed(config, given), model)
+    if plan.weights + plan.centre < plan.usable:
+        # All genomes at once, and the rest for keys and values.
+        genomes = math.ceil(plan.genome * (plan.share + 1) / GIB * 1000) / 1000
+        whole = given | {"engine.memory_gib": str(genomes)}
+        yield whole
+        plan = Plan(changed(config, whole), model)
+        cache = math.floor((plan.cache + plan.remaining) / GIB * 1000) / 1000
+        if cache > 0:
+            yield whole | {"engine.kv_cache_gib": str(cache)}
+
+
+def command_line(plan: Plan) -> str:
+    """The main job's command with a plan's options, and with its engines."""
+    options = {path: as_typed(value) for path, value in options_for(plan.config).items()}
+    run = [f"{_IN_A_RUN[path]}={text}" for path, text in options.items() if path in _IN_A_RUN]
+    run += [f"{path}={text}" for path, text in options.items() if path.startswith("search_space")]
+    own = [(path, text) for path, text in options.items() if path.split(".")[0] == "engine"]
+    kind = "vllm" if plan.vllm else "torch"
+    engine = [("engine", kind), *(each for each in own if each[0] != "engine")]
+    pool: list[str] = []
+    if (engines := plan.config.num_engines) > 1:
+        pool = ["engine=ray", f"engine.num_engines={engines}", f"engine.num_gpus={plan.tp}"]
+        engine = [(f"engine.{path}", text) for path, text in engine]
+    return f"{command('countdown')} {shlex.join([*run, *pool, *(f'{p}={t}' for p, t in engine)])}"
+
+
 def report(plan: Plan) -> str:
     """The page that is printed."""
     lines: list[str] = []
@@ -379,7 +491,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     """Labels with bytes or text; those with no text are titles of what follows."""
     config, vllm = plan.config, plan.vllm
     rollouts = config.population_size * plan.attempted
-    each = f"{'vllm' if vllm else 'torch'} with {plan.tp} x {config.gpu}"
+    what = plan.device if config.gpu_memory else config.gpu
+    each = f"{'vllm' if vllm else 'torch'} with {plan.tp} x {what}"
     yield f"{config.model_name}: {plan.parameters:,} parameters in {plan.dtype}", ""
     space = f"low rank, rank {plan.rank}" if plan.rank else "full rank"
     yield f"of which genomes perturb ({space})", f"{plan.perturbed:,}"
@@ -391,7 +504,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield f"rollouts of an engine, of {rollouts:,}", f"{plan.share * plan.attempted:,}"
     yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
     yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
-    yield "Memory of each GPU", ""
+    yield f"Memory of each {plan.device}", ""
     yield "weights" if vllm else "weights, the base's and the centre's", plan.weights
     yield "centre, float32", plan.centre
     kind = f"LoRA slots of rank {plan.slot_rank}" if vllm else "rows of tables"
@@ -429,9 +542,12 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
 
 def main(config: PlanConfig) -> None:
     say(f"reading the config.json of {config.model_name}")
-    plan = Plan(config, read_architecture(config.model_name))
+    model = read_architecture(config.model_name)
+    plan = Plan(config, model) if config.machine is None else suggested(config, model)
     check(plan)
+    if config.machine is not None:
+        print(f"{command_line(plan)}\n")
     print(report(plan))
 
 
-cli = partial(run_cli, main, PlanConfig)
+cli = functools.partial(run_cli, main, PlanConfig)

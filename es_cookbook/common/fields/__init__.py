@@ -1,1 +1,1 @@
-"""The fields of chz classes: how chz describes them, and the types that they declare."""
+"""The fields of chz classes: how chz describes them, their types, and their options."""

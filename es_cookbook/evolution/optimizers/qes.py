@@ -33,7 +33,7 @@ clipped to ±1.5 where codes cannot move any further.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import chz
@@ -53,6 +53,7 @@ class QES(ES):
     """Quantized Evolution Strategies (Xu et al. 2026), on search_space=quant_codes."""
 
     adds_terms: ClassVar[bool] = False
+    finds: ClassVar[Collection[str]] = ()  # What is found is no number of codes.
 
     sigma: float = chz.field(
         default=5e-3, doc="standard deviation of the perturbations before rounding, in codes"

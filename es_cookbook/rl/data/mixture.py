@@ -2,6 +2,9 @@
 
     Mixture(parts=(Part(dataset=easy, tag="easy"), Part(dataset=hard, tag="hard", weight=2)))
 
+    es-cookbook train model_name=... dataset=mixture dataset.parts=countdown,math
+        dataset.parts.1.weight=2 dataset.parts.1.dataset.prompt=tags
+
 Each problem keeps its own prompt, reward and tags, and may have a limit of tokens. A batch is put
 together from
 
@@ -20,17 +23,21 @@ Left out: data sets that are not in memory. A part's own order and size of batch
 import dataclasses
 import hashlib
 import math
+import pkgutil
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
+from es_cookbook.common.fields.options import ITEMS
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -65,6 +72,39 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
+_RECIPES = "es_cookbook.recipes"
+_TASKS = {
+    "rows": "es_cookbook.rl.data.task:Task",
+    "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+    "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
+    "program": "es_cookbook.bridges.program.dataset:ProgramRows",
+    "tools": "es_cookbook.bridges.mcp.dataset:ToolRows",
+    "mixture": "es_cookbook.rl.data.mixture:Mixture",
+}
+
+
+class _DatasetNames(Names):
+    """Names of data sets; that of a recipe stands for the problems of its command."""
+
+    @override
+    def from_string(self, factory: str) -> Callable[..., object]:
+        found = super().from_string(factory)
+        field = chz.chz_fields(found).get("dataset") if isinstance(found, type) else None
+        of_recipe = (
+            field.meta_factory.unspecified_factory() if field and field.meta_factory else None
+        )
+        return of_recipe or found
+
+
+def _recipes() -> Iterator[tuple[str, str]]:
+    for _, name, is_package in pkgutil.iter_modules([str(Path(__file__).parents[2] / "recipes")]):
+        if is_package and name not in _TASKS:  # `mixture` is any.
+            yield name, f"{_RECIPES}.{name}.train_cli:CLIConfig"
+
+
+DATASETS = _DatasetNames({**_TASKS, **dict(_recipes())}, default="rows")
+"""What a user types for a data set."""
+
 _SHARES = {
     **{0: 1.0, 50: 0.9, 100: 0.8, 150: 0.7, 200: 0.6, 250: 0.55, 300: 0.53, 400: 0.51},
     **{500: 0.49, 800: 0.42, 1000: 0.38, 2700: 0.04, 3000: 0.01},
@@ -77,7 +117,9 @@ EASY_POOL = Table(generations=tuple(_SHARES), factors=tuple(_SHARES.values()))
 class Part:
     """One data set of a mixture."""
 
-    dataset: RLDatasetBuilder = chz.field(doc="its problems, and held-out ones")
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=DATASETS, doc="its problems, and held-out ones"
+    )
     tag: str = chz.field(default="", doc="name under which its metrics are reported as well")
     weight: float | None = chz.field(
         default=None, doc="share of batches beside the other parts'; None: its number of problems"
@@ -106,7 +148,11 @@ def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part
 class Mixture(RLDatasetBuilder):
     """Several data sets in one run."""
 
-    parts: tuple[Part, ...] = chz.field(default=(), doc="the data sets")
+    parts: tuple[Part, ...] = chz.field(
+        default=(),
+        doc="the data sets: names, countdown,rows, and options by number, parts.0.weight=2",
+        metadata={ITEMS: ("dataset", "tag")},
+    )
     order: Literal["weighted", "balanced", "concatenate"] = chz.field(
         default="weighted",
         doc="weighted: shares of each batch by weight; balanced: all problems once per epoch, "
@@ -162,7 +208,11 @@ class Mixture(RLDatasetBuilder):
         held_out: list[_Problem] = []
         datasets: list[RLDataset] = []
         for p, part in enumerate(self.members):
-            built = await part.dataset(tokenizer)
+            builder = part.dataset
+            if "problems_per_generation" in chz.chz_fields(builder):
+                # Not used, and its default may be more than a small part has.
+                builder = chz.replace(builder, problems_per_generation=1)
+            built = await builder(tokenizer)
             if not isinstance(built.train, ProblemDataset):
                 raise ConfigError(
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "

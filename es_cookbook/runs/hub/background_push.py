@@ -9,8 +9,10 @@ again. While one is under way others are put together into one, the latest.
 `huggingface_hub`'s own `CommitScheduler` and `run_as_future` push from threads of the run's own
 process: a server that hangs holds its end, and what is pushed is what the files have by then.
 
-Of a run of gradients each checkpoint goes to a branch of its own, and is measured: a checkpoint
-that the run replaces before its turn comes is left out, and the last is pushed.
+What was pushed may be measured by `es-cookbook evaluate`, in a process at the lowest priority too.
+
+Of a run of gradients each checkpoint goes to a branch of its own: a checkpoint that the run
+replaces before its turn comes is left out, and the last is pushed.
 
 Left out: pushing exports from here. They take a replay each; the commands `export` and `hub` do
 that beside the run, on any machine.
@@ -37,9 +39,10 @@ from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.runs.checkpoints import MODEL
-from es_cookbook.runs.directory import CHECKPOINTS, PUSHED
+from es_cookbook.runs.directory import CHECKPOINTS, PUSHED, TRAINED_ON
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.trusted import SEAL
 
 _COMMAND = ("-m", "es_cookbook", "hub")
 _NUMBER = re.compile(r"\{generation(?::(0?[<>=^]?\d{0,2}[dxXob]?))?\}")
@@ -53,6 +56,10 @@ logger = logging.getLogger(__name__)
 
 def _repository(push: "HubPush") -> str:
     return f"hub:{push.repo_id}"
+
+
+def _command(push: "HubPush") -> str | None:
+    return "options:evaluate" if push.evaluate else None
 
 
 @chz.chz
@@ -73,6 +80,12 @@ class HubPush(TrackerBuilder):
     )
     timeout: float = chz.field(
         default=120.0, doc="seconds a push may take; the end of the run waits no longer either"
+    )
+    evaluate: tuple[str, ...] = chz.field(
+        default=(),
+        doc="options of the evaluate command, recipe=countdown,attempts=4, by which what was "
+        "pushed is measured; it writes pushed/<generation or branch>.json",
+        metadata=needs_trust(_command, "would be options of a command"),
     )
 
     @chz.validate
@@ -116,17 +129,12 @@ class HubPush(TrackerBuilder):
         return _Pushes(self, run.path)
 
 
-def _command(push: "CheckpointPush") -> str | None:
-    return "options:evaluate" if push.evaluate else None
-
-
 @chz.chz
 class CheckpointPush(HubPush):
     """Builds the tracker that pushes the checkpoints of a run of gradients.
 
-    The weights go to `<revision>-step-<generation>`, nine digits. After a push, `es-cookbook
-    evaluate` attempts other problems with the very files that were pushed, and a function of the
-    user's may do anything else with them.
+    The weights go to `<revision>-step-<generation>`, nine digits. After a push a function of the
+    user's may do anything with the very files that were pushed.
     """
 
     every: int = chz.field(
@@ -134,12 +142,6 @@ class CheckpointPush(HubPush):
     )
     revision: str = chz.field(
         default="main", doc="beginning of the branches: <revision>-step-<generation, nine digits>"
-    )
-    evaluate: tuple[str, ...] = chz.field(
-        default=(),
-        doc="options of the evaluate command, recipe=countdown,attempts=4, by which what was "
-        "pushed is measured; it writes pushed/<branch>.json",
-        metadata=needs_trust(_command, "would be options of a command"),
     )
     then: Callable[[Path, str], object] | None = chz.field(
         default=None, doc="called with the directory of what was pushed, and the branch"
@@ -254,7 +256,7 @@ class _Pushes(Tracker, Generic[_Config]):
             }
             reason = self._run_beside([*_COMMAND, *(f"{k}={v}" for k, v in options.items())])
             if reason is None and not self._closed:
-                self._follow(Path(directory), revision)
+                self._follow(Path(directory), generations, revision)
             return reason
 
     def _is_due_at_end(self) -> bool:
@@ -273,8 +275,24 @@ class _Pushes(Tracker, Generic[_Config]):
                 shutil.copyfileobj(reader, writer)
                 writer.truncate(size)
 
-    def _follow(self, directory: Path, revision: str) -> None:
-        """What a directory holds was pushed; by default nothing follows. Called in a thread."""
+    def _follow(self, directory: Path, generations: int, revision: str) -> None:
+        """What a directory holds was pushed to a branch: measure it. Called in a thread."""
+        del revision  # The same for all, where it has no number.
+        for name in (SEAL, TRAINED_ON):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self._run_path / name, directory / name)
+        self._measure(f"log_path={directory}", f"generation-{generations:09d}")
+
+    def _measure(self, subject: str, name: str) -> None:
+        """Evaluate what an option names, as the user said, unless it was before."""
+        results = self._run_path / PUSHED
+        output = results / f"{name}.json"
+        if not self._config.evaluate or output.exists():  # The last is pushed again at the end.
+            return
+        results.mkdir(exist_ok=True)
+        options = (subject, f"output={output}", *self._config.evaluate)
+        if reason := self._run_beside(("-m", "es_cookbook", "evaluate", *options)):
+            self._log_once(f"{name} was pushed, but not measured: {reason}")
 
     def _run_beside(self, arguments: Sequence[str]) -> str | None:
         """Run Python beside the run, and wait for it. Returns what went wrong, if anything did."""
@@ -334,15 +352,8 @@ class _CheckpointPushes(_Pushes[CheckpointPush]):
             raise OSError("its checkpoint was replaced before it could be copied") from error
 
     @override
-    def _follow(self, directory: Path, revision: str) -> None:
-        if self._config.evaluate:
-            results = self._run_path / PUSHED
-            results.mkdir(exist_ok=True)
-            output = results / f"{revision.replace('/', '-')}.json"
-            own = (f"model_name={directory}", f"output={output}")
-            command = ("-m", "es_cookbook", "evaluate", *own, *self._config.evaluate)
-            if reason := self._run_beside(command):
-                self._log_once(f"{revision} was pushed, but not measured: {reason}")
+    def _follow(self, directory: Path, generations: int, revision: str) -> None:
+        self._measure(f"model_name={directory}", revision.replace("/", "-"))
         if self._config.then is not None:
             try:
                 self._config.then(directory, revision)

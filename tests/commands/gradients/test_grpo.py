@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands.gradients.policy_gradient import options_in
-from es_cookbook.common.errors import ConfigError
 from tests.said import told
 
 FILE = """\
@@ -54,28 +52,6 @@ def test_an_option_of_sampling_leaves_the_temperature_at_one(name: str) -> None:
     said = told(name, "sampling.max_tokens=8", "--help")
     assert "sampling.temperature=1.0" in said
     assert "sampling.max_tokens=8" in said
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "must hold options, .* found nothing"),
-        ("- seed", "must hold options, .* found list"),
-        ("a: [", "cannot be read as YAML"),
-        ("a: 2020-01-01", "a must be text, a number, .* found date"),
-        ("a: [[1]]", "found list"),
-        ("1: 2", "options have names, found 1"),
-        ("a: &a [*a]", "found list"),
-        ("a: !!python/object/apply:os.system [ls]", "cannot be read as YAML"),
-    ],
-)
-def test_files_that_hold_no_options(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        options_in(path)
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        options_in(tmp_path / "none.yaml")
 
 
 def test_what_is_typed_wrongly() -> None:

@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.commands.prepare.plan import Plan, PlanConfig, check, read_architecture, report
+from es_cookbook.commands.prepare.machines import Machine, machine_of
+from es_cookbook.commands.prepare.plan import (
+    Plan,
+    PlanConfig,
+    check,
+    command_line,
+    read_architecture,
+    report,
+    suggested,
+)
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
@@ -377,6 +387,15 @@ def test_it_prints_a_page_that_adds_up(options: tuple[str, ...]) -> None:
             "does not fit: .*what would do: .*engine.max_genomes=100$",
         ),
         ("engine=vllm gpu_memory=1", "and can give 0 B, .* what would do: gpu=a100-80gb$"),
+        ("machine=8xh10", "machine=8xh10: did you mean 'h100'?"),
+        ("machine=0xh100", "machine=0xh100: did you mean 'h100'?.*; several are 8xh100"),
+        ("machine=h100 num_engines=2", "leave num_engines, gpu and gpu_memory out"),
+        ("machine=laptop engine=vllm", "engine=vllm is counted for GPUs alone"),
+        (
+            "machine=24gb engine=vllm",
+            "does not fit: each GPU would need .*: machine=4x24gb, or machine=a100-80gb$",
+        ),
+        ("machine=laptop", "does not fit: each CPU would need .* and can give 5.95 GiB"),
         ("model_name=./nowhere", "^model_name: there is no directory './nowhere'$"),
     ],
 )
@@ -454,6 +473,87 @@ def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
     assert {parameter.device.type for parameter in plan.model.parameters()} == {"meta"}
     assert "7,615,616,512 parameters in bfloat16" in report(plan)
     check(plan)
+
+
+# Suggestions.
+
+
+SUGGESTED = [
+    # 14.2 GiB of weights and a centre of 26.3 fit on each; none of 8 genomes waits for another.
+    (
+        "machine=8xh100 engine=vllm prompt_tokens=150 sampled_tokens=1024 "
+        "problems_per_generation=200",
+        "dataset.problems_per_generation=200 sampling.max_tokens=1024 engine=ray "
+        "engine.num_engines=8 engine.num_gpus=1 engine.engine=vllm engine.engine.max_genomes=8",
+        "num_engines=8 tp=1 share=8 at_once=8",
+    ),
+    # Of these, halves (20.3 GiB) are more than 18.6, and quarters (10.1) are not.
+    (
+        "machine=8x24gb engine=vllm sampled_tokens=200",
+        "sampling.max_tokens=200 engine=ray engine.num_engines=2 engine.num_gpus=4 "
+        "engine.engine=vllm engine.engine.max_genomes=32 engine.engine.tensor_parallel_size=4",
+        "num_engines=2 tp=4 at_once=32",
+    ),
+    # One GPU needs no pool; vLLM's own 64 genomes are not written out.
+    ("machine=80gb engine=vllm", "engine=vllm", "num_engines=1 tp=1 at_once=64"),
+    # 65 slots of rank 512 (2.7 GiB each) do not fit into 65.6 GiB, nor 33 or 17; 9 (24.3) do.
+    (
+        "machine=h100 engine=vllm search_space.rank=512 engine.dtype=bfloat16",
+        "search_space.rank=512 engine=vllm engine.dtype=bfloat16 engine.max_genomes=8",
+        "num_engines=1 tp=1 at_once=8",
+    ),
+    ("machine=2xh200", "engine=ray engine.num_engines=2 engine.num_gpus=1 engine.engine=torch", ""),
+]
+
+
+@pytest.mark.parametrize(("options", "line", "numbers"), SUGGESTED)
+def test_a_machine_is_divided_by_the_bytes_that_engines_take(
+    tmp_path: Path, options: str, line: str, numbers: str
+) -> None:
+    plan = suggestion(write_config(tmp_path, QWEN_7B), options)
+    assert plan.missing <= 0
+    found = command_line(plan).partition(f"model_name={tmp_path} ")[2]
+    assert found == line
+    run_cli(lambda _: None, CLIConfig, shlex.split(found))  # As a reader would paste it.
+    for name, _, value in (each.partition("=") for each in numbers.split()):
+        assert getattr(plan if hasattr(plan, name) else plan.config, name) == int(value), name
+
+
+def suggestion(model_name: str, options: str) -> Plan:
+    model, found = read_architecture(model_name), list[Plan]()
+    run_cli(
+        lambda config: found.append(suggested(config, model)),
+        PlanConfig,
+        [f"model_name={model_name}", *options.split()],
+    )
+    return found[0]
+
+
+def test_a_laptop_runs_on_its_cpu() -> None:
+    page = typed("plan", f"model_name={BUNDLED_MODEL}", "machine=laptop").stdout
+    assert page.splitlines()[0].endswith(" engine=torch engine.device=cpu")
+    assert "engines: torch with 1 x CPU, 8 GB" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h100", Machine(1, 80)),
+        ("8xa100-40gb", Machine(8, 40)),
+        ("24gb", Machine(1, 24)),
+        ("4x16.5gb", Machine(4, 16.5)),
+        ("laptop", Machine(0, 8)),
+    ],
+)
+def test_machines_by_name(text: str, expected: Machine) -> None:
+    assert machine_of(text) == expected
+
+
+def test_this_machine_has_the_memory_that_is_free() -> None:
+    here = machine_of("here")
+    assert here.num_gpus == torch.cuda.device_count()
+    if not here.num_gpus:
+        assert 0 < here.gigabytes <= psutil.virtual_memory().total / 1e9
 
 
 # The guide.

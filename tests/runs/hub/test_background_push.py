@@ -1,5 +1,6 @@
 """A run is pushed while it goes on, and no server, however bad, stops it or slows it."""
 
+import json
 import logging
 import signal
 import subprocess
@@ -277,3 +278,16 @@ def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], sentence:
     with pytest.raises(ConfigError) as caught:
         HubPush(**{"repo_id": "me/run"} | fields)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.slow
+async def test_what_was_pushed_is_measured_beside_the_run(
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ("attempts=2", "temperature=1", "trust=tests")
+    push = HubPush(repo_id="me/run", every=2, evaluate=options)
+    await train.main(tiny(tmp_path, num_generations=4, hub=push))
+    measured = json.loads((tmp_path / "pushed/generation-000000004.json").read_bytes())
+    assert (measured["generation"], measured["settings"]["attempts"]) == (4, 2)
+    assert "not measured" not in caplog.text
+    assert {name for name in hub.files("me/run") if "pushed" in name or "seal" in name} == set()
