@@ -274,10 +274,14 @@ class BrokenEngineBuilder(FakeEngineBuilder):
         (
             "dataset",
             CountdownDatasetBuilder(source="a/b/c.csv", test_source="a/b"),
-            "must end in .jsonl or .parquet, found '.csv'",
+            "a/b/c.csv: there is no such file",
         ),
-        ("kl", KLToBase(weight=0.0, source="a/b"), "kl.source: 'a/b' is no .jsonl or .parquet"),
-        ("preference", PreferencePairs(weight=0.0, source="a"), "preference.source: 'a' is no "),
+        ("kl", KLToBase(weight=0.0, source="a/b"), "kl.source: 'a/b' is neither a data file"),
+        (
+            "preference",
+            PreferencePairs(weight=0.0, source="a"),
+            "preference.source: 'a' is neither ",
+        ),
     ],
 )
 async def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
