@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
@@ -68,6 +69,26 @@ async def test_the_three_formats_in_one_file_are_graded_by_their_own_answers(
     assert {tag for builder in builders for tag in builder.tags} == {
         *("level 1", "prealgebra", "level 2", "algebra")
     }
+
+
+async def test_gsm8k_as_the_hub_has_it_is_tested_on_its_own_test(tmp_path: Path) -> None:
+    for configuration in ("main", "socratic"):
+        for split, rows in (("train", GSM8K[:4]), ("test", GSM8K[4:])):
+            path = tmp_path / "gsm8k" / configuration / f"{split}-00000-of-00001.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Dataset.from_list(rows).to_parquet(path)
+    patterns = "".join(
+        f"- config_name: {name}\n  data_files:\n  - {{split: train, path: {name}/train-*}}\n"
+        f"  - {{split: test, path: {name}/test-*}}\n"
+        for name in ("main", "socratic")
+    )
+    (tmp_path / "gsm8k" / "README.md").write_text(f"---\nconfigs:\n{patterns}---\n")
+    source = f"{tmp_path}/gsm8k:main"
+    train, test = await _build(source=source, test_source=source)
+    assert [builder.gold for builder in train.builders] == [
+        rf"\boxed{{{n * n}}}" for n in range(36, 40)
+    ]
+    assert [builder.gold for builder in test] == [r"\boxed{1600}", r"\boxed{1681}"]
 
 
 async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
