@@ -1,5 +1,6 @@
 """The endpoint, asked by OpenAI's own client."""
 
+import json
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -336,10 +337,11 @@ async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
     assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
 
 
-async def test_a_client_that_hangs_up_is_not_worked_for() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_is_not_worked_for(stream: bool) -> None:
     speaker = Scripted(CHATML, ())
-    speaker.is_stuck = True
-    body = b'{"model": "centre", "prompt": "x"}'
+    speaker.is_stuck = speaker.tells = True
+    body = json.dumps({"model": "centre", "prompt": "x", "stream": stream}).encode()
     sent: list[Any] = []
 
     async def receive() -> dict[str, object]:
