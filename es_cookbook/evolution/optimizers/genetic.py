@@ -54,6 +54,11 @@ Traps:
 Cost: the noise of one term a generation while the champion's line goes on; when another line takes
 over, that of all its genes (with `es_weight`, of the whole trunk too), in time and in the history.
 Loading takes the noise of the terms of all genomes. Memory: a few megabytes of genes.
+
+Left out: a step of a policy gradient as a parent, which would merge models by weights as surveyed
+in arXiv:2408.07666. Genes are seeds and a gradient is none: of its squared length in d dimensions,
+K seeds hold K/d in expectation, which is nothing for a thousand seeds and 10^8 weights. A run may
+begin from a gradient's checkpoint instead, and a gradient from a run (`model_name=runs/mine`).
 """
 
 import math
