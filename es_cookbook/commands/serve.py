@@ -195,9 +195,14 @@ class Served(Endpoint):
         if seed is None:
             seed = secrets.randbits(63)
         async with self._at(place):
-            held = self._genome or _Held(self._engine, "base" if name == _BASE else "centre")
-            request = SampleRequest(held.target, observation, params, seed, progress)
-            return await held.host.sample(request)
+            host, target = self._whom(name)
+            return await host.sample(SampleRequest(target, observation, params, seed, progress))
+
+    def _whom(self, name: str) -> tuple[Host, Target]:
+        """To ask for a model that is there."""
+        if self._genome is not None:
+            return self._genome.host, self._genome.target
+        return self._engine, "base" if name == _BASE else "centre"
 
     def _place_of(self, name: str) -> _Place | None:
         """Where a model is; the base is wherever no genome is. None without a run."""

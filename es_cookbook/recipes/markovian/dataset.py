@@ -55,6 +55,8 @@ class HandWritten:
 class GivenThoughts(RLDataset):
     """Problems of which some, in each batch the first, are tried with their hand-written thoughts.
 
+    It is no `ProblemDataset`: a mixture would take the problems of one and leave the thoughts out.
+
     Raises:
         DataError: A problem has none.
     """

@@ -34,6 +34,7 @@ from es_cookbook.recipes.markovian.env import tokens_of
 from es_cookbook.recipes.math.dataset import MARK, one_answer
 from es_cookbook.recipes.math.dataset import read_problem as read_math
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.rewards.answers import lettered
 from es_cookbook.rl.types import Tokenizer
 
 
@@ -229,8 +230,7 @@ def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
             f"the answer must be one of the choices, 2 to {len(LETTERS)}, found number {number} of "
             f"{len(texts)}"
         )
-    lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False)]
-    question = "\n".join([row.text("question").strip(), *lines])
+    question = f"{row.text('question').strip()}\n{lettered(texts)}"
     return question, LETTERS[number], _tag(row, "subject")
 
 

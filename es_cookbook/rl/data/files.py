@@ -5,10 +5,11 @@ lines are read one by one, because a table loader reports the first bad batch, i
 users need the line.
 """
 
+import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
@@ -35,22 +36,29 @@ def file_rows(path: Path) -> Iterator[Row]:
     Raises:
         DataError: It cannot be read; names the line if it is one.
     """
-    try:
+    with reading(str(path)):
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             yield from _json_lines(path)
         elif path.name.endswith((".json", ".json.gz")):
             yield from _json_array(path)
         else:
             yield from of_tables(tables_of(path), str(path))
-    except UNREADABLE as error:
-        raise unreadable(str(path), error) from error
 
 
-def unreadable(where: str, error: Exception) -> DataError:
-    """An error of a reader as a sentence."""
-    if isinstance(error, DataError):
-        return error
-    return DataError(f"{where}: could not be read as a dataset ({first_line(error)})")
+@contextlib.contextmanager
+def reading(
+    where: str, errors: Callable[[], tuple[type[Exception], ...]] = lambda: UNREADABLE
+) -> Generator[None]:
+    """Inside, these errors of readers become a sentence."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if not isinstance(error, errors()):
+            raise
+        said = f"{where}: could not be read as a dataset ({first_line(error)})"
+        raise DataError(said) from error
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:

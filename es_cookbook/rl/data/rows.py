@@ -13,7 +13,7 @@ from string import Formatter
 from typing import TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.rl.rewards.answers import LETTERS, first_field
+from es_cookbook.rl.rewards.answers import first_field, lettered
 
 Fields: TypeAlias = Mapping[str, object]
 TAGS = re.compile("</?(?:think|answer)>")
@@ -151,8 +151,7 @@ def with_choices(row: Row) -> Row:
     for name, value in row.fields.items():
         texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
         if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
-            named = zip(LETTERS, cast("list[str]", texts), strict=False)
-            shown[name] = "\n".join(f"{letter}. {text}" for letter, text in named)
+            shown[name] = lettered(cast("list[str]", texts))
     return Row(row.where, {**row.fields, **shown})
 
 

@@ -21,8 +21,8 @@ from es_cookbook.rl.data.files import (
     Tables,
     first_line,
     of_tables,
+    reading,
     tables_of,
-    unreadable,
 )
 from es_cookbook.rl.data.rows import Row, shown
 
@@ -84,14 +84,12 @@ def set_rows(source: NamedSet, option: str, split: str) -> Iterator[Row]:
     Raises:
         DataError: As `opened_set`, or it cannot be read.
     """
-    try:
+    with reading(source.name, _unreadable_sets):
         opened = opened_set(source, option, split)
         if opened.unavailable is not None:
             told = option, source.name, opened.unavailable
             _logger.warning("%s: %s is read from the cache: %s", *told)
         yield from of_tables(_tables_of(opened, source), f"{source.name} [{opened.split}]")
-    except _unreadable_sets() as error:
-        raise unreadable(source.name, error) from error
 
 
 def opened_set(source: NamedSet, option: str, split: str) -> OpenedSet:
@@ -104,10 +102,8 @@ def opened_set(source: NamedSet, option: str, split: str) -> OpenedSet:
         return saved
     if not source.is_directory and (unavailable := _why_unavailable(source.name)):
         return _cached_set(source, option, split, unavailable)
-    try:
+    with reading(source.name, _unreadable_sets):
         return _built(source, split)
-    except _unreadable_sets() as error:
-        raise unreadable(source.name, error) from error
 
 
 def _saved(source: NamedSet, split: str) -> OpenedSet | None:

@@ -195,20 +195,22 @@ class RowDatasetBuilder(RLDatasetBuilder):
         )
         if len(test) == num_test or self.num_test is None or self.split_by is None:
             return list(train.values()), list(test.values())
-        source, split = (self.test_source, "test") if self.test_source else (self.source, "train")
-        count = sum(1 for _ in load_rows(source, split=split))
-        if self.test_source is not None or num_test >= count:
-            left = "" if self.test_source else ", and some must be left to train on"
-            raise DataError(
-                f"dataset.num_test={num_test}: {source} has {plural(count, 'row')}{left}"
-            )
+        if self.test_source is not None:  # Of which all rows were read.
+            count = plural(len(test), "row")
+            raise DataError(f"dataset.num_test={num_test}: {self.test_source} has {count}")
         # The share first, in the order of the file, then the places that follow.
-        keyed = map(self._keyed, load_rows(source))
-        held_out = heapq.nsmallest(
-            num_test, keyed, key=lambda each: 0.0 if each.is_held_out else each.place
+        keyed = map(self._keyed, load_rows(self.source))
+        in_turn = heapq.nsmallest(
+            num_test + 1, keyed, key=lambda each: 0.0 if each.is_held_out else each.place
         )
+        if len(in_turn) <= num_test:
+            raise DataError(
+                f"dataset.num_test={num_test}: {self.source} has {plural(len(in_turn), 'row')}, "
+                "and some must be left to train on"
+            )
+        held_out = in_turn[:num_test]
         keys = {each.key for each in held_out}
-        others = (each for each in map(self._keyed, load_rows(source)) if each.key not in keys)
+        others = (each for each in map(self._keyed, load_rows(self.source)) if each.key not in keys)
         return list(islice(others, self.num_train)), held_out
 
     def _keyed(self, row: Row) -> "_Keyed":

@@ -136,6 +136,15 @@ def field_of(row: Mapping[str, object], name: str) -> object:
     return first_field(row, name)[1]
 
 
+def lettered(texts: Sequence[str]) -> str:
+    r"""Choices by letter, a line each.
+
+    >>> lettered(["red", "green"])
+    'A. red\nB. green'
+    """
+    return "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False))
+
+
 def texts_of(row: Mapping[str, object], name: str) -> Sequence[str]:
     """A row's text, or list of texts; numbers count as the text that shows them.
 
