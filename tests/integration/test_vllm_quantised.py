@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints.compression import write_rounded
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
@@ -15,7 +15,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.quantised import QuantScales
 from tests.integration.vllm_models import make_vllm_model
-from tests.quantised_models import How, quantise
+from tests.quantised_models import ByLibrary, How, quantise
 
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
@@ -26,6 +26,14 @@ pytestmark = [
 needs_product = pytest.mark.skipif(
     not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"
 )
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+MADE = {
+    "gptq": How("gptq", group=32),
+    "awq": How("awq", group=32, symmetric=False),
+    "8-bit activations": ByLibrary(
+        "int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}
+    ),
+}
 STEP = Step((Term(5, 0.3),))
 GENOMES_G = (Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),)))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1)
@@ -57,13 +65,13 @@ async def test_a_processor_without_the_product_is_told_before_vllm_starts(
 
 
 @needs_product
-@pytest.mark.parametrize("made_by", ["gptq", "the command quantise"])
+@pytest.mark.parametrize("made_by", [*MADE, "the command quantise"])
 async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     tmp_path: Path, made_by: str
 ) -> None:
     model, quantised = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "quantised"
-    if made_by == "gptq":
-        quantise(model, quantised, tmp_path / "dequantised", How("gptq", group=32))
+    if made_by in MADE:
+        quantise(model, quantised, tmp_path / "dequantised", MADE[made_by])
     else:
         write_rounded(str(model), quantised, bits=4, group_size=32)
     engine = await TorchEngineBuilder()(model_name=str(quantised), search_space=QuantScales())
@@ -88,3 +96,23 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     base = TARGETS.index("base")
     assert (found - narrow[1])[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
     assert (before - narrow[1])[base].abs().mean() > 0.5, "and it did evolve"
+
+
+@needs_product
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (How("gptq", group=32, shuffled=True), r"desc_act=True\) is no longer supported"),
+        (How("gptq", group=32, symmetric=False), "bits=4, sym=False"),
+    ],
+)
+async def test_what_vllm_does_not_read_is_told_with_its_reason(
+    tmp_path: Path, how: How, said: str
+) -> None:
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", how)
+    told = f"a quantised model, which engine=torch may read: .*{said}"
+    with pytest.raises(EngineError, match=told):
+        await VLLMEngineBuilder(kv_cache_gib=0.05)(
+            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
+        )

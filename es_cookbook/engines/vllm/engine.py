@@ -157,7 +157,10 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             with closing(output):
                 if isinstance(error, ConfigError):
                     raise
-                raise output.failure(f"vLLM could not start with {model_name!r}", error) from error
+                what = f"vLLM could not start with {model_name!r}"
+                if is_quantised(model_name):
+                    what += ", a quantised model, which engine=torch may read"
+                raise output.failure(what, error) from error
         output.started()
         traits = EngineTraits(
             self.max_genomes if slots else 1,
