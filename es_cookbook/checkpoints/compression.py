@@ -4,7 +4,8 @@ Every group of inputs of an output gets the scale at which its largest weight is
 and each weight the nearest code: no data, no calibration. GPTQ (arXiv:2210.17323) and AWQ
 (arXiv:2306.00978) lose less at 4 bits, and need both. Layers are packed and the config is written
 by the library `compressed-tensors` itself, in its format `pack-quantized`; floats of 8 bits in
-`naive-quantized`, which is what it calls them where activations stay as they are.
+`float-quantized`, as llm-compressor's FP8_DYNAMIC: vLLM rounds each token's activations too, which
+has kernels on more processors than weights alone, and the torch engine does not.
 
 What that cost is measured on texts of the model's own: from random first tokens it samples the
 rest, as LLM-QAT (arXiv:2305.17888) makes its data. The copy is read again from the disk for it.
@@ -90,7 +91,7 @@ def write_rounded(
     """
     if find_spec("compressed_tensors") is None:  # Before minutes are spent.
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
-    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationType
 
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
@@ -102,7 +103,10 @@ def write_rounded(
     before = _num_bytes(model)
     model.to(_dtype(model, dtype))  # pyright: ignore[reportArgumentType]
     arguments = QuantizationArgs(
-        num_bits=bits, type=number, symmetric=symmetric, group_size=group_size or -1
+        num_bits=bits,
+        type=QuantizationType(number),
+        symmetric=symmetric,
+        group_size=group_size or -1,
     )
     compressor = _compress(model, rounded, arguments)
     with whole_directory(output) as directory:
@@ -158,14 +162,23 @@ def _compress(
     from compressed_tensors.compressors.base import compress_module
     from compressed_tensors.config import CompressionFormat
     from compressed_tensors.quantization import (
+        QuantizationArgs,
         QuantizationConfig,
         QuantizationScheme,
         QuantizationStatus,
+        QuantizationStrategy,
+        QuantizationType,
         apply_quantization_config,
     )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    form, inputs = CompressionFormat.pack_quantized, None
+    if arguments.type == QuantizationType.FLOAT:
+        form = CompressionFormat.float_quantized
+        inputs = QuantizationArgs(
+            num_bits=8, type=arguments.type, strategy=QuantizationStrategy.TOKEN, dynamic=True
+        )
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
     others = [
         name for name, m in model.named_modules() if type(m) is nn.Linear and name not in layers
     ]
@@ -178,9 +191,6 @@ def _compress(
         layer.get_parameter("weight_scale").copy_(scales)
         if not arguments.symmetric:
             layer.get_parameter("weight_zero_point").copy_(zeros)
-    form = CompressionFormat.pack_quantized
-    if arguments.type == "float":
-        form = CompressionFormat.naive_quantized
     compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form.value)
     assert compressor.quantization_config is not None
     for layer in layers.values():

@@ -425,9 +425,9 @@ def _is_finite(codes: torch.Tensor) -> bool:
 
 
 def _layout(model_name: str, how: dict[str, Any]) -> _Layout:
-    method = how.get("quant_method")
     read = {"gptq": _gptq, "awq": _awq, "fp8": _fp8, "compressed-tensors": _compressed_tensors}
     try:
+        method = how.get("quant_method")
         found = read[method](how) if method in read else f"it is {method}"
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         found = f"its settings cannot be read ({error})"

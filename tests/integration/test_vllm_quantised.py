@@ -90,12 +90,29 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     assert fingerprint == narrow[0] == exact[0], "the centre is the adapter's factors alone"
     off, torch_off = ((each - exact[1]).abs().mean(1) for each in (found, narrow[1]))
     apart = (exact[1][0] - exact[1][1:]).abs().mean(1)
-    # vLLM computes in 16 bits throughout, and is up to 0.27 off; the torch engine up to 0.14.
-    assert off.max() < 0.35 and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
+    # vLLM computes in 16 bits throughout, and is up to 0.27 off, 0.38 where it rounds activations to
+    # 8 bits too; the torch engine up to 0.15.
+    limit = 0.5 if made_by == "8-bit activations" else 0.35
+    assert off.max() < limit and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
     _, before = await answers(TorchEngineBuilder(), quantised)
     base = TARGETS.index("base")
     assert (found - narrow[1])[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
     assert (before - narrow[1])[base].abs().mean() > 0.5, "and it did evolve"
+
+
+@needs_product
+async def test_adapters_over_floats_of_eight_bits_answer_as_in_the_torch_engine(
+    tmp_path: Path,
+) -> None:
+    model, path = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "fp8"
+    write_rounded(str(model), path, bits=8, number="float", group_size=None)
+    fingerprint, found = await answers(VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05), path)
+    expected = await answers(TorchEngineBuilder(dtype="float32"), path)
+    assert fingerprint == expected[0]
+    off = (found - expected[1]).abs().mean(1)
+    apart = (expected[1][0] - expected[1][1:]).abs().mean(1)
+    # vLLM computes in 16 bits, and rounds activations to 8.
+    assert off.max() < 0.45 and apart.min() > 1, (off, apart)
 
 
 @needs_product

@@ -49,7 +49,7 @@ def prepare() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # on GPUs nobody needs it
 
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
-    vars(base_linear)["_get_lora_device"] = lambda layer: torch.device("cpu")
+    cast(Any, base_linear)._get_lora_device = _cpu_of
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
     runner = cast(Any, CPUModelRunner)
@@ -80,6 +80,11 @@ def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[.
             generators.update(idle)
 
     return sample
+
+
+def _cpu_of(layer: object) -> torch.device:
+    del layer
+    return torch.device("cpu")
 
 
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:
