@@ -90,8 +90,8 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     assert fingerprint == narrow[0] == exact[0], "the centre is the adapter's factors alone"
     off, torch_off = ((each - exact[1]).abs().mean(1) for each in (found, narrow[1]))
     apart = (exact[1][0] - exact[1][1:]).abs().mean(1)
-    # vLLM computes in 16 bits throughout, and is up to 0.27 off, 0.38 where it rounds activations to
-    # 8 bits too; the torch engine up to 0.15.
+    # vLLM computes in 16 bits throughout, and is up to 0.27 off, where it rounds activations to 8
+    # bits too 0.38; the torch engine up to 0.15.
     limit = 0.5 if made_by == "8-bit activations" else 0.35
     assert off.max() < limit and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
     _, before = await answers(TorchEngineBuilder(), quantised)
