@@ -260,5 +260,7 @@ def _as_fp8(weight: torch.Tensor, how: How) -> tuple[dict[str, torch.Tensor], to
     blocks = weight.unflatten(0, (-1, how.group)).unflatten(2, (-1, how.group))
     scales = blocks.abs().amax((1, 3)) / 448
     codes = (blocks / scales[:, None, :, None]).flatten(2).flatten(0, 1).to(torch.float8_e4m3fn)
-    numbers = Fp8Dequantize(None)._dequantize_one(codes, scales, torch.float32)
+    stored: dict[str, Any] = {"weight$": codes, "weight_scale_inv": scales}
+    numbers: Any = Fp8Dequantize(None).convert(stored)["weight"]
+    assert numbers.dtype == torch.float32
     return {"weight": codes, "weight_scale_inv": scales}, numbers.to(how.dtype)
