@@ -189,14 +189,13 @@ def test_what_a_run_needed_is_known_after_its_measuring_was_interrupted(
 @pytest.fixture
 def quick_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Runs of a comparison are forks of a process that has imported what they need."""
-    server = forkserver._forkserver
+    server = forkserver.ForkServer()  # Python's own is vLLM's.
+    server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", MEASURED])
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", MEASURED])
     monkeypatch.setattr(f"{MEASURED}.multiprocessing.get_context", lambda _: context)
-    was_there = server._forkserver_pid is not None
     yield
-    if not was_there:  # vLLM's has more in it.
-        server._stop()
+    server._stop()
 
 
 @pytest.mark.slow
