@@ -206,7 +206,7 @@ class Mixture(RLDatasetBuilder):
         """Build the parts; refuses problems that one trains on and another holds out."""
         problems: list[_Problem] = []
         held_out: list[_Problem] = []
-        datasets: list[RLDataset] = []
+        datasets: list[ProblemDataset] = []
         for p, part in enumerate(self.members):
             builder = part.dataset
             if "problems_per_generation" in chz.chz_fields(builder):
@@ -217,6 +217,14 @@ class Mixture(RLDatasetBuilder):
                 raise ConfigError(
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "
                     f"found {type(built.train).__name__}"
+                )
+            if self.order != "weighted" and any(
+                built.train.share(b.tags, 0) is not None for b in built.train.builders
+            ):
+                raise ConfigError(
+                    f"part {part.tag or p}: has a schedule of its own (dataset.shift), and "
+                    f"order={self.order} takes every problem once per epoch; accepted: "
+                    "order=weighted"
                 )
             datasets.append(built.train)
             problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
@@ -351,7 +359,7 @@ class _MixtureDataset(RLDataset):
     """Batches from several data sets, chosen one generation after the other."""
 
     def __init__(
-        self, problems: Sequence[_Problem], parts: Sequence[RLDataset], config: Mixture
+        self, problems: Sequence[_Problem], parts: Sequence[ProblemDataset], config: Mixture
     ) -> None:
         self._problems = problems
         self._keys = [problem.key for problem in problems]
@@ -501,7 +509,10 @@ class _MixtureDataset(RLDataset):
         for kind, problems in self._kinds.items():
             part = members[kind[0]]
             weight = sizes[kind[0]] if part.weight is None else part.weight
-            share = weight * part.schedule(generation, 0) * len(problems) / sizes[kind[0]]
+            share = self._parts[kind[0]].share(self._problems[problems[0]].builder.tags, generation)
+            if share is None:
+                share = len(problems) / sizes[kind[0]]
+            share *= weight * part.schedule(generation, 0)
             if self._config.curriculum is not None and (recent := self._solved[kind]):
                 share *= self._config.curriculum.factor(mean_of(recent))
             weights[kind] = share

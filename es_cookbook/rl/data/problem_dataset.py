@@ -86,6 +86,11 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         indices_P = in_epochs(len(self.builders), self._seed, generation * count, count)
         return [self.builders[i] for i in indices_P]
 
+    def share(self, tags: Sequence[str], generation: int) -> float | None:
+        """The share of problems with these tags in a batch; None: that of their number."""
+        del tags, generation
+        return None
+
     @override
     def __len__(self) -> int:
         return len(self.builders)
