@@ -16,7 +16,7 @@ from typing_extensions import override
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.bridges.endpoint.translator import Begun, Prompt, Translator
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import Progress
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -167,6 +167,24 @@ async def test_a_stream_comes_as_it_is_sampled() -> None:
     choices = [piece.choices[0] async for piece in stream]
     for at, text in enumerate(("Two", "1 < 2")):
         assert "".join(each.delta.content or "" for each in choices if each.index == at) == text
+
+
+def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    tokens_T = tokenizer.encode("It is 3, über alles: € 3.50 — 三. " * 20, add_special_tokens=False)
+    lengths: list[int] = []
+
+    def decode(tokens: Sequence[int], **options: Any) -> str:
+        lengths.append(len(tokens))
+        return str(type(tokenizer).decode(tokenizer, tokens, **options))
+
+    monkeypatch.setattr(tokenizer, "decode", decode)
+    begun = Begun(tokenizer, Prompt((1,)), Draw(stop=("4",)))
+    pieces = [begun.more(tokens_T[:length]) for length in range(1, len(tokens_T) + 1)]
+    assert "".join(pieces) == "It is 3, über alles: € 3.50 — 三. " * 20
+    assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
 
 
 async def test_nothing_of_a_call_is_streamed_as_text() -> None:
