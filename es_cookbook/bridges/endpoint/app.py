@@ -6,6 +6,7 @@ it does where log-probabilities are asked for.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import socket
@@ -42,6 +43,7 @@ from es_cookbook.bridges.endpoint.responses import (
 from es_cookbook.bridges.endpoint.translator import Begun
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 from es_cookbook.engines.base import Progress
+from es_cookbook.rl.types import Action
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
@@ -232,9 +234,15 @@ class _Work(Generic[_Asked]):
     async def _draw(self, number: int, progress: "_Sampled") -> None:
         prompt, observation = self._draws[number]
         draw = self.asked.draw
-        action = await self.speaker.sample(observation, draw, number, progress)
+        if draw.max_tokens == 0:  # The prompt alone is wanted back.
+            action = Action((), "", "length", ())
+        else:
+            action = await self.speaker.sample(observation, draw, number, progress)
         one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
         answer = self.speaker.translator.answer(prompt, draw, action, one_call)
+        if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
+            tops = await self.speaker.tops(prompt.tokens_T + action.tokens_T)
+            answer = dataclasses.replace(answer, tops=tops)
         self.reply.answers[number] = answer
         if progress.tell is not None:
             progress.tell((number, answer))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.base import Top
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import (
     ARGUMENTS,
@@ -58,12 +59,14 @@ class Answer:
         calls: of tools.
         finish: why it ended, in OpenAI's word.
         action: as it was sampled.
+        tops: of the prompt's tokens behind the first and of the sampled ones, where asked for.
     """
 
     content: str
     calls: tuple[ToolCall, ...]
     finish: str
     action: Action
+    tops: Sequence[Top] | None = None
 
     @property
     def turn(self) -> Message:
@@ -167,7 +170,7 @@ class Translator:
             RefusedRequest: The context is too short for it.
         """
         length, room = len(prompt.tokens_T), self.context_length - len(prompt.tokens_T)
-        if room < (draw.max_tokens or 1):
+        if room < (1 if draw.max_tokens is None else draw.max_tokens):
             answer = f" and {draw.max_tokens} of the answer" if draw.max_tokens else ""
             raise RefusedRequest(
                 f"the context has {self.context_length} tokens, fewer than {length} of the "
