@@ -307,22 +307,16 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
 
 @chz.chz
-class Task(RowDatasetBuilder):
-    """Rows that are asked by a template and scored by a function."""
+class ScoredRows(RowDatasetBuilder):
+    """Rows that are asked by a template, and whose answers are scored by a function."""
 
     prompt: str = chz.field(
-        default="{question}",
-        doc="what the model is asked: text with fields of the row in braces; a list of texts is "
-        "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
+        default="{question}", doc="what the model is asked: text with fields of the row in braces"
     )
     reward: Reward | RewardFunction = chz.field(
         meta_factory=REWARDS,
         doc="scores an answer: a shared reward, or my_module:function or "
         "path/to/script.py:function, which gets the text and the row",
-    )
-    system: str = chz.field(default="", doc="system message before the prompt; empty: none")
-    chat: bool = chz.field(
-        default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
     )
     gold: str | None = chz.field(
         default=None,
@@ -332,14 +326,6 @@ class Task(RowDatasetBuilder):
     full_reward: float | None = chz.field(
         default=1.0,
         doc="what a row's perfect answer must earn, where it has one; None: it is not scored",
-    )
-    prefill: str = chz.field(default="", doc=PREFILL_DOC)
-    stray_tags: Literal["keep", "strip"] = chz.field(
-        default="keep",
-        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
-    )
-    tag: str | None = chz.field(
-        default=None, doc="field of the row under whose values metrics are reported as well"
     )
 
     @chz.validate
@@ -353,6 +339,29 @@ class Task(RowDatasetBuilder):
         super().check()
         if isinstance(self.reward, Reward):
             self.reward.check()
+
+
+@chz.chz
+class Task(ScoredRows):
+    """Rows that are asked by a template and scored by a function."""
+
+    prompt: str = chz.field(
+        default="{question}",
+        doc="what the model is asked: text with fields of the row in braces; a list of texts is "
+        "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
+    )
+    system: str = chz.field(default="", doc="system message before the prompt; empty: none")
+    chat: bool = chz.field(
+        default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
+    )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
+    stray_tags: Literal["keep", "strip"] = chz.field(
+        default="keep",
+        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
+    )
+    tag: str | None = chz.field(
+        default=None, doc="field of the row under whose values metrics are reported as well"
+    )
 
     @override
     def key(self, row: Row) -> str:
