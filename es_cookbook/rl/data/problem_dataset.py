@@ -108,6 +108,38 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ChangedProblem(EnvGroupBuilder):
+    """Another problem, whose Envs a subclass changes (`make_envs`).
+
+    Attributes:
+        problem: the other one.
+    """
+
+    problem: EnvGroupBuilder
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward | LostRollout] | None:
+        return await self.problem.compute_group_rewards(trajectories, policies)
+
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return self.problem.asks_genomes
+
+    @property
+    @override
+    def tags(self) -> tuple[str, ...]:
+        return self.problem.tags
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return self.problem.digests
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Row(EnvGroupBuilder):
     """One problem for each pair of genomes."""
 
