@@ -102,39 +102,11 @@ for line in sys.stdin:
     threading.Thread(target=work, args=(json.loads(line),)).start()
 """
 
-
-_SMOLAGENTS = """
-import json, sys, threading
-from smolagents import OpenAIServerModel, ToolCallingAgent, tool
-
-@tool
-def add(a: int, b: int) -> int:
-    \"\"\"Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    \"\"\"
-    return a + b
-
-def work(task):
-    model = OpenAIServerModel("any", api_base=task["base_url"], api_key=task["api_key"])
-    agent = ToolCallingAgent(tools=[add], model=model, max_steps=2, verbosity_level=0)
-    try:
-        answer = str(agent.run(task["row"]["question"]))
-    except Exception as error:
-        answer = type(error).__name__
-    sys.stdout.write(json.dumps({"id": task["id"], "answer": answer}) + "\\n")
-    sys.stdout.flush()
-
-for line in sys.stdin:
-    threading.Thread(target=work, args=(json.loads(line),)).start()
-"""
 _RECIPES = Path(__file__).parents[1] / "recipes"
 AGENTS = {
     "pydantic_ai": (f"{sys.executable} {_RECIPES / 'pydantic_agent.py'}", 32, 15),
     "javascript": ("node agent.mjs", 32, 15),
-    "smolagents": (f"{sys.executable} smolagents_agent.py", 32, 15),
+    "smolagents": (f"{sys.executable} {_RECIPES / 'smolagents_agent.py'}", 32, 15),
 }
 """By name: the command in its folder, genomes and generations."""
 _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
@@ -263,7 +235,6 @@ def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Ro
     folder = CHAT_MODEL.parents[1] / "agents"
     folder.mkdir(exist_ok=True)
     with contextlib.chdir(folder):
-        Path("smolagents_agent.py").write_text(_SMOLAGENTS)
         shutil.copy(_RECIPES / "agent.mjs", "agent.mjs")
         if not Path("node_modules").is_symlink():
             Path("node_modules").symlink_to(_NPM)

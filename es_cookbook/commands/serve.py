@@ -46,9 +46,11 @@ from es_cookbook.engines.base import (
     Engine,
     EngineBuilder,
     Host,
+    LogprobsRequest,
     Progress,
     SampleRequest,
     Target,
+    Top,
 )
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation, SamplingParams
@@ -198,6 +200,14 @@ class Served(Endpoint):
             host, target = self._whom(name)
             return await host.sample(SampleRequest(target, observation, params, seed, progress))
 
+    async def tops(self, name: str, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        """Of the tokens behind the first one, by a model of `names`."""
+        if len(tokens_T) == 1:
+            return ()
+        async with self._at(self._place_of(name)):
+            host, target = self._whom(name)
+            return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
+
     def _whom(self, name: str) -> tuple[Host, Target]:
         """To ask for a model that is there."""
         if self._genome is not None:
@@ -276,6 +286,10 @@ class _Speaker(Speaker):
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
         return await self._served.sample(self._name, observation, draw, number, progress)
+
+    @override
+    async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        return await self._served.tops(self._name, tokens_T)
 
 
 async def _serve(config: ServeConfig, bound: socket.socket) -> None:

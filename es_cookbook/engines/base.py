@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import anyio
 import chz
@@ -87,11 +87,21 @@ class LogprobsRequest:
         target: who scores.
         prompt_T: at least one token.
         continuation_T: tokens whose log-probabilities are asked, at least one.
+        tops: the most probable tokens are asked as well (`Host.tops`).
     """
 
     target: Target
     prompt_T: tuple[int, ...]
     continuation_T: tuple[int, ...]
+    tops: bool = False
+
+
+class Top(NamedTuple):
+    """A token of a continuation, and the most probable one in its place."""
+
+    logprob: float
+    best: int
+    best_logprob: float
 
 
 class Host(ABC):
@@ -131,6 +141,10 @@ class Host(ABC):
     @abstractmethod
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         """Log-probability (natural log) of each continuation token."""
+
+    async def tops(self, request: LogprobsRequest) -> list[Top]:
+        """The same beside the most probable token in each place; by default nobody knows them."""
+        raise RequestError("this engine tells no most probable tokens; accepted: torch or vllm")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -6,24 +6,25 @@ chosen on it, so that the test chooses nothing.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Fields, Row, write_rows
+from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, Fields, OnBadRow, Remarks, Row, write_rows
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
 from es_cookbook.rl.data.task import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
@@ -208,9 +209,11 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     test_source: str | None = chz.field(
         default=None, doc="the same for the test; None holds a tenth of `source` out"
     )
+    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
 
     @chz.validate
     def _sources(self) -> None:
+        check_literals(self)
         if self.test_source is not None and self.source is None:
             raise ConfigError(
                 "test_source needs source=... beside it: generated problems hold out their own"
@@ -259,19 +262,26 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
         if self.source is None:
             return super().splits(tokenizer)
-        train, test = load_splits(
+        remarks = Remarks(self.source, self.on_bad_row)
+        splits = load_splits(
             self.source,
             self.test_source,
-            lambda row: self.read(row, tokenizer),
+            lambda row: remarks.unless_bad(row.where, lambda: self.read(row, tokenizer)),
             lambda problem: problem.fold == self.fold,
             num_train=self.num_train,
             num_test=self.num_test,
         )
-        build = self.builder
-        return (
-            [build(name, problem, tokenizer) for name, problem in train.items()],
-            [build(name, problem, tokenizer) for name, problem in test.items()],
-        )
+
+        def built(problems: Mapping[str, P]) -> list[ProblemGroupBuilder]:
+            made = (
+                remarks.unless_bad(name, functools.partial(self.builder, name, problem, tokenizer))
+                for name, problem in problems.items()
+            )
+            return [each for each in made if each is not None]
+
+        train, test = map(built, splits)
+        remarks.say(len(train) + len(test) + remarks.num_bad, "row", len(train))
+        return train, test
 
 
 _Row = TypeVar("_Row")

@@ -141,8 +141,8 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         length = await self.prompt_length(context_length)
         if length is not None:
             check_prompt(self.name, length, context_length)
-        with self._named():
-            if self.gold is not None and isinstance(self.make_env(), ProblemEnv | MessageEnv):
+        if self.gold is not None:
+            with self._named():
                 await self._check_gold(self.gold, context_length)
 
     async def prompt_length(self, context_length: int = 2**20) -> int | None:
@@ -182,10 +182,11 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         if isinstance(env, MessageEnv):
             told = await self.told_gold(env.chat.tokenizer, context_length)
             earned, full_reward = told.reward, env.full_reward
-        else:
-            assert isinstance(env, ProblemEnv)
+        elif isinstance(env, ProblemEnv):
             earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
             hint = env.gold_hint
+        else:
+            return
         if not math.isclose(earned, full_reward):
             raise DataError(
                 f"{self.name}: its own solution earns {earned:g} of {full_reward:g}: "

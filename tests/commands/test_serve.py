@@ -102,6 +102,13 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
             stream = await client.completions.create(model=name, prompt=list(prompt_T), **more)
             pieces = [piece.choices[0].text async for piece in stream]
             assert "".join(pieces) == expected[name] and len(pieces) > 3
+        told: Any = {"prompt": [*prompt_T, *prompt_T], "echo": True, "logprobs": 1, "max_tokens": 1}
+        for name in ("base", "genome-1"):
+            scored = (await client.completions.create(model=name, **told)).choices[0].logprobs
+            assert scored and scored.top_logprobs and scored.token_logprobs
+            most = [max(top.values()) for top in scored.top_logprobs[1:]]
+            pairs = zip(scored.token_logprobs[1:], most, strict=True)
+            assert all(own <= top <= 0 for own, top in pairs)
         with pytest.raises(NotFoundError, match="'genome-9' is not served"):
             await _answers(client, ["genome-9"], 1, prompt_T)
         tasks.cancel_scope.cancel()

@@ -7,7 +7,7 @@ from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest
+from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Top
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action
@@ -58,6 +58,12 @@ class Running:
     ) -> list[list[float]]:
         """As `sample`."""
         return self.portal.call(self._all, "logprobs", requests, genomes_G)
+
+    def tops(
+        self, requests: Sequence[LogprobsRequest], genomes_G: Sequence[Genome] | None = None
+    ) -> list[list[Top]]:
+        """As `sample`."""
+        return self.portal.call(self._all, "tops", requests, genomes_G)
 
     async def _all(
         self, method: str, requests: Sequence[Any], genomes_G: Sequence[Genome] | None

@@ -179,6 +179,23 @@ def test_a_tiny_top_p_is_greedy(engine: Running) -> None:
     assert hot.tokens_T == greedy.tokens_T
 
 
+def test_the_most_probable_tokens_are_told_beside_given_ones(
+    engine: Running, reference: Reference
+) -> None:
+    given_T = tuple(range(3, 12))
+    for target in TARGETS:
+        asked = LogprobsRequest(target, PROMPT, given_T)
+        (logprobs_T,) = engine.score([asked], GENOMES_G)
+        (tops_T,) = engine.tops([asked], GENOMES_G)
+        reference.become(who(GENOMES_G, target))
+        (logits,) = reference.logits([[*PROMPT, *given_T]])
+        most_T = logits[len(PROMPT) - 1 : -1].log_softmax(-1).max(-1)
+        assert [top.best for top in tops_T] == most_T.indices.tolist()
+        assert [top.logprob for top in tops_T] == pytest.approx(logprobs_T, abs=1e-3)
+        found = [top.best_logprob for top in tops_T]
+        assert found == pytest.approx(most_T.values.tolist(), abs=2e-2)
+
+
 def test_logprobs_are_the_models_own_before_temperature_and_top_p(
     engine: Running, reference: Reference
 ) -> None:

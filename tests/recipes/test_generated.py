@@ -83,3 +83,26 @@ async def test_a_file_without_problems_and_a_problem_in_both_are_refused(
         await build(test_source=files[1])(tokenizer)
     with pytest.raises(DataError, match=r"empty.jsonl: there are no training problems"):
         await build(source=write_rows(tmp_path / "empty.jsonl", []))(tokenizer)
+
+
+@pytest.mark.parametrize("bad", [{"numbers": [3, 4, 2]}, {"numbers": [1, 1], "target": 99}])
+async def test_bad_rows_of_a_file_are_refused_or_skipped_and_told(
+    bad: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("es_cookbook.rl.data.rows.say", said.append)
+    recipe = recipe_of("countdown")
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    good = [{"numbers": [3, 4, 2 + i], "target": 7 + 2 + i} for i in range(30)]
+    path = write_rows(tmp_path / "rows.jsonl", [*good[:7], bad, *good[7:]])
+    build = functools.partial(recipe.dataset, source=path, problems_per_generation=1)
+    with pytest.raises(DataError, match=r"rows.jsonl, line 8: "):
+        await build()(tokenizer)
+    whole = await build(source=write_rows(tmp_path / "good.jsonl", good))(tokenizer)
+    assert not said
+    datasets = await build(on_bad_row="skip")(tokenizer)
+    assert len(datasets.train) == len(whole.train) and len(datasets.test_P) == len(whole.test_P)
+    (sentence,) = said
+    assert sentence.startswith(f"{path}: of 31 rows, 1 unusable and skipped (line 8: ")
+    with pytest.raises(DataError, match="none is left"):
+        await build(source=write_rows(tmp_path / "b.jsonl", [bad]), on_bad_row="skip")(tokenizer)

@@ -6,6 +6,7 @@ it does where log-probabilities are asked for.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import socket
@@ -39,8 +40,10 @@ from es_cookbook.bridges.endpoint.responses import (
     response_events,
     response_request,
 )
+from es_cookbook.bridges.endpoint.translator import Begun
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 from es_cookbook.engines.base import Progress
+from es_cookbook.rl.types import Action
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
@@ -231,32 +234,36 @@ class _Work(Generic[_Asked]):
     async def _draw(self, number: int, progress: "_Sampled") -> None:
         prompt, observation = self._draws[number]
         draw = self.asked.draw
-        action = await self.speaker.sample(observation, draw, number, progress)
+        if draw.max_tokens == 0:  # The prompt alone is wanted back.
+            action = Action((), "", "length", ())
+        else:
+            action = await self.speaker.sample(observation, draw, number, progress)
         one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
         answer = self.speaker.translator.answer(prompt, draw, action, one_call)
+        if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
+            tops = await self.speaker.tops(prompt.tokens_T + action.tokens_T)
+            answer = dataclasses.replace(answer, tops=tops)
         self.reply.answers[number] = answer
         if progress.tell is not None:
             progress.tell((number, answer))
 
-    def begun(self, number: int, tokens_T: Sequence[int]) -> str:
-        """What is certain of an answer."""
+    def begun(self, number: int) -> Begun:
+        """What tells of an answer while it is sampled."""
         prompt, _ = self._draws[number]
-        return self.speaker.translator.begun(prompt, self.asked.draw, tokens_T)
+        return Begun(self.speaker.translator.tokenizer, prompt, self.asked.draw)
 
 
 class _Sampled(Progress):
     """Tells of an answer's text while it is sampled."""
 
     def __init__(self, work: _Work[Any], number: int, tell: Callable[[Piece], None] | None) -> None:
-        self._work, self._number, self.tell = work, number, tell
+        self._begun, self._number, self.tell = work.begun(number), number, tell
         self.follows = tell is not None
-        self._told = 0
 
     @override
     def sampled(self, tokens_T: Sequence[int]) -> None:
         assert self.tell is not None
-        if new := self._work.begun(self._number, tokens_T)[self._told :]:
-            self._told += len(new)
+        if new := self._begun.more(tokens_T):
             self.tell((self._number, new))
 
 

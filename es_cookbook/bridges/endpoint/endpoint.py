@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.common.errors import nearest
-from es_cookbook.engines.base import Progress
+from es_cookbook.engines.base import Progress, Top
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
@@ -35,6 +35,14 @@ class Speaker(ABC):
         Raises:
             RefusedRequest: It cannot be answered.
         """
+
+    async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        """Of the tokens behind the first one.
+
+        Raises:
+            RefusedRequest: They are not told.
+        """
+        raise RefusedRequest("echo goes without logprobs here", param="echo")
 
     def answered(self, prompt: Prompt, chat: Sequence[Message], answers: Sequence[Answer]) -> None:
         """A chat's answers are about to be sent; it may go on from any of them."""

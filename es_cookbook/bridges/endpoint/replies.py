@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeAlias
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
@@ -154,10 +155,17 @@ class Reply:
     def _text(
         self, at: int, answer: Answer, request: TextRequest, sent: int = 0
     ) -> dict[str, object]:
+        prompt, text = self.prompts[at // request.draw.n], answer.content[sent:]
+        if request.echo:
+            text = (
+                str(self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)) + text
+            )
         return {
             "index": at,
-            "text": answer.content[sent:],
-            "logprobs": self._of_texts(answer) if request.draw.logprobs else None,
+            "text": text,
+            "logprobs": self._of_texts(prompt, answer, request.tops)
+            if request.draw.logprobs
+            else None,
             "finish_reason": answer.finish,
         }
 
@@ -181,28 +189,33 @@ class Reply:
             for i, call in enumerate(answer.calls)
         ]
 
-    def _tokens(self, answer: Answer) -> Iterator[tuple[str, float]]:
-        logprobs_T = answer.action.logprobs_T or ()
-        for token, logprob in zip(answer.action.tokens_T, logprobs_T, strict=True):
-            yield str(self.tokenizer.decode([token])), logprob
+    def _one(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
 
     def _of_tokens(self, answer: Answer) -> dict[str, object]:
+        texts = map(self._one, answer.action.tokens_T)
         content = [
-            {"token": token, "logprob": logprob, "bytes": [*token.encode()], "top_logprobs": []}
-            for token, logprob in self._tokens(answer)
+            {"token": text, "logprob": logprob, "bytes": [*text.encode()], "top_logprobs": []}
+            for text, logprob in zip(texts, answer.action.logprobs_T or (), strict=True)
         ]
         return {"content": content, "refusal": None}
 
-    def _of_texts(self, answer: Answer) -> dict[str, object]:
-        tokens = [*self._tokens(answer)]
-        starts = [0]
-        for token, _ in tokens:
-            starts.append(starts[-1] + len(token))
+    def _of_texts(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
+        """Of sampled tokens; where `tops` are there, of the prompt's before them."""
+        tokens_T, tops = answer.action.tokens_T, answer.tops
+        logprobs: Sequence[float | None] = answer.action.logprobs_T or ()
+        if tops is not None:  # Nothing comes before the first token that could predict it.
+            tokens_T = prompt.tokens_T + tokens_T
+            logprobs = [None, *(top.logprob for top in tops)]
+        texts = [self._one(token) for token in tokens_T]
+        best: list[dict[str, float] | None] = [None]
+        for text, top in zip(texts[1:], tops or (), strict=False):
+            best.append({text: top.logprob, self._one(top.best): top.best_logprob})
         return {
-            "tokens": [token for token, _ in tokens],
-            "token_logprobs": [logprob for _, logprob in tokens],
-            "top_logprobs": None,
-            "text_offset": starts[:-1],
+            "tokens": texts,
+            "token_logprobs": logprobs,
+            "top_logprobs": best if asks_tops else None,
+            "text_offset": [*itertools.accumulate(map(len, texts), initial=0)][:-1],
         }
 
 

@@ -137,13 +137,20 @@ class ChatRequest:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What `/v1/completions` is asked: a prompt is text or tokens."""
+    """What `/v1/completions` is asked: a prompt is text or tokens.
+
+    Attributes:
+        echo: the text begins with the prompt, and log-probabilities with those of its tokens.
+        tops: those of the most probable tokens are asked as well.
+    """
 
     model: str
     prompts: tuple[str | tuple[int, ...], ...]
     draw: Draw
     stream: bool = False
     usage: bool = False
+    echo: bool = False
+    tops: bool = False
 
 
 def read_body(body: bytes) -> Json:
@@ -188,16 +195,20 @@ def text_request(body: Json) -> TextRequest:
     fields = Fields(body)
     model = fields.text("model")
     prompts = _prompts(fields.take("prompt", (str, list)))
+    echo = fields.take("echo", bool, False)
     logprobs = fields.take("logprobs", int, None)
-    if logprobs:
+    if logprobs not in (None, 0, int(echo)):
         raise RefusedRequest(
-            "logprobs must be 0: those of other tokens than the sampled are not known",
+            "logprobs must be 0, or 1 with echo=true: those of more tokens are not known",
             param="logprobs",
         )
-    draw = _draw(fields, fields.count("max_tokens") or 16, logprobs is not None)
+    most = fields.count("max_tokens", least=int(not echo))
+    draw = _draw(fields, 16 if most is None else most, logprobs is not None)
     stream, usage = _stream(fields)
+    if echo and stream:
+        raise RefusedRequest("echo goes with stream=false alone", param="echo")
     fields.refuse_others()
-    return TextRequest(model, prompts, draw, stream, usage)
+    return TextRequest(model, prompts, draw, stream, usage, echo, bool(logprobs))
 
 
 class Fields:
@@ -237,11 +248,13 @@ class Fields:
             raise RefusedRequest(f"{name} must be from 0 to {most:g}, found {found}", param=name)
         return None if found is None else float(found)
 
-    def count(self, name: str, most: int = 1 << 31) -> int | None:
-        """From 1 to this."""
+    def count(self, name: str, most: int = 1 << 31, least: int = 1) -> int | None:
+        """From 1, or another least, to this."""
         found = self.take(name, int, None)
-        if found is not None and not 1 <= found <= most:
-            raise RefusedRequest(f"{name} must be from 1 to {most}, found {found}", param=name)
+        if found is not None and not least <= found <= most:
+            raise RefusedRequest(
+                f"{name} must be from {least} to {most}, found {found}", param=name
+            )
         return found
 
     def rest(self) -> Json:

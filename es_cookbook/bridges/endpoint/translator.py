@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
+from es_cookbook.engines.base import Top
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import (
     ARGUMENTS,
@@ -58,17 +59,64 @@ class Answer:
         calls: of tools.
         finish: why it ended, in OpenAI's word.
         action: as it was sampled.
+        tops: of the prompt's tokens behind the first and of the sampled ones, where asked for.
     """
 
     content: str
     calls: tuple[ToolCall, ...]
     finish: str
     action: Action
+    tops: Sequence[Top] | None = None
 
     @property
     def turn(self) -> Message:
         """As a message of the chat."""
         return Message("assistant", self.content, self.calls)
+
+
+class Begun:
+    """What an answer's content begins with for certain, however it goes on.
+
+    Held back is what may be the beginning of a call or of a stop string, and a character that is
+    not whole. A token is decoded with the few before it, so an answer takes time in proportion to
+    its length.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, draw: Draw) -> None:
+        self._tokenizer, self._prompt, self._stops = tokenizer, prompt, draw.stop
+        self._text = prompt.opening  # of the opening and the first `_read` tokens
+        self._start = self._read = 0  # decoded together from `_start` on
+        self._told = 0
+
+    def more(self, tokens_T: Sequence[int]) -> str:
+        """What has become certain by these tokens, which are all up to now."""
+        text, begin = self._decoded(tokens_T).rstrip(_CUT), len(self._prompt.opening)
+        # What was told is no part of a call or of a stop string.
+        begin = max(begin, self._told)
+        ends = [at for stop in self._stops if (at := text.find(stop, begin)) >= 0]
+        for stop in self._stops:
+            starts = (length for length in range(1, len(stop)) if text.endswith(stop[:length]))
+            ends += [len(text) - length for length in starts]
+        if self._prompt.form is not None:  # Blanks around a call's text are not content.
+            called = _CALL.search(text, self._told)
+            text = text[: called.start() if called else None].rstrip()
+            text = "" if text[:1].isspace() else text
+        new = text[self._told : min(ends, default=len(text))]
+        self._told += len(new)
+        return new
+
+    def _decoded(self, tokens_T: Sequence[int]) -> str:
+        known, text = (
+            str(self._tokenizer.decode(list(each), skip_special_tokens=True))
+            for each in (tokens_T[self._start : self._read], tokens_T[self._start :])
+        )
+        if not text.startswith(known):  # It depends on more than the few before it.
+            self._text, self._start, self._read = self._prompt.opening, 0, 0
+            return self._decoded(tokens_T)
+        whole = self._text + text[len(known) :]
+        if len(text) > len(known) and not text.endswith(_CUT):
+            self._text, self._start, self._read = whole, self._read, len(tokens_T)
+        return whole
 
 
 class Translator:
@@ -122,7 +170,7 @@ class Translator:
             RefusedRequest: The context is too short for it.
         """
         length, room = len(prompt.tokens_T), self.context_length - len(prompt.tokens_T)
-        if room < (draw.max_tokens or 1):
+        if room < (1 if draw.max_tokens is None else draw.max_tokens):
             answer = f" and {draw.max_tokens} of the answer" if draw.max_tokens else ""
             raise RefusedRequest(
                 f"the context has {self.context_length} tokens, fewer than {length} of the "
@@ -148,24 +196,6 @@ class Translator:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls
         return Answer(parsed.content, calls, "tool_calls", action)
-
-    def begun(self, prompt: Prompt, draw: Draw, tokens_T: Sequence[int]) -> str:
-        """What an answer's content begins with for certain, however it goes on.
-
-        Held back is what may be the beginning of a call or of a stop string, and a character that
-        is not whole.
-        """
-        text = str(self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
-        text = (prompt.opening + text).rstrip(_CUT)
-        ends = [at for stop in draw.stop if (at := text.find(stop, len(prompt.opening))) >= 0]
-        for stop in draw.stop:
-            starts = (length for length in range(1, len(stop)) if text.endswith(stop[:length]))
-            ends += [len(text) - length for length in starts]
-        if prompt.form is not None:  # Blanks around a call's text are not content.
-            called = _CALL.search(text)
-            text = text[: called.start() if called else None].rstrip()
-            text = "" if text[:1].isspace() else text
-        return text[: min(ends, default=len(text))]
 
     def _renderer(self, tools: Sequence[ToolSchema]) -> tuple[Renderer, Form]:
         """By the template if it shows these tools, or else in the system message."""

@@ -21,11 +21,10 @@ from es_cookbook.bridges.program.processes import command_of
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.fields.reach import needs_trust
-from es_cookbook.rl.data.rows import Row, check_template, filled
-from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row, gold_of
+from es_cookbook.rl.data.rows import Row, filled
+from es_cookbook.rl.data.task import ScoredRows, check_row, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.rewards.base import Reward, RewardFunction, check_arity
 from es_cookbook.rl.types import Datasets, Tokenizer
 
 
@@ -35,30 +34,13 @@ def _servers(rows: "ToolRows") -> str:
 
 
 @chz.chz
-class ToolRows(RowDatasetBuilder):
-    """Rows that are asked in a chat with tools, and whose answers are scored."""
+class ToolRows(ScoredRows):
+    """Rows that are asked in a chat with tools; the turn without calls is the answer."""
 
     tools: str = chz.field(
         doc="MCP servers whose tools the model may call: mcp:COMMAND (no shell reads it) or "
         "mcp:http://127.0.0.1:PORT/mcp; several with commas between them",
         metadata=needs_trust(_servers, "are servers that are started or asked"),
-    )
-    prompt: str = chz.field(
-        default="{question}", doc="what the model is asked: text with fields of the row in braces"
-    )
-    reward: Reward | RewardFunction = chz.field(
-        meta_factory=REWARDS,
-        doc="scores the turn without calls: a shared reward, or my_module:function or "
-        "path/to/script.py:function, which gets the text and the row",
-    )
-    gold: str | None = chz.field(
-        default=None,
-        doc="a row's perfect answer, as a template like prompt; its `answer`, if it has one, if "
-        "unset",
-    )
-    full_reward: float | None = chz.field(
-        default=1.0,
-        doc="what a row's perfect answer must earn, where it has one; None: it is not scored",
     )
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"
@@ -75,9 +57,6 @@ class ToolRows(RowDatasetBuilder):
 
     @chz.validate
     def _valid(self) -> None:
-        check_template(self.prompt)
-        check_template(self.gold or "", "gold")
-        check_arity(self.reward)
         check_range(self, "tool_timeout", above=0)
         check_range(self, "max_chars", "at_once", at_least=1)
         targets(self.tools)
@@ -85,8 +64,6 @@ class ToolRows(RowDatasetBuilder):
     @override
     def check(self) -> None:
         super().check()
-        if isinstance(self.reward, Reward):
-            self.reward.check()
         for server in self._servers():
             if not server.is_url:
                 command_of(server.target, "dataset.tools")

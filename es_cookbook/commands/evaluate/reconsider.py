@@ -65,6 +65,7 @@ from es_cookbook.common.terminal import plural, printable, say
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import Comparison, Results, compare, results_of
 from es_cookbook.population.statistics import FEW
+from es_cookbook.rl.data.problem_dataset import ChangedProblem
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import SENTINEL, Renderer
 from es_cookbook.rl.objectives import REWARD
@@ -72,14 +73,10 @@ from es_cookbook.rl.types import (
     Action,
     Env,
     EnvGroup,
-    EnvGroupBuilder,
-    GroupReward,
     LostRollout,
     Observation,
-    Policy,
     StepResult,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
     Transition,
 )
@@ -281,10 +278,9 @@ def _check_room(names_P: Sequence[str], again_P: "Sequence[_SecondPass]", contex
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _SecondPass(EnvGroupBuilder):
+class _SecondPass(ChangedProblem):
     """A problem whose Envs begin with another observation; without one, they lose the rollout."""
 
-    problem: EnvGroupBuilder
     observation: Observation | None
 
     @override
@@ -292,22 +288,6 @@ class _SecondPass(EnvGroupBuilder):
         group = await self.problem.make_envs(num_envs)
         group.envs = [_SecondPassEnv(env, self.observation) for env in group.envs]
         return group
-
-    @override
-    async def compute_group_rewards(
-        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward | LostRollout] | None:
-        return await self.problem.compute_group_rewards(trajectories, policies)
-
-    @property
-    @override
-    def asks_genomes(self) -> bool:
-        return self.problem.asks_genomes
-
-    @property
-    @override
-    def tags(self) -> tuple[str, ...]:
-        return self.problem.tags
 
 
 class _SecondPassEnv(Env):

@@ -4,12 +4,13 @@ Its builder is in a module of its own (`engine`): a Config is made, shown and ch
 """
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from es_cookbook.engines.base import (
     EngineTraits,
     LogprobsRequest,
     SampleRequest,
+    Top,
     Usage,
     check_logprobs,
     check_sample,
@@ -159,6 +161,11 @@ class TorchEngine(Engine):
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
         check_logprobs(request, self.traits.context_length, self._vocabulary_size)
         return cast("list[float]", await self._submit(request, limit=0))
+
+    @override
+    async def tops(self, request: LogprobsRequest) -> list[Top]:
+        found = await self.logprobs(dataclasses.replace(request, tops=True))
+        return [Top(own, int(best), most) for own, best, most in cast(Any, found)]
 
     @override
     async def apply(self, step: Step) -> int:

@@ -19,6 +19,7 @@ comes in. Who is inside only ever waits for vLLM, so everybody's turn comes as l
 """
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import math
@@ -57,6 +58,7 @@ from es_cookbook.engines.base import (
     Progress,
     SampleRequest,
     Target,
+    Top,
     Usage,
     check_logprobs,
     check_sample,
@@ -71,6 +73,7 @@ from es_cookbook.rl.types import Action, SamplingParams
 if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm import SamplingParams as VLLMParams
+    from vllm.logprobs import Logprob
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -177,6 +180,18 @@ class VLLMEngine(Engine):
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        return [of_tokens[token].logprob for of_tokens, token in await self._scored(request)]
+
+    @override
+    async def tops(self, request: LogprobsRequest) -> list[Top]:
+        found: list[Top] = []
+        for of_tokens, token in await self._scored(dataclasses.replace(request, tops=True)):
+            best = max(of_tokens, key=lambda each: of_tokens[each].logprob)
+            found.append(Top(of_tokens[token].logprob, best, of_tokens[best].logprob))
+        return found
+
+    async def _scored(self, request: LogprobsRequest) -> "list[tuple[Mapping[int, Logprob], int]]":
+        """The log-probabilities that vLLM tells in each place, and the token there."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -194,7 +209,7 @@ class VLLMEngine(Engine):
             VLLMParams(
                 max_tokens=1,
                 temperature=0.0,
-                prompt_logprobs=0,
+                prompt_logprobs=int(request.tops),
                 logprob_token_ids=[last],
                 ignore_eos=True,
                 detokenize=False,
@@ -202,8 +217,8 @@ class VLLMEngine(Engine):
             ),
         )
         of_sent, of_sampled = cast(Any, (output.prompt_logprobs, output.outputs[0].logprobs))
-        of_continuation = [of_sent[i][sent_T[i]] for i in range(len(request.prompt_T), len(sent_T))]
-        return [found.logprob for found in (*of_continuation, of_sampled[0][last])]
+        places = range(len(request.prompt_T), len(sent_T))
+        return [*((of_sent[i], sent_T[i]) for i in places), (of_sampled[0], last)]
 
     @override
     async def apply(self, step: Step) -> int:

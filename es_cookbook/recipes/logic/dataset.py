@@ -171,6 +171,13 @@ class _LevelDataset(ProblemDataset):
             batch += [builders[i] for i in in_epochs(len(builders), seed, start, end - start)]
         return batch
 
+    @override
+    def share(self, tags: Sequence[str], generation: int) -> float | None:
+        if not (shift := self._config.shift):
+            return None
+        level = [builders[0].tags for builders in self._levels].index(tuple(tags))
+        return shares(generation, len(self._levels), shift)[level]
+
     def _counts(self, generation: int) -> list[int]:
         parts = shares(generation, len(self._levels), self._config.shift)
         purpose = derive_seed(self._config.seed, "logic/shares", generation)

@@ -40,7 +40,7 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.options import ITEMS
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.problem_dataset import ChangedProblem, ProblemDataset
 from es_cookbook.rl.data.selection import (
     Curriculum,
     Filter,
@@ -58,17 +58,13 @@ from es_cookbook.rl.types import (
     Env,
     EnvGroup,
     EnvGroupBuilder,
-    GroupReward,
-    LostRollout,
     Metrics,
     Observation,
-    Policy,
     ProblemResult,
     RLDataset,
     RLDatasetBuilder,
     StepResult,
     Tokenizer,
-    Trajectory,
     TrajectoryGroup,
 )
 
@@ -206,7 +202,7 @@ class Mixture(RLDatasetBuilder):
         """Build the parts; refuses problems that one trains on and another holds out."""
         problems: list[_Problem] = []
         held_out: list[_Problem] = []
-        datasets: list[RLDataset] = []
+        datasets: list[ProblemDataset] = []
         for p, part in enumerate(self.members):
             builder = part.dataset
             if "problems_per_generation" in chz.chz_fields(builder):
@@ -217,6 +213,14 @@ class Mixture(RLDatasetBuilder):
                 raise ConfigError(
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "
                     f"found {type(built.train).__name__}"
+                )
+            if self.order != "weighted" and any(
+                built.train.share(b.tags, 0) is not None for b in built.train.builders
+            ):
+                raise ConfigError(
+                    f"part {part.tag or p}: has a schedule of its own (dataset.shift), and "
+                    f"order={self.order} takes every problem once per epoch; accepted: "
+                    "order=weighted"
                 )
             datasets.append(built.train)
             problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
@@ -231,16 +235,15 @@ def _is_weighted(part: Part) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Problem(EnvGroupBuilder):
+class _Problem(ChangedProblem):
     """A training or held-out problem, under its part's tag and within its part's limit.
 
     Attributes:
-        builder: the problem as its data set has it.
+        problem: as its data set has it.
         part: index of its part.
         asks: stands for its prompt, whatever the part; white space does not count.
     """
 
-    builder: EnvGroupBuilder
     part: int
     tag: str
     max_tokens: int | None
@@ -249,7 +252,7 @@ class _Problem(EnvGroupBuilder):
     @property
     def name(self) -> str:
         """The problem's own."""
-        return _name_of(self.builder)
+        return _name_of(self.problem)
 
     @property
     def key(self) -> str:
@@ -260,30 +263,14 @@ class _Problem(EnvGroupBuilder):
     @property
     @override
     def tags(self) -> tuple[str, ...]:
-        return (*((self.tag,) if self.tag else ()), *self.builder.tags)
-
-    @property
-    @override
-    def digests(self) -> tuple[int, ...]:
-        return self.builder.digests
-
-    @property
-    @override
-    def asks_genomes(self) -> bool:
-        return self.builder.asks_genomes
+        return (*((self.tag,) if self.tag else ()), *self.problem.tags)
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        group = await self.builder.make_envs(num_envs)
+        group = await self.problem.make_envs(num_envs)
         if self.max_tokens is not None:
             group.envs = [_Limited(env, self.max_tokens) for env in group.envs]
         return group
-
-    @override
-    async def compute_group_rewards(
-        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
-    ) -> Sequence[GroupReward | LostRollout] | None:
-        return await self.builder.compute_group_rewards(trajectories, policies)
 
 
 def _name_of(builder: EnvGroupBuilder) -> str:
@@ -351,7 +338,7 @@ class _MixtureDataset(RLDataset):
     """Batches from several data sets, chosen one generation after the other."""
 
     def __init__(
-        self, problems: Sequence[_Problem], parts: Sequence[RLDataset], config: Mixture
+        self, problems: Sequence[_Problem], parts: Sequence[ProblemDataset], config: Mixture
     ) -> None:
         self._problems = problems
         self._keys = [problem.key for problem in problems]
@@ -501,7 +488,10 @@ class _MixtureDataset(RLDataset):
         for kind, problems in self._kinds.items():
             part = members[kind[0]]
             weight = sizes[kind[0]] if part.weight is None else part.weight
-            share = weight * part.schedule(generation, 0) * len(problems) / sizes[kind[0]]
+            share = self._parts[kind[0]].share(self._problems[problems[0]].problem.tags, generation)
+            if share is None:
+                share = len(problems) / sizes[kind[0]]
+            share *= weight * part.schedule(generation, 0)
             if self._config.curriculum is not None and (recent := self._solved[kind]):
                 share *= self._config.curriculum.factor(mean_of(recent))
             weights[kind] = share

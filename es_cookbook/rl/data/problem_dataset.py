@@ -86,6 +86,11 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         indices_P = in_epochs(len(self.builders), self._seed, generation * count, count)
         return [self.builders[i] for i in indices_P]
 
+    def share(self, tags: Sequence[str], generation: int) -> float | None:
+        """The share of problems with these tags in a batch; None: that of their number."""
+        del tags, generation
+        return None
+
     @override
     def __len__(self) -> int:
         return len(self.builders)
@@ -100,6 +105,38 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         say(f"checking {len(self.builders):,} training problems")
         for builder in (*self.builders, *self.held_out):
             await builder.check(context_length)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangedProblem(EnvGroupBuilder):
+    """Another problem, whose Envs a subclass changes (`make_envs`).
+
+    Attributes:
+        problem: the other one.
+    """
+
+    problem: EnvGroupBuilder
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward | LostRollout] | None:
+        return await self.problem.compute_group_rewards(trajectories, policies)
+
+    @property
+    @override
+    def asks_genomes(self) -> bool:
+        return self.problem.asks_genomes
+
+    @property
+    @override
+    def tags(self) -> tuple[str, ...]:
+        return self.problem.tags
+
+    @property
+    @override
+    def digests(self) -> tuple[int, ...]:
+        return self.problem.digests
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

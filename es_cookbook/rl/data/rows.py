@@ -1,7 +1,7 @@
 """A row of data, with its origin; and how it is shown: text with its fields in braces, or a chat.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
-`sources` says where rows come from.
+`Remarks` says of many rows which do not fit. `sources` says where rows come from.
 """
 
 import dataclasses
@@ -10,15 +10,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
-from typing import TypeAlias, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.rewards.answers import first_field, lettered
 
 Fields: TypeAlias = Mapping[str, object]
 TAGS = re.compile("</?(?:think|answer)>")
 _FIELD = re.compile(r"\s*\{(\w+)\}\s*")
 """A template that is a field and nothing else."""
+T = TypeVar("T")
+OnBadRow: TypeAlias = Literal["refuse", "skip"]
+ON_BAD_ROW_DOC = "of a row that lacks what the task needs; skip: say so, and go on"
+_MOST_NAMED = 3
+"""Rows that are named where more are told of."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +73,62 @@ class Row:
             return first_field(self.fields, *names)
         except DataError as error:
             raise self.error(str(error)) from None
+
+
+class Remarks:
+    """What is said at once of rows that do not fit: how many there are, and which come first.
+
+    Args:
+        source: of the rows.
+        on_bad_row: what is done with a row of which no problem can be made.
+    """
+
+    def __init__(self, source: str, on_bad_row: OnBadRow) -> None:
+        self._source, self._on_bad_row = source, on_bad_row
+        self._told: dict[str, list[str]] = {}
+        self.num_bad = 0
+
+    def add(self, where: str, how: str, why: str = "") -> None:
+        """One more row of a kind."""
+        name = where.removeprefix(f"{self._source}, ")
+        self._told.setdefault(how, []).append(f"{name}: {why}" if why else name)
+
+    def bad(self, where: str, error: DataError) -> None:
+        """One more row that is skipped.
+
+        Raises:
+            DataError: The one given, where bad rows are refused.
+        """
+        if self._on_bad_row == "refuse":
+            raise error
+        self.num_bad += 1
+        why = str(error).splitlines()[0].removeprefix(f"{where}: ").partition(";")[0]
+        self.add(where, "unusable and skipped", why)
+
+    def unless_bad(self, where: str, make: Callable[[], T]) -> T | None:
+        """What is made of a row, or None if it is skipped; raises as `bad`."""
+        try:
+            return make()
+        except DataError as error:
+            self.bad(where, error)
+            return None
+
+    def say(self, num_rows: int, what: str, num_left: int) -> None:
+        """Say it of so many rows, if there is something to say.
+
+        Raises:
+            DataError: None is left.
+        """
+        said = "; ".join(
+            f"{len(names):,} {how} ({', '.join(names[:_MOST_NAMED])}"
+            f"{', …' if len(names) > _MOST_NAMED else ''})"
+            for how, names in self._told.items()
+        )
+        if said:
+            said = f"{self._source}: of {plural(num_rows, what)}, {said}"
+            if not num_left:
+                raise DataError(f"{said}; none is left")
+            say(said)
 
 
 def check_template(template: str, option: str = "prompt") -> None:

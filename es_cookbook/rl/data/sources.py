@@ -44,11 +44,15 @@ class _Source:
 
 
 def label_of(source: str) -> str:
-    """What a source is called: the name of its first file or set."""
+    """What a source is called: the name of its first file or set, of a pattern what is certain."""
     first = _sources(source)[0]
-    name = Path(first.named.name if first.named else first.files).name
-    ends = (name.removesuffix(end) for end in (*FILE_TYPES, ""))
-    return min(ends, key=len) if first.named is None else name
+    if first.named is not None:
+        return Path(first.named.name).name
+    for part in reversed(Path(first.files).parts):
+        name = min((part.removesuffix(end) for end in (*FILE_TYPES, "")), key=len)
+        if name := re.split(r"[*?[]", name)[0].rstrip("-_./"):
+            return name
+    return "rows"
 
 
 def check_source(source: str, option: str, split: str = "train") -> None:

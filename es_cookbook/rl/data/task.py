@@ -46,7 +46,10 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import (
+    ON_BAD_ROW_DOC,
     TAGS,
+    OnBadRow,
+    Remarks,
     Row,
     chat_of,
     check_template,
@@ -84,8 +87,6 @@ from es_cookbook.rl.types import (
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 _NUM_TEST = 200
 """Most held-out rows where `num_test` does not say how many."""
-_MOST_NAMED = 3
-"""Rows that are named where more are told of."""
 
 
 @chz.chz
@@ -119,9 +120,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         default=32, doc="problems in a batch", metadata=formerly("batch")
     )
     seed: int = chz.field(default=0, doc="of the order of the training problems")
-    on_bad_row: Literal["refuse", "skip"] = chz.field(
-        default="refuse", doc="of a row that lacks what the task needs; skip: say so, and go on"
-    )
+    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
     max_prompt_tokens: int | None = chz.field(
         default=None, doc="longest prompt; None: any that leaves room for an answer"
     )
@@ -240,58 +239,42 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Those of the rows that are used; says how many do not fit, and names the first."""
         cuts = self.on_long_prompt == "truncate_left"
         whole = chz.replace(self, on_long_prompt="refuse") if cuts else self
-        found: list[ProblemGroupBuilder] = []
-        told: dict[str, list[str]] = {}
-        for keyed in rows:
-            problem, remarks = await self._fitted(keyed, whole, tokenizer)
-            found += [problem] if problem else []
-            for how, why in remarks.items():
-                where = keyed.row.where.removeprefix(f"{source}, ")
-                told.setdefault(how, []).append(f"{where}{why}")
-        if told:
-            said = "; ".join(
-                f"{len(names):,} {how} ({', '.join(names[:_MOST_NAMED])}"
-                f"{', …' if len(names) > _MOST_NAMED else ''})"
-                for how, names in told.items()
-            )
-            said = f"{source}: of {plural(len(rows), what)}, {said}"
-            if not found:
-                raise DataError(f"{said}; none is left")
-            say(said)
+        remarks = Remarks(source, self.on_bad_row)
+        fitted = [await self._fitted(keyed, whole, tokenizer, remarks) for keyed in rows]
+        found = [problem for problem in fitted if problem is not None]
+        remarks.say(len(rows), what, len(found))
         return found
 
     async def _fitted(
-        self, keyed: "_Keyed", whole: "RowDatasetBuilder", tokenizer: Tokenizer
-    ) -> tuple[ProblemGroupBuilder | None, dict[str, str]]:
-        """A row's problem, None if it is skipped, and what to say of such rows and of this one.
-
-        `whole` is the same data with prompts as they are.
-        """
-        most = self.max_prompt_tokens
+        self, keyed: "_Keyed", whole: "RowDatasetBuilder", tokenizer: Tokenizer, remarks: Remarks
+    ) -> ProblemGroupBuilder | None:
+        """A row's problem, None if it is skipped; `whole` is the same data with whole prompts."""
+        most, row = self.max_prompt_tokens, keyed.row
         try:
             problem = whole._built(keyed, tokenizer)
             length = 0 if most is None else await _num_tokens(problem)
         except DataError as error:
-            if self.on_bad_row == "refuse":
-                raise
-            why = str(error).splitlines()[0].removeprefix(f"{keyed.row.where}: ").partition(";")[0]
-            return None, {"unusable and skipped": f": {why}"}
-        remarks = dict.fromkeys(self._remarks(keyed.row), "")
-        if most is None or length <= most:
-            return problem, remarks
-        limit = plural(most, "token")
-        if self.on_long_prompt == "skip":
-            return None, {f"with a prompt above {limit} and skipped": f": {length}"}
-        if whole is not self:
-            problem = self._built(keyed, tokenizer)
-            if await _num_tokens(problem) <= most:
-                return problem, {**remarks, f"with a prompt cut to {limit}": f": {length}"}
-        cut = " and cannot be cut to it" if whole is not self else ""
-        raise keyed.row.error(
-            f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens={most}"
-            f"{cut}; dataset.on_long_prompt=skip leaves such rows out, and truncate_left cuts the "
-            "questions of a task"
-        )
+            remarks.bad(row.where, error)
+            return None
+        if most is not None and length > most:
+            if self.on_long_prompt == "skip":
+                how = f"with a prompt above {plural(most, 'token')} and skipped"
+                remarks.add(row.where, how, str(length))
+                return None
+            cuts = self.on_long_prompt == "truncate_left"
+            if cuts:
+                problem = self._built(keyed, tokenizer)
+            if not cuts or await _num_tokens(problem) > most:
+                cut = " and cannot be cut to it" if cuts else ""
+                raise row.error(
+                    f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
+                    f"{most}{cut}; dataset.on_long_prompt=skip leaves such rows out, and "
+                    "truncate_left cuts the questions of a task"
+                )
+            remarks.add(row.where, f"with a prompt cut to {plural(most, 'token')}", str(length))
+        for remark in self._remarks(row):
+            remarks.add(row.where, remark)
+        return problem
 
     def _remarks(self, row: Row) -> Iterable[str]:
         """What is to be said of rows such as this one; by default nothing."""
@@ -324,22 +307,16 @@ class RowDatasetBuilder(RLDatasetBuilder):
 
 
 @chz.chz
-class Task(RowDatasetBuilder):
-    """Rows that are asked by a template and scored by a function."""
+class ScoredRows(RowDatasetBuilder):
+    """Rows that are asked by a template, and whose answers are scored by a function."""
 
     prompt: str = chz.field(
-        default="{question}",
-        doc="what the model is asked: text with fields of the row in braces; a list of texts is "
-        "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
+        default="{question}", doc="what the model is asked: text with fields of the row in braces"
     )
     reward: Reward | RewardFunction = chz.field(
         meta_factory=REWARDS,
         doc="scores an answer: a shared reward, or my_module:function or "
         "path/to/script.py:function, which gets the text and the row",
-    )
-    system: str = chz.field(default="", doc="system message before the prompt; empty: none")
-    chat: bool = chz.field(
-        default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
     )
     gold: str | None = chz.field(
         default=None,
@@ -349,14 +326,6 @@ class Task(RowDatasetBuilder):
     full_reward: float | None = chz.field(
         default=1.0,
         doc="what a row's perfect answer must earn, where it has one; None: it is not scored",
-    )
-    prefill: str = chz.field(default="", doc=PREFILL_DOC)
-    stray_tags: Literal["keep", "strip"] = chz.field(
-        default="keep",
-        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
-    )
-    tag: str | None = chz.field(
-        default=None, doc="field of the row under whose values metrics are reported as well"
     )
 
     @chz.validate
@@ -370,6 +339,29 @@ class Task(RowDatasetBuilder):
         super().check()
         if isinstance(self.reward, Reward):
             self.reward.check()
+
+
+@chz.chz
+class Task(ScoredRows):
+    """Rows that are asked by a template and scored by a function."""
+
+    prompt: str = chz.field(
+        default="{question}",
+        doc="what the model is asked: text with fields of the row in braces; a list of texts is "
+        "shown as choices by letter, and a list of messages alone, as in {messages}, is a chat",
+    )
+    system: str = chz.field(default="", doc="system message before the prompt; empty: none")
+    chat: bool = chz.field(
+        default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
+    )
+    prefill: str = chz.field(default="", doc=PREFILL_DOC)
+    stray_tags: Literal["keep", "strip"] = chz.field(
+        default="keep",
+        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
+    )
+    tag: str | None = chz.field(
+        default=None, doc="field of the row under whose values metrics are reported as well"
+    )
 
     @override
     def key(self, row: Row) -> str:
@@ -516,7 +508,7 @@ Named: TypeAlias = dict[str, P]
 def load_splits(
     source: str,
     test_source: str | None,
-    read: Callable[[Row], P],
+    read: Callable[[Row], P | None],
     is_held_out: Callable[[P], bool],
     *,
     num_train: int,
@@ -527,7 +519,7 @@ def load_splits(
     Args:
         source: as for `load_rows`; the user's `dataset.source`.
         test_source: the same for the test; None holds problems out of `source`.
-        read: makes a problem of a row.
+        read: makes a problem of a row, or None to skip it.
         is_held_out: whether one of `source` is, a pure function of the problem.
         num_train: most training problems.
         num_test: most test problems; without a `test_source`, 0 trains on all.
@@ -535,14 +527,19 @@ def load_splits(
     Raises:
         DataError: A source or row that cannot be used, or a problem that is in both sources.
     """
-    problems = ((row.where, read(row)) for row in load_rows(source, option="dataset.source"))
+
+    def named(source: str, option: str, split: str) -> Iterator[tuple[str, P]]:
+        for row in load_rows(source, option=option, split=split):
+            if (problem := read(row)) is not None:
+                yield row.where, problem
+
+    problems = named(source, "dataset.source", "train")
     if test_source is None:
         return _hold_out(
             problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
         )
-    rows = load_rows(test_source, option="dataset.test_source", split="test")
     train = dict(islice(problems, num_train))
-    test = {row.where: read(row) for row in islice(rows, num_test)}
+    test = dict(islice(named(test_source, "dataset.test_source", "test"), num_test))
     names = {problem.key: name for name, problem in test.items()}
     for name, problem in train.items():
         if problem.key in names:

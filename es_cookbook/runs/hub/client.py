@@ -27,13 +27,13 @@ from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_
 from es_cookbook.common.servers.http import MOST_BYTES, NoReplyError
 from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, named, within
 from es_cookbook.common.terminal import plural
-from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, OPTIONS
 from es_cookbook.runs.history.store import read_history
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-RUN_FILES = (HISTORY, METRICS, CONFIG)
+RUN_FILES = (HISTORY, METRICS, CONFIG, OPTIONS)
 """What is pushed of a run directory. A generation's metrics are written before its history line, so
 in this order no generation is without them."""
 RUN_FOLDER = "run"

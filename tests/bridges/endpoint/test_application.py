@@ -16,9 +16,9 @@ from typing_extensions import override
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Translator
+from es_cookbook.bridges.endpoint.translator import Begun, Prompt, Translator
 from es_cookbook.common.errors import EngineError
-from es_cookbook.engines.base import Progress
+from es_cookbook.engines.base import Progress, Top
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
@@ -67,6 +67,13 @@ class Scripted(Speaker):
         if self.tells:
             progress.cached_tokens = 7
         return Action(tokens_T, text, "length" if is_cut else "stop", logprobs_T)
+
+    @override
+    async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        """The second token is not the most probable one."""
+        if not self.tells:
+            return await super().tops(tokens_T)
+        return [Top(-2.0, 70, -0.25), *(Top(-0.5, token, -0.5) for token in tokens_T[2:])]
 
     def prompt(self, turn: int = -1) -> str:
         return str(self.translator.tokenizer.decode(list(self.seen[turn].tokens_T)))
@@ -167,6 +174,24 @@ async def test_a_stream_comes_as_it_is_sampled() -> None:
     choices = [piece.choices[0] async for piece in stream]
     for at, text in enumerate(("Two", "1 < 2")):
         assert "".join(each.delta.content or "" for each in choices if each.index == at) == text
+
+
+def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    tokens_T = tokenizer.encode("It is 3, über alles: € 3.50 — 三. " * 20, add_special_tokens=False)
+    lengths: list[int] = []
+
+    def decode(tokens: Sequence[int], **options: Any) -> str:
+        lengths.append(len(tokens))
+        return str(type(tokenizer).decode(tokenizer, tokens, **options))
+
+    monkeypatch.setattr(tokenizer, "decode", decode)
+    begun = Begun(tokenizer, Prompt((1,)), Draw(stop=("4",)))
+    pieces = [begun.more(tokens_T[:length]) for length in range(1, len(tokens_T) + 1)]
+    assert "".join(pieces) == "It is 3, über alles: € 3.50 — 三. " * 20
+    assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
 
 
 async def test_nothing_of_a_call_is_streamed_as_text() -> None:
@@ -270,6 +295,42 @@ async def test_several_answers_and_prompts_have_their_own_numbers() -> None:
     await client.completions.create(model="centre", prompt=[tokens])
     assert speaker.seen[-1].tokens_T == tuple(tokens)
     assert speaker.seen[-1].max_tokens == 16  # as OpenAI's default
+
+
+async def test_a_prompt_is_echoed_with_what_harnesses_read_of_it() -> None:
+    client, speaker = asked("4", "4", "4")
+    speaker.tells = True
+    tokenizer = speaker.translator.tokenizer
+    prompts = [tokenizer.encode("2 + 2 ="), tokenizer.encode("so 2")]
+    most: Any = {"model": "centre", "prompt": prompts, "echo": True, "logprobs": 1}
+    found = await client.completions.create(**most, max_tokens=1)  # As lm-evaluation-harness asks.
+    for choice, prompt_T in zip(found.choices, prompts, strict=True):
+        texts = [tokenizer.decode([token]) for token in prompt_T]
+        assert choice.text == "".join(texts) + "4" and (told := choice.logprobs)
+        assert told.tokens == [*texts, "4"] and told.token_logprobs and told.top_logprobs
+        assert told.token_logprobs == [None, -2.0, *[-0.5] * (len(texts) - 1)]
+        other = tokenizer.decode([70])
+        assert told.top_logprobs[:3] == [None, {texts[1]: -2.0, other: -0.25}, {texts[2]: -0.5}]
+        assert told.text_offset == [len("".join(told.tokens[:at])) for at in range(len(texts) + 1)]
+    # Without an answer, and without numbers.
+    most["prompt"] = "2 + 2 ="
+    alone = await client.completions.create(**most, max_tokens=0)
+    (choice,) = alone.choices
+    assert choice.text == "2 + 2 =" and choice.logprobs and choice.logprobs.tokens
+    assert len(choice.logprobs.tokens) == len(prompts[0]) and alone.usage
+    assert (choice.finish_reason, alone.usage.completion_tokens) == ("length", 0)
+    plain = await client.completions.create(model="centre", prompt="2 + 2 =", echo=True)
+    assert (plain.choices[0].text, plain.choices[0].logprobs) == ("2 + 2 =4", None)
+    speaker.tells = False
+    for wrong, said in (
+        ({}, "echo goes without logprobs here"),
+        ({"logprobs": 2}, "logprobs must be 0, or 1 with echo=true"),
+        ({"echo": False}, "logprobs must be 0, or 1 with echo=true"),
+        ({"stream": True}, "echo goes with stream=false alone"),
+        ({"echo": False, "logprobs": None}, "max_tokens must be from 1 to"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            await client.completions.create(**most | {"max_tokens": 0} | wrong)
 
 
 @pytest.mark.parametrize(

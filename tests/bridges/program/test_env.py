@@ -522,26 +522,7 @@ def add(a: int, b: int) -> int:
 result = agent.run_sync(json.load(sys.stdin)["question"])
 print(json.dumps({"answer": result.output}))
 """
-SMOLAGENTS = """
-import json, os, sys
-from smolagents import OpenAIServerModel, ToolCallingAgent, tool
-
-@tool
-def add(a: int, b: int) -> int:
-    \"\"\"Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    \"\"\"
-    return a + b
-
-url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
-model = OpenAIServerModel("gpt-4o", api_base=url, api_key=key)
-agent = ToolCallingAgent(tools=[add], model=model)
-with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
-    json.dump({"answer": str(agent.run(json.load(sys.stdin)["question"]))}, file)
-"""
+SMOLAGENTS = Path(__file__).parents[3] / "recipes" / "smolagents_agent.py"
 
 
 @pytest.mark.parametrize(
@@ -553,10 +534,11 @@ with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
     ],
 )
 async def test_an_agent_of_others_works_as_it_is(
-    tmp_path: Path, code: str, *, enclosed: bool
+    tmp_path: Path, code: str | Path, *, enclosed: bool
 ) -> None:
     path = tmp_path / "agent.py"
-    path.write_text(code)
+    path.write_text(code if isinstance(code, str) else code.read_text())
+    as_worker = {} if isinstance(code, str) else {"rows_at_once": 1}
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     final = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "3"}}\n</tool_call>'
 
@@ -569,7 +551,7 @@ async def test_an_agent_of_others_works_as_it_is(
 
     seen = (tmp_path,) if enclosed else ()
     words = sys.executable, str(path)
-    made = problem(tmp_path, "", reward=Number(), words=words, sandbox=seen)
+    made = problem(tmp_path, "", reward=Number(), words=words, sandbox=seen, **as_worker)
     groups, _ = await run([made], say, GENOMES[:1], rollout_timeout=60)
     assert only(groups).reward == 1
     assert len(only(groups).transitions) == 2

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import chz
 import pytest
 
 from es_cookbook.baselines.small_model import build_tokenizer
@@ -11,6 +12,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.logic import errors
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
 from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
@@ -119,6 +121,26 @@ async def test_batches_move_from_the_first_level_to_the_last() -> None:
     later = [builder.name for builder in train.get_batch(30)]
     fresh, _ = await build(levels=(0, 2, 4), shift=8, problems_per_generation=6, num_test=9)
     assert later == [builder.name for builder in fresh.get_batch(30)]
+
+
+async def test_batches_of_a_mixture_move_over_the_levels_too() -> None:
+    given = {"num_train": 40, "num_test": 4, "levels": (0, 2), "shift": 4}
+    logic = Part(dataset=LogicDatasetBuilder(**given), tag="gcd", weight=3)  # pyright: ignore
+    sums = Part(dataset=LogicDatasetBuilder(num_train=20, num_test=4), weight=1)
+    mixture = Mixture(parts=(logic, sums), problems_per_generation=8)
+    train = (await mixture(build_tokenizer(ASCII))).train
+    counts = [Counter(each.tags for each in train.get_batch(generation)) for generation in range(6)]
+    easy, hard = ("gcd", "level0"), ("gcd", "level2")
+    assert [(found[easy], found[hard], found[()]) for found in counts] == [
+        (6, 0, 2),
+        *((found[easy], 6 - found[easy], 2) for found in counts[1:4]),
+        *[(0, 6, 2)] * 2,
+    ]
+    assert 6 > counts[1][easy] > counts[3][easy] > 0
+    with pytest.raises(ConfigError, match=r"part gcd: has a schedule of its own \(dataset.shift\)"):
+        await chz.replace(mixture, parts=(chz.replace(logic, weight=None),), order="balanced")(
+            build_tokenizer(ASCII)
+        )
 
 
 async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:

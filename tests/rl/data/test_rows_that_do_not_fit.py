@@ -64,7 +64,7 @@ def asked(datasets: Datasets) -> list[str]:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    monkeypatch.setattr("es_cookbook.rl.data.task.say", found.append)
+    monkeypatch.setattr("es_cookbook.rl.data.rows.say", found.append)
     return found
 
 

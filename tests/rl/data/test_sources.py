@@ -87,6 +87,19 @@ def test_every_kind_of_file_has_the_same_rows(tmp_path: Path, name: str) -> None
     assert label_of(f"{path}[1:]") == name.partition(".")[0]
 
 
+@pytest.mark.parametrize(
+    ("source", "label"),
+    [
+        ("data/*.jsonl", "data"),
+        ("train-*.parquet", "train"),
+        ("a/b/**/*.csv.gz", "b"),
+        ("*.jsonl,more.csv", "rows"),
+    ],
+)
+def test_a_pattern_is_called_by_what_is_certain_of_it(source: str, label: str) -> None:
+    assert label_of(source) == label
+
+
 def test_several_files_patterns_and_parts(tmp_path: Path) -> None:
     names = ("b.jsonl", "a.parquet", "c.csv")
     a, b, c = sorted(written(tmp_path / name) for name in names)
@@ -214,6 +227,9 @@ def test_a_part_of_a_set_is_read_without_downloading_the_rest(
     hub.repositories["datasets/me/many"] = Repository(False, shards)
     assert fields("me/many[:2]") == ROWS[:2]
     assert sum("resolve" in each and "train-" in each for each in hub.requests) < 6
+    asked = len(hub.requests)
+    check_source("me/many[:2]", "source")
+    assert len(hub.requests) == asked, "it is open already"
     assert not list((tmp_path / "datasets").rglob("*.arrow"))
     assert len(fields("me/many")) == 20 * 1200
 

@@ -31,7 +31,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Batch,
 )
 from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
-from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs
+from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.attention import STEP
 
@@ -187,9 +187,13 @@ class FlatForward(Forward):
         self._prefixes.computed(leases, self)
         self._count(of_genomes, leases)
         self._give_back(works)
-        scores = token_logprobs(logits, torch.tensor(targets, device=self.device))
+        tokens = torch.tensor(targets, device=self.device)
+        scores = token_logprobs(logits, tokens)
         sizes = [len(work.sequence) - work.num_prompt for work in of_genomes]
         of_works = dict(zip(of_genomes, scores.split(sizes), strict=True))
+        for work, *given in zip(of_genomes, logits.split(sizes), tokens.split(sizes), strict=True):
+            if work.wants_tops:
+                of_works[work] = tops(*given)
         return [of_works[work] for work in works]
 
     def _give_back(self, works: Sequence[Work]) -> None:

@@ -31,7 +31,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
     Path,
     PopulationModel,
 )
-from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs
+from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops
 from es_cookbook.engines.torch.forward.work_queue import Work
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
@@ -196,7 +196,9 @@ class OwnForward(Forward):
         module = self._module if self._path.elastic else _shell(self._model)
         logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
         return {
-            rows[b]: token_logprobs(logits[b, -n - 1 : -1], tokens_B_L[b, -n:])
+            rows[b]: (tops if rows[b].wants_tops else token_logprobs)(
+                logits[b, -n - 1 : -1], tokens_B_L[b, -n:]
+            )
             for b, n in continuations.items()
         }
 

@@ -251,7 +251,10 @@ class Forward(Admission, ABC):
 
     @abstractmethod
     def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
-        """Log-probabilities of the continuations of logprobs requests; slots stay as they are."""
+        """Log-probabilities of the continuations of logprobs requests, or their `tops`.
+
+        Slots stay as they are.
+        """
 
 
 _PURPOSE_KEY = derive_seed(0, "token uniforms")
@@ -316,6 +319,13 @@ def _drawn(
     cumulative = mass.cumsum(dim=-1)
     picked = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True).flatten()
     return picked.clamp(max=logits_B_V.shape[-1] - 1)
+
+
+def tops(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
+    """One token a row as `Top` has it: (B, 3)."""
+    best_B = logits_B_V.argmax(dim=-1)
+    logprobs = token_logprobs(logits_B_V, tokens_B), token_logprobs(logits_B_V, best_B)
+    return torch.stack([logprobs[0], best_B.float(), logprobs[1]], dim=1)  # Exact below 2 ** 24.
 
 
 def token_logprobs(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:

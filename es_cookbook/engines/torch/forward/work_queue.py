@@ -45,6 +45,11 @@ class Work:
         return len(self.request.observation.tokens_T)
 
     @property
+    def wants_tops(self) -> bool:
+        """The most probable tokens are asked as well."""
+        return isinstance(self.request, LogprobsRequest) and self.request.tops
+
+    @property
     def who(self) -> Hashable:
         """Whose answers it asks for, of all that an engine hosts."""
         return self.request.target
