@@ -5,7 +5,6 @@ may name files of the set alone, and no code of a set is run.
 """
 
 import dataclasses
-import functools
 import json
 import logging
 import re
@@ -99,15 +98,9 @@ def opened_set(source: NamedSet, option: str, split: str) -> OpenedSet:
     Raises:
         DataError: There is none, or no such configuration or split.
     """
-    if not source.is_directory:
-        return _of_hub(source, option, split, endpoint())
-    with reading(source.name, _unreadable_sets):
-        return _saved(source, split) or _built(source, split)
-
-
-@functools.lru_cache(maxsize=8)  # A run checks its data, and reads them some times.
-def _of_hub(source: NamedSet, option: str, split: str, _endpoint: str) -> OpenedSet:
-    if unavailable := _why_unavailable(source.name):
+    if source.is_directory and (saved := _saved(source, split)):
+        return saved
+    if not source.is_directory and (unavailable := _why_unavailable(source.name)):
         return _cached_set(source, option, split, unavailable)
     with reading(source.name, _unreadable_sets):
         return _built(source, split)

@@ -1,5 +1,7 @@
 """Search spaces of quantised checkpoints: what a term does to factors, offsets and codes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,7 @@ WEIGHT = QuantisedWeight(
     codes=torch.arange(32, dtype=torch.uint8).view(4, 8) % 16,
     scales=torch.tensor([[0.5, 2.0]] * 4, dtype=torch.bfloat16),
     zeros=torch.tensor([[0, 8], [3, 15], [1, 1], [7, 8]], dtype=torch.int16),
+    row_of_output=torch.arange(4),
     group_of_input=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
     bits=4,
 )
@@ -56,7 +59,7 @@ def test_a_space_has_the_parameters_of_its_kind(
 
 @pytest.mark.parametrize("builder", [FullRank(), LowRank(), FullRank(exclude=("a*",))])
 def test_weights_that_are_quantised_are_not_moved_as_such(builder: FullRank | LowRank) -> None:
-    with pytest.raises(ConfigError, match=r"weight is quantised to 4 bits; accepted are quant_sca"):
+    with pytest.raises(ConfigError, match=r"weight is quantised to 4 bits; accepted are adapter"):
         builder(INFOS)
 
 
@@ -67,7 +70,7 @@ def test_patterns_that_match_nothing_are_refused() -> None:
 
 def test_a_weight_is_code_less_zero_times_scale() -> None:
     assert WEIGHT.dequantised()[1].tolist() == [2.5, 3.0, 3.5, 4.0, -6.0, -4.0, -2.0, 0.0]
-    symmetric = QuantisedWeight(WEIGHT.codes, WEIGHT.scales, None, WEIGHT.group_of_input, 4)
+    symmetric = dataclasses.replace(WEIGHT, zeros=None)
     assert symmetric.dequantised()[0].tolist() == [-4, -3.5, -3, -2.5, -8, -6, -4, -2]
 
 
@@ -82,9 +85,7 @@ def test_scales_are_multiplied_and_rounded_to_what_is_stored() -> None:
 def test_zero_points_move_by_whole_numbers_within_their_range() -> None:
     offsets = torch.tensor([[-0.2, 0.05], [0.07, 0.2], [2.0, -2.0], [0.0, -0.0625]])
     assert WEIGHT.moved({"zeros": offsets}).zeros.tolist() == [[0, 8], [4, 15], [15, 0], [7, 8]]
-    least_1 = QuantisedWeight(
-        WEIGHT.codes, WEIGHT.scales, WEIGHT.zeros, WEIGHT.group_of_input, 4, least_zero=1
-    )
+    least_1 = dataclasses.replace(WEIGHT, least_zero=1)
     assert least_1.moved({"zeros": offsets}).zeros[2].tolist() == [16, 1]
 
 
