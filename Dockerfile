@@ -5,6 +5,9 @@
 #     docker run --rm --gpus all --ipc host --volume "$PWD/runs:/workspace/runs" es-cookbook countdown
 #
 # CUDA itself is in the wheels of torch; the host needs NVIDIA's driver and container toolkit.
+#
+# Debian keeps one version of a package, so none is named:
+# hadolint global ignore=DL3008
 
 FROM python:3.11-slim AS base
 # bubblewrap is the sandbox for model-written code. A container must be allowed to make namespaces to use it.

@@ -68,6 +68,7 @@ lint: $(VENV)/.installed-dev
 	$(PY) -m ruff check .
 	$(PY) -m pyright --project pyproject.toml --pythonpath $(PY)
 	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/hadolint Dockerfile
 
 format: $(VENV)/.installed-dev
 	$(PY) -m ruff format .

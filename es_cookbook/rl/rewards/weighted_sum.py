@@ -13,7 +13,7 @@ normalised.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 import chz
 from typing_extensions import override
@@ -29,6 +29,8 @@ from es_cookbook.rl.rewards.base import (
     reward_and_metrics,
 )
 
+_T = TypeVar("_T")
+
 _PARTS = {
     name: cast("type[Reward]", resolve(target))
     for name, target in REWARD_NAMES.items()
@@ -38,7 +40,16 @@ ROW_FIELD = "reward"
 """Where a row names its own rewards."""
 
 
+def _with_parts(cls: type[_T]) -> type[_T]:
+    """Adds each reward's options, as a field of its name."""
+    cls.__annotations__ = {**cls.__annotations__, **_PARTS}
+    for name, part in _PARTS.items():
+        setattr(cls, name, chz.field(default_factory=part, doc=f"options of the reward {name}"))
+    return cls
+
+
 @chz.chz
+@_with_parts
 class WeightedSum(Reward):
     """Σ weight · reward over some of the shared rewards.
 
@@ -54,12 +65,6 @@ class WeightedSum(Reward):
     )
     weights: tuple[float, ...] = chz.field(
         default=(), doc="one for each of the rewards; none: 1 each, as for those a row names alone"
-    )
-    # Each reward's options, as a field of its name.
-    __annotations__.update(_PARTS)
-    vars().update(
-        (name, chz.field(default_factory=part, doc=f"options of the reward {name}"))
-        for name, part in _PARTS.items()
     )
 
     @chz.validate

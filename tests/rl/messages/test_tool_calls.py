@@ -1,5 +1,6 @@
 """What is read as a call, and what is told to the model instead."""
 
+import sys
 from typing import get_args
 
 import pytest
@@ -71,7 +72,7 @@ def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) 
         ('{"name": "add", "arguments": {"a": NaN}}', "is damaged: NaN is no JSON"),
         ('{"name": "add", "arguments": {"a": [1e999]}}', "has a number that is too large"),
         ('{"name": "a", "arguments": {"a": ' + "9" * 5000 + "}}", "has a number with too many"),
-        ("[" * 15_000, "is nested too deeply"),
+        ("[" * 15_000, "is no JSON" if sys.version_info >= (3, 14) else "is nested too deeply"),
         (" " * 30_000, "has 30000 characters; at most 20000 are read"),
     ],
 )

@@ -35,7 +35,7 @@ from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_lo
 from es_cookbook.engines.torch.forward.work_queue import Work
 
 _OfRows: TypeAlias = Callable[[Sequence[torch.Tensor]], torch.Tensor]
-_CACHES = ("past_key_values", "cache_params", "state", "mems")
+_CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
 """What models call their cache, as an argument and in what they return."""
 
 
@@ -281,7 +281,7 @@ def _inputs(
         inputs |= {name: cache, "input_ids": tokens_B_L[:, -1:]}
         if "position_ids" in inputs:
             inputs["position_ids"] = cast(torch.Tensor, inputs["position_ids"])[:, -1:]
-    elif name == "past_key_values" and caches and not path.elastic:
+    elif name in ("cache", "past_key_values") and caches and not path.elastic:
         # Models that keep some of their state in their modules make no cache by themselves.
         inputs[name] = DynamicCache(config=module.config)
     return {key: value for key, value in inputs.items() if key in takes}
