@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,11 +109,17 @@ def warm_vllm() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def programs() -> Iterator[Programs]:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
     """Programs in processes of their own that start in a moment."""
-    started = Programs()
+    started = Programs(tmp_path_factory.mktemp("programs"))
     yield started
     started.close()
+
+
+@pytest.fixture
+def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do programs that the package starts."""
+    monkeypatch.setattr(sys, "executable", str(programs.python))
 
 
 @pytest.fixture(scope="session")

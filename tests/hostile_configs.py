@@ -240,6 +240,14 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
     }
 
 
+NOT_LOADED = (
+    *("es_cookbook.engines.vllm.", "es_cookbook.__main__"),
+    # These import what takes seconds, and would be seen if a config had them imported.
+    *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
+    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("env", "library", "tools")),
+    *(f"es_cookbook.commands.{name}" for name in ("evaluate.inspect_m", "prepare.distilabel_p")),
+)
+"""Beginnings of names of modules that are not imported beforehand."""
 _RUNS = {
     "exec",
     "compile",
@@ -257,7 +265,7 @@ def main(directory: Path) -> Mapping[str, object]:
 
     for module in pkgutil.walk_packages(es_cookbook.__path__, "es_cookbook."):
         with contextlib.suppress(ImportError):
-            if not module.name.startswith(("es_cookbook.engines.vllm.", "es_cookbook.__main__")):
+            if not module.name.startswith(NOT_LOADED):
                 importlib.import_module(module.name)
     importlib.import_module("es_cookbook.engines.vllm.engine")
     os.chdir(directory)

@@ -3,7 +3,9 @@
 Every group of inputs of an output gets the scale at which its largest weight is the largest code,
 and each weight the nearest code: no data, no calibration. GPTQ (arXiv:2210.17323) and AWQ
 (arXiv:2306.00978) lose less at 4 bits, and need both. Layers are packed and the config is written
-by the library `compressed-tensors` itself, in its format `pack-quantized`.
+by the library `compressed-tensors` itself, in its format `pack-quantized`; floats of 8 bits in
+`float-quantized`, as llm-compressor's FP8_DYNAMIC: vLLM rounds each token's activations too, which
+has kernels on more processors than weights alone, and the torch engine does not.
 
 What that cost is measured on texts of the model's own: from random first tokens it samples the
 rest, as LLM-QAT (arXiv:2305.17888) makes its data. The copy is read again from the disk for it.
@@ -26,13 +28,14 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import linear_weights
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
-from es_cookbook.checkpoints.quantised import is_quantised
+from es_cookbook.checkpoints.quantised_files import is_quantised
 from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import matching
 
 if TYPE_CHECKING:
     from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationArgs
 
 Dtype: TypeAlias = Literal["auto", "float16", "bfloat16", "float32"]
 TEXTS, LENGTH = 16, 32
@@ -63,6 +66,7 @@ def write_rounded(
     output: Path,
     *,
     bits: int = 4,
+    number: Literal["int", "float"] = "int",
     group_size: int | None = 32,
     symmetric: bool = True,
     dtype: Dtype = "auto",
@@ -74,6 +78,7 @@ def write_rounded(
         model_name: directory or Hub name.
         output: directory to make.
         bits: of a code.
+        number: what a code is.
         group_size: inputs that share a scale; None: all of an output.
         symmetric: no zero points: codes reach as far below zero as above.
         dtype: of scales and of what is not rounded; auto: the model's, but bfloat16 for float32,
@@ -86,6 +91,8 @@ def write_rounded(
     """
     if find_spec("compressed_tensors") is None:  # Before minutes are spent.
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationType
+
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
@@ -95,7 +102,13 @@ def write_rounded(
     expected = _log_probabilities(model, tokens)
     before = _num_bytes(model)
     model.to(_dtype(model, dtype))  # pyright: ignore[reportArgumentType]
-    compressor = _compress(model, rounded, bits, symmetric, group_size)
+    arguments = QuantizationArgs(
+        num_bits=bits,
+        type=QuantizationType(number),
+        symmetric=symmetric,
+        group_size=group_size or -1,
+    )
+    compressor = _compress(model, rounded, arguments)
     with whole_directory(output) as directory:
         with no_progress_bar():
             model.save_pretrained(directory)
@@ -142,9 +155,7 @@ def _layers(
 def _compress(
     model: PreTrainedModel,
     layers: Mapping[str, nn.Linear],
-    bits: int,
-    symmetric: bool,
-    group_size: int | None,
+    arguments: "QuantizationArgs",
 ) -> "ModelCompressor":
     """Replace the layers' weights, in place, by codes and scales."""
     from compressed_tensors.compressors import ModelCompressor
@@ -155,28 +166,35 @@ def _compress(
         QuantizationConfig,
         QuantizationScheme,
         QuantizationStatus,
+        QuantizationStrategy,
+        QuantizationType,
         apply_quantization_config,
     )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=group_size or -1)
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    form, inputs = CompressionFormat.pack_quantized, None
+    if arguments.type == QuantizationType.FLOAT:
+        form = CompressionFormat.float_quantized
+        inputs = QuantizationArgs(
+            num_bits=8, type=arguments.type, strategy=QuantizationStrategy.TOKEN, dynamic=True
+        )
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
     others = [
         name for name, m in model.named_modules() if type(m) is nn.Linear and name not in layers
     ]
     settings = QuantizationConfig(config_groups={"group_0": scheme}, ignore=others)
     apply_quantization_config(model, settings)
     for layer in layers.values():
-        groups = layer.weight.float().unflatten(1, (-1, group_size or layer.in_features))
+        size = layer.in_features if arguments.group_size in (None, -1) else arguments.group_size
+        groups = layer.weight.float().unflatten(1, (-1, size))
         scales, zeros = calculate_qparams(groups.amin(2), groups.amax(2), arguments)
         layer.get_parameter("weight_scale").copy_(scales)
-        if not symmetric:
+        if not arguments.symmetric:
             layer.get_parameter("weight_zero_point").copy_(zeros)
-    packed = CompressionFormat.pack_quantized
-    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=packed.value)
+    compressor = ModelCompressor.from_pretrained_model(model, quantization_format=form.value)
     assert compressor.quantization_config is not None
     for layer in layers.values():
-        compress_module(layer, packed)  # `compress_model` does the same under a progress bar.
+        compress_module(layer, form)  # `compress_model` does the same under a progress bar.
     compressor.quantization_config.quantization_status = QuantizationStatus.COMPRESSED
     return compressor
 

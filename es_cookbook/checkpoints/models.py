@@ -35,13 +35,15 @@ from es_cookbook.checkpoints.model_files import (
     weight_paths,
 )
 from es_cookbook.checkpoints.quantised import (
-    QuantisedCheckpoint,
     QuantisedWeight,
     QuantLinear,
-    is_quantised,
     parameter_name,
-    quantised_checkpoint,
     quantised_layers,
+)
+from es_cookbook.checkpoints.quantised_files import (
+    QuantisedCheckpoint,
+    is_quantised,
+    quantised_checkpoint,
 )
 from es_cookbook.checkpoints.tensors import (
     ReadTensors,
@@ -143,10 +145,21 @@ def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTr
         ModelError: As `load_architecture`, or what should be quantised is not, is in an unknown
             format or of another architecture.
     """
-    architecture = load_architecture(model_name)
     if search_space.moves_quantised:
-        checkpoint = quantised_checkpoint(model_name)
-        _make_quantised(architecture, {c: checkpoint.outline(c) for c in checkpoint.layers})
+        return quantised_architecture(model_name)
+    return load_architecture(model_name)
+
+
+def quantised_architecture(model_name: str) -> PreTrainedModel:
+    """`load_architecture` of a quantised checkpoint, with its quantised layers as such.
+
+    Raises:
+        ModelError: As `load_architecture`, or what should be quantised is not, is in an unknown
+            format or of another architecture.
+    """
+    architecture = load_architecture(model_name)
+    checkpoint = quantised_checkpoint(model_name)
+    _make_quantised(architecture, {c: checkpoint.outline(c) for c in checkpoint.layers})
     return architecture
 
 

@@ -12,6 +12,7 @@ traceback: that is a bug.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -453,17 +454,26 @@ def _elsewhere(
             choices = [(f"{option.path}.", "")]
         for choice, text in choices:
             chosen = [*before, f"{choice}={text}"] if text else before
+            with_it = {**given, choice: text}
+            own = [item for item in with_it.items() if f"{item[0]}.".startswith(f"{option.path}.")]
             try:
-                with_it = {**given, choice: text}
-                part, values = part_of(option.field, option.path, with_it, MISSING, kept)
-                found = each_option(part, option.path + ".", with_it, values, kept) if part else ()
-                inside = {each.path: each for each in found}
+                inside = _options_inside(option.field, option.path, tuple(own), kept)
             except OptionError:
                 continue
             if inside:
                 yield chosen, inside
                 if not before:
                     yield from _elsewhere(inside.values(), with_it, kept, chosen)
+
+
+@functools.cache
+def _options_inside(
+    field: Field, path: str, own: Sequence[tuple[str, str]], kept: bool
+) -> Mapping[str, Option]:
+    """The options of the part that a field holds with these of its own."""
+    part, values = part_of(field, path, dict(own), MISSING, kept)
+    found = each_option(part, f"{path}.", dict(own), values, kept) if part else ()
+    return {each.path: each for each in found}
 
 
 def _kept(part: object, prefix: str, given: Mapping[str, str]) -> dict[str, object]:

@@ -27,7 +27,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.quantised import quantised_parameters
+from es_cookbook.checkpoints.quantised_files import quantised_parameters
 from es_cookbook.checkpoints.snapshots import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
 from es_cookbook.common.cores import num_cores

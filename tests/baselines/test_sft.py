@@ -206,6 +206,7 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
         main(interrupted)
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
 def test_checkpoints_are_tracked_pushed_and_measured(
     tiny_model: Callable[[str], Path],

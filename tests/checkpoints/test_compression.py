@@ -82,6 +82,23 @@ async def test_the_quantised_spaces_evolve_the_bundled_model(
         await engine.close()
 
 
+def test_floats_of_eight_bits_have_a_scale_for_each_output(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"bits": 8, "number": "float", "group_size": None, "dtype": "float32"}
+    write_rounded(str(tiny_model("llama")), tmp_path / "copy", **how)
+    original = load_causal_lm(str(tiny_model("llama")), "auto", CPU)
+    found = load_causal_lm(str(tmp_path / "copy"), "auto", CPU)
+    layers = dict(quantised_layers(found))
+    assert len(layers) == 2 * 7
+    for name, weight in layers.items():
+        assert weight.codes.dtype == torch.float8_e4m3fn and weight.scales.shape[1] == 1
+        before = original.get_parameter(f"{name}.weight")
+        # Three bits after the first: half of the last is a sixteenth, of small ones half the least.
+        most = (before.abs() / 16).maximum(weight.scales * 2**-10) * 1.001
+        assert ((found.get_parameter(f"{name}.weight") - before).abs() <= most).all()
+
+
 def test_more_bits_and_smaller_groups_lose_less(tmp_path: Path) -> None:
     copies = [
         write_rounded(str(BUNDLED_MODEL), tmp_path / str(i), bits=bits, group_size=size)

@@ -105,6 +105,7 @@ def test_a_mistake_is_one_sentence_before_anything_runs(
     assert not list(tmp_path.glob("all/*/history.jsonl"))
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
 def test_it_trains_the_recipe_and_leaves_tables(tmp_path: Path) -> None:
     done = typed(

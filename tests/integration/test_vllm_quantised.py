@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints.compression import write_rounded
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
@@ -15,7 +15,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.quantised import QuantScales
 from tests.integration.vllm_models import make_vllm_model
-from tests.quantised_models import How, quantise
+from tests.quantised_models import ByLibrary, How, quantise
 
 pytestmark = [
     pytest.mark.xdist_group("vllm"),
@@ -26,6 +26,14 @@ pytestmark = [
 needs_product = pytest.mark.skipif(
     not has_quantised_product(), reason="vLLM multiplies quantised weights with AVX-512 only"
 )
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+MADE = {
+    "gptq": How("gptq", group=32),
+    "awq": How("awq", group=32, symmetric=False),
+    "8-bit activations": ByLibrary(
+        "int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}
+    ),
+}
 STEP = Step((Term(5, 0.3),))
 GENOMES_G = (Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),)))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1)
@@ -57,13 +65,13 @@ async def test_a_processor_without_the_product_is_told_before_vllm_starts(
 
 
 @needs_product
-@pytest.mark.parametrize("made_by", ["gptq", "the command quantise"])
+@pytest.mark.parametrize("made_by", [*MADE, "the command quantise"])
 async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     tmp_path: Path, made_by: str
 ) -> None:
     model, quantised = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "quantised"
-    if made_by == "gptq":
-        quantise(model, quantised, tmp_path / "dequantised", How("gptq", group=32))
+    if made_by in MADE:
+        quantise(model, quantised, tmp_path / "dequantised", MADE[made_by])
     else:
         write_rounded(str(model), quantised, bits=4, group_size=32)
     engine = await TorchEngineBuilder()(model_name=str(quantised), search_space=QuantScales())
@@ -82,9 +90,46 @@ async def test_what_the_torch_engine_evolved_is_a_base_for_adapters_in_vllm(
     assert fingerprint == narrow[0] == exact[0], "the centre is the adapter's factors alone"
     off, torch_off = ((each - exact[1]).abs().mean(1) for each in (found, narrow[1]))
     apart = (exact[1][0] - exact[1][1:]).abs().mean(1)
-    # vLLM computes in 16 bits throughout, and is up to 0.27 off; the torch engine up to 0.14.
-    assert off.max() < 0.35 and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
+    # vLLM computes in 16 bits throughout, and is up to 0.27 off, where it rounds activations to 8
+    # bits too 0.38; the torch engine up to 0.15.
+    limit = 0.5 if made_by == "8-bit activations" else 0.35
+    assert off.max() < limit and torch_off.max() < 0.2 and apart.min() > 1, (off, torch_off, apart)
     _, before = await answers(TorchEngineBuilder(), quantised)
     base = TARGETS.index("base")
     assert (found - narrow[1])[base].abs().mean() < 0.15, "16-bit arithmetic, twice"
     assert (before - narrow[1])[base].abs().mean() > 0.5, "and it did evolve"
+
+
+@needs_product
+async def test_adapters_over_floats_of_eight_bits_answer_as_in_the_torch_engine(
+    tmp_path: Path,
+) -> None:
+    model, path = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "fp8"
+    write_rounded(str(model), path, bits=8, number="float", group_size=None)
+    fingerprint, found = await answers(VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05), path)
+    expected = await answers(TorchEngineBuilder(dtype="float32"), path)
+    assert fingerprint == expected[0]
+    off = (found - expected[1]).abs().mean(1)
+    apart = (expected[1][0] - expected[1][1:]).abs().mean(1)
+    # vLLM computes in 16 bits, and rounds activations to 8.
+    assert off.max() < 0.45 and apart.min() > 1, (off, apart)
+
+
+@needs_product
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (How("gptq", group=32, shuffled=True), r"desc_act=True\) is no longer supported"),
+        (How("gptq", group=32, symmetric=False), "bits=4, sym=False"),
+    ],
+)
+async def test_what_vllm_does_not_read_is_told_with_its_reason(
+    tmp_path: Path, how: How, said: str
+) -> None:
+    model = make_vllm_model("qwen2", tmp_path / "model")
+    quantise(model, tmp_path / "quantised", tmp_path / "dequantised", how)
+    told = f"a quantised model, which engine=torch may read: .*{said}"
+    with pytest.raises(EngineError, match=told):
+        await VLLMEngineBuilder(kv_cache_gib=0.05)(
+            model_name=str(tmp_path / "quantised"), search_space=Adapter(rank=4)
+        )

@@ -26,6 +26,7 @@ def test_an_env_of_ones_own_trains(tmp_path: Path, programs: Programs) -> None:
     assert rows[0]["progress/tokens"] > 54 * 4, "more than one turn of at most four tokens"
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
 def test_a_sweep_tries_every_combination_and_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,11 @@
     python -m es_cookbook quantise model_name=Qwen/Qwen2.5-0.5B-Instruct output=quantised
     python -m es_cookbook train model_name=quantised search_space=quant_scales ...
 
+Floats of 8 bits (FP8) are a base for adapters:
+
+    python -m es_cookbook quantise ... number=float bits=8 group_size=None output=fp8
+    python -m es_cookbook train model_name=fp8 search_space=adapter ...
+
 `es_cookbook.checkpoints.compression` says how it rounds; vLLM and transformers read it too.
 """
 
@@ -14,7 +19,11 @@ import chz
 from es_cookbook.commands.options import new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural, say, show_bytes
+
+FP8 = (8, None, True)
+"""Bits, group size, and that there are no zero points."""
 
 
 @chz.chz
@@ -24,6 +33,9 @@ class QuantiseConfig:
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     output: str = chz.field(doc="directory to create; must not exist")
     bits: Literal[4, 8] = chz.field(default=4, doc="bits per weight")
+    number: Literal["int", "float"] = chz.field(
+        default="int", doc="float: FP8 (e4m3), which needs bits=8 group_size=None"
+    )
     group_size: int | None = chz.field(
         default=32, doc="number of inputs that share a scale; None: one scale per output"
     )
@@ -42,6 +54,11 @@ class QuantiseConfig:
     @chz.validate
     def _valid(self) -> None:
         check_range(self, "group_size", at_least=2)
+        if self.number == "float" and (self.bits, self.group_size, self.symmetric) != FP8:
+            raise ConfigError(
+                "number=float is FP8, with one scale per output and no zero points: it needs "
+                "bits=8 group_size=None symmetric=True"
+            )
 
 
 def main(config: QuantiseConfig) -> None:
@@ -52,7 +69,8 @@ def main(config: QuantiseConfig) -> None:
         ModelError: The model cannot be read, or is quantised already.
     """
     output = new_output(config.output)
-    say(f"rounding {config.model_name} to {config.bits} bits")
+    floats = "floats of " if config.number == "float" else ""
+    say(f"rounding {config.model_name} to {floats}{config.bits} bits")
     # torch, which the options do without.
     from es_cookbook.checkpoints.compression import LENGTH, TEXTS, write_rounded
 
@@ -61,6 +79,7 @@ def main(config: QuantiseConfig) -> None:
         config.model_name,
         output,
         bits=config.bits,
+        number=config.number,
         group_size=config.group_size,
         symmetric=config.symmetric,
         dtype=config.dtype,

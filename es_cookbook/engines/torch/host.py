@@ -26,7 +26,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.quantised import is_quantised
+from es_cookbook.checkpoints.quantised_files import is_quantised
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import (
     Engine,

@@ -22,9 +22,9 @@ from es_cookbook.checkpoints.quantised import (
     Kind,
     QuantisedWeight,
     parameter_name,
-    quantised_checkpoint,
     quantised_layers,
 )
+from es_cookbook.checkpoints.quantised_files import quantised_checkpoint
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target

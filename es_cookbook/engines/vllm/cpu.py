@@ -17,6 +17,9 @@ is drawn from it for such a token.
 The weights of fused experts are packed in the same way, and are kept here as they were loaded too.
 With LoRA slots anywhere in the model, vLLM would also take Triton's kernels for all experts, which
 CPUs have not. No genome has slots of experts (`memory` refuses it), so experts are told of none.
+
+A layer of 8-bit integers leaves its weight to oneDNN and has none itself, and it is the weight that
+LoRA asks where its slots belong. Here that is the CPU.
 """
 
 import functools
@@ -28,6 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm import _custom_ops as ops
+from vllm.lora.layers import base_linear
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
@@ -45,6 +49,7 @@ def prepare() -> None:
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # on GPUs nobody needs it
 
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
+    cast(Any, base_linear)._get_lora_device = _cpu_of
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
     PunicaWrapperCPU.add_lora_logits = _add_lora_logits
     runner = cast(Any, CPUModelRunner)
@@ -75,6 +80,11 @@ def _without_idle_generators(sample_tokens: Callable[..., object]) -> Callable[.
             generators.update(idle)
 
     return sample
+
+
+def _cpu_of(layer: object) -> torch.device:
+    del layer
+    return torch.device("cpu")
 
 
 def _keep_weight(layer: torch.nn.Module, remove_weight: bool) -> None:

@@ -129,8 +129,10 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             load_architecture,
             load_tokenizer,
             parameter_infos,
+            quantised_architecture,
         )
         from es_cookbook.checkpoints.peft import read_adapter
+        from es_cookbook.checkpoints.quantised_files import is_quantised
         from es_cookbook.engines.vllm.host import VLLMEngine
         from es_cookbook.engines.vllm.memory import slots_for
 
@@ -138,6 +140,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         tokenizer = load_tokenizer(model_name)
         model = load_architecture(model_name)
         space = search_space(parameter_infos(model), read_adapter)
+        if space.adapter is None and is_quantised(model_name):
+            # Refuses weights that are quantised; others may move beside them.
+            search_space(parameter_infos(quantised_architecture(model_name)), read_adapter)
         slots = slots_for(space, self.max_genomes, self.terms_per_genome)
         context_length = self.context_length(model)
         # vLLM's "auto" would make 16 bits of a float32 checkpoint.
@@ -152,7 +157,10 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             with closing(output):
                 if isinstance(error, ConfigError):
                     raise
-                raise output.failure(f"vLLM could not start with {model_name!r}", error) from error
+                what = f"vLLM could not start with {model_name!r}"
+                if is_quantised(model_name):
+                    what += ", a quantised model, which engine=torch may read"
+                raise output.failure(what, error) from error
         output.started()
         traits = EngineTraits(
             self.max_genomes if slots else 1,
@@ -172,7 +180,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         dtype: str,
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
-        from es_cookbook.checkpoints.quantised import is_quantised
+        from es_cookbook.checkpoints.quantised_files import is_quantised
         from es_cookbook.engines.vllm.memory import arguments_for_experts
 
         # vLLM forks, and a process with threads must not be forked.

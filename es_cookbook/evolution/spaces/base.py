@@ -405,8 +405,9 @@ class SearchSpaceBuilder(ABC):
         if self.moves_quantised and not any(p.kind == "scales" for p in parameters):
             raise ConfigError(
                 f"search_space: {type(self).__name__} moves what a quantised checkpoint stores, "
-                "and this model has no quantised weight; accepted are GPTQ and compressed-tensors "
-                "pack-quantized checkpoints, or another space (low_rank, full_rank, adapter)"
+                "and this model has no weight quantised to whole numbers; accepted are GPTQ, AWQ "
+                "and compressed-tensors checkpoints of integers, or another space (adapter, and "
+                "over weights that are not quantised low_rank and full_rank)"
             )
         parameters = [parameter for parameter in parameters if parameter.kind in self.kinds]
         names = [parameter.name for parameter in parameters]
@@ -508,8 +509,9 @@ def refuse_quantised(
         if name in bits:
             raise ConfigError(
                 f"search_space: {type(builder).__name__} moves weights, and {name} is quantised to "
-                f"{bits[name]} bits; accepted are quant_scales, quant_codes and adapter, or leave "
-                "quantised weights out (search_space.exclude)"
+                f"{bits[name]} bits; accepted are adapter, on engine=torch quant_scales and "
+                "quant_codes where codes are whole numbers, or leave quantised weights out "
+                "(search_space.exclude)"
             )
 
 

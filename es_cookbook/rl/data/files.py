@@ -9,8 +9,8 @@ import contextlib
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
@@ -115,18 +115,23 @@ def tables_of(path: Path) -> Tables:
 
         parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
         with pyarrow.input_stream(str(path)) as unpacked:
-            yield from pyarrow.csv.open_csv(unpacked, parse_options=parsing)
+            for table in pyarrow.csv.open_csv(unpacked, parse_options=parsing):
+                for column in table.schema:
+                    if pyarrow.types.is_binary(column.type):
+                        raise DataError(f"{path}: the column {column.name!r} is not UTF-8")
+                yield table
 
 
 def of_tables(tables: Tables, where: str) -> Iterator[Row]:
     """Rows of tables that follow each other."""
-    parts = (
-        table.slice(start, BATCH).to_pylist()
-        for table in tables
-        for start in range(0, table.num_rows, BATCH)
-    )
-    for number, fields in enumerate(chain.from_iterable(parts), 1):
-        yield Row(f"{where}, row {number}", cast(Fields, fields))
+    numbers = count(1)
+    for table in tables:
+        names: Sequence[str] = table.schema.names
+        if len(set(names)) < len(names):
+            raise DataError(f"{where}: has columns of the same name: {', '.join(names)}")
+        for start in range(0, table.num_rows, BATCH):
+            for fields in table.slice(start, BATCH).to_pylist():
+                yield Row(f"{where}, row {next(numbers)}", cast(Fields, fields))
 
 
 def first_line(error: Exception) -> str:

@@ -23,7 +23,7 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
 )
 from es_cookbook.checkpoints.peft import location, write_adapter
-from es_cookbook.checkpoints.quantised import quantised_checkpoint
+from es_cookbook.checkpoints.quantised_files import quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo

@@ -308,6 +308,7 @@ async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
     assert metrics_of(tmp_path)[-1]["test/reward/mean"] > 0
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
 async def test_what_was_pushed_is_measured_on_other_problems(
     hub: HubServer, model: Path, tmp_path: Path

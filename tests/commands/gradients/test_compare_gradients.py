@@ -1,7 +1,9 @@
 """Evolution strategies beside gradients: who runs with what, what is chosen, what is kept."""
 
 import json
-from collections.abc import Mapping, Sequence
+import multiprocessing
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from tests.fakes import problem
 from tests.said import refused, typed
 from tests.tiny_run import write_tiny_model
 
+MEASURED = "es_cookbook.commands.gradients.measured_runs"
 ARITHMETIC = ("recipe=arithmetic", "dataset.num_test=20", "dataset.problems_per_generation=4")
 
 
@@ -147,7 +150,7 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("es_cookbook.commands.gradients.measured_runs.say", said.append)
+    monkeypatch.setattr(f"{MEASURED}.say", said.append)
     second_P = [problem(number, "test") for number in range(3)]
     say_shared(tmp_path, "second", second_P)
     for trained in (second_P[:2], []):
@@ -161,7 +164,6 @@ def test_problems_of_the_second_task_that_a_run_trains_on_are_counted(
 def test_what_a_run_needed_is_known_after_its_measuring_was_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "es_cookbook.commands.gradients.measured_runs"
     ran: list[str] = []
 
     def run(config: str) -> int:
@@ -175,16 +177,29 @@ def test_what_a_run_needed_is_known_after_its_measuring_was_interrupted(
         return {"test/pass@1": 0.5}
 
     config, finals = CLIConfig(log_path=str(tmp_path / "run")), Finals(2)
-    monkeypatch.setattr(f"{module}._peak_of", run)
-    monkeypatch.setattr(f"{module}.final_metrics", interrupted)
+    monkeypatch.setattr(f"{MEASURED}._peak_of", run)
+    monkeypatch.setattr(f"{MEASURED}.final_metrics", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_measured(config, finals)
-    monkeypatch.setattr(f"{module}.final_metrics", measured)
+    monkeypatch.setattr(f"{MEASURED}.final_metrics", measured)
     assert run_measured(config, finals) == (7, 0, {"test/pass@1": 0.5})
     assert len(ran) == 1
 
 
+@pytest.fixture
+def quick_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs of a comparison are forks of a process that has imported what they need."""
+    server = forkserver.ForkServer()  # Python's own is vLLM's.
+    server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", MEASURED])
+    monkeypatch.setattr(forkserver, "connect_to_new_process", server.connect_to_new_process)
+    context = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(f"{MEASURED}.multiprocessing.get_context", lambda _: context)
+    yield
+    server._stop()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_runs")
 def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
     tmp_path: Path,
 ) -> None:
@@ -193,6 +208,7 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         f"log_path={tmp_path}",
         "contestants=es,group",
         "num_generations=2",
+        "dataset.num_train=64",
         "es.optimizer.population_size=8",
         "group.attempts=6",
         "at_equal=seconds",
@@ -201,9 +217,9 @@ def test_a_comparison_runs_chooses_measures_and_goes_on_without_running_again(
         "group.factors=0.5,1000",
         "pass_at=2",
         "second=arithmetic",
-        "second.dataset.num_test=10",
+        *("second.dataset.num_test=10", "second.dataset.num_train=64"),
         "third=arithmetic",
-        "third.dataset.num_test=6",
+        *("third.dataset.num_test=6", "third.dataset.num_train=64"),
         f"text={tmp_path / 'plain.txt'}",
     )
     (tmp_path / "plain.txt").write_text("12+3=15;" * 20)

@@ -34,6 +34,7 @@ def test_it_says_what_it_left_and_how_close_the_rest_comes(tmp_path: Path) -> No
         ("model_name={here}/nowhere", "model_name: there is no directory"),
         ("model_name={here}", "has no tokenizer"),
         ("bits=3", "bits=3: accepted: 4, 8"),
+        ("number=float", "it needs bits=8 group_size=None symmetric=True"),
         ("group_size=0", "group_size must be at least 2, found 0"),
     ],
 )

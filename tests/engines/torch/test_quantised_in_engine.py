@@ -19,7 +19,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
-from tests.quantised_models import How, quantise
+from tests.quantised_models import ByLibrary, How, quantise
 from tests.runs.recorded_run import record_run
 from tests.tiny_models import TinyModel
 
@@ -31,10 +31,27 @@ STEPS = (Step((Term(5, 0.1), Term(6, -0.2))), Step((Term(7, 0.15),)), Step())
 GENOMES_G = [Genome((Term(7, 0.2),)), Genome((Term(7, -0.2),))]
 GENOMES_G.append(Genome((Term(7, 0.1), Term(8, 0.3))))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1, 2)
-HOW = {
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+STATIC = {"type": "float", "strategy": "tensor"}
+NV = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "scale_dtype": "torch.float8_e4m3fn",
+}
+HOW: dict[str, How | ByLibrary] = {
     "gptq": How("gptq"),
     "gptq with zeros": How("gptq", symmetric=False, dtype=torch.float16),
     "compressed-tensors": How("compressed-tensors", bits=8, symmetric=False, dtype=torch.float32),
+    "awq": How("awq", symmetric=False, dtype=torch.float16),
+    "int8": ByLibrary("int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}),
+    "int8 with zeros": ByLibrary("int-quantized", INT8 | {"symmetric": False}, dtype=torch.float32),
+}
+FLOATS = {
+    "fp8 by block": How("fp8", bits=8, group=16),
+    "fp8 by output": ByLibrary("float-quantized", INT8 | {"type": "float"}, INT8 | STATIC),
+    "nvfp4": ByLibrary("nvfp4-pack-quantized", NV),
 }
 SPACES = {
     "scales": QuantScales(),
@@ -45,10 +62,10 @@ SPACES = {
 
 
 @pytest.fixture
-def quantised(tiny_model: TinyModel, tmp_path: Path) -> Callable[[How], Path]:
+def quantised(tiny_model: TinyModel, tmp_path: Path) -> Callable[[How | ByLibrary], Path]:
     """The directory of a quantised tiny model; its plain twin is beside it, as `numbers`."""
 
-    def make(how: How) -> Path:
+    def make(how: How | ByLibrary) -> Path:
         quantise(tiny_model("qwen2"), tmp_path / "bits", tmp_path / "numbers", how)
         return tmp_path / "bits"
 
@@ -61,9 +78,9 @@ async def scores(engine: TorchEngine, targets: tuple[Target, ...] = TARGETS) -> 
     return torch.tensor(await score_all(engine, asked))
 
 
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+@pytest.mark.parametrize("how", (HOW | FLOATS).values(), ids=HOW | FLOATS)
 async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
-    quantised: Callable[[How], Path], tmp_path: Path, how: How
+    quantised: Callable[[How | ByLibrary], Path], tmp_path: Path, how: How | ByLibrary
 ) -> None:
     async def answers(path: Path) -> tuple[int, torch.Tensor]:
         async with running_engine(path, Adapter(rank=2), dtype="auto") as engine:
@@ -81,7 +98,8 @@ async def test_adapters_over_a_quantised_base_answer_as_over_the_same_numbers(
     ("how", "space"),
     [("gptq", "scales"), ("gptq", "codes"), ("compressed-tensors", "scales")]
     + [("gptq with zeros", space) for space in ("zeros", "both", "codes")]
-    + [("compressed-tensors", space) for space in ("both", "codes")],
+    + [("compressed-tensors", space) for space in ("both", "codes")]
+    + [("awq", "both"), ("awq", "codes"), ("int8 with zeros", "both"), ("int8", "codes")],
 )
 async def test_every_target_answers_and_a_saved_centre_answers_as_the_engine_did(
     quantised: Callable[[How], Path], tmp_path: Path, how: str, space: str
@@ -141,11 +159,29 @@ async def test_restoring_begins_at_a_snapshot(
 
 
 @pytest.mark.parametrize("space", [LowRank(), FullRank()], ids=["low rank", "full rank"])
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
 async def test_spaces_that_move_weights_are_refused_over_quantised_ones(
-    quantised: Callable[[How], Path], space: SearchSpaceBuilder
+    quantised: Callable[[How], Path], space: SearchSpaceBuilder, engine: str
 ) -> None:
+    path = quantised(HOW["gptq"])
     with pytest.raises(ConfigError, match=r"q_proj.weight is quantised to 4 bits; accepted are"):
-        async with running_engine(quantised(HOW["gptq"]), space):
+        if engine == "vllm":  # before it starts, so nothing of it is needed here
+            await VLLMEngineBuilder()(model_name=str(path), search_space=space)
+        async with running_engine(path, space):
+            pass
+
+
+@pytest.mark.parametrize("how", FLOATS.values(), ids=FLOATS)
+async def test_floats_host_adapters_alone(
+    quantised: Callable[[How | ByLibrary], Path], how: How | ByLibrary
+) -> None:
+    path = quantised(how)
+    for space in (QuantScales(), QuantCodes()):
+        with pytest.raises(ConfigError, match="no weight quantised to whole numbers; accepted"):
+            async with running_engine(path, space):
+                pass
+    with pytest.raises(ConfigError, match=rf"q_proj.weight is quantised to {how.bits} bits"):
+        async with running_engine(path, LowRank()):
             pass
 
 
@@ -160,7 +196,9 @@ async def test_what_is_not_quantised_may_move_beside_it(quantised: Callable[[How
 async def test_quantised_spaces_are_refused_over_plain_models(
     tiny_model: TinyModel, space: SearchSpaceBuilder
 ) -> None:
-    with pytest.raises(ConfigError, match="this model has no quantised weight; accepted are GPTQ"):
+    with pytest.raises(
+        ConfigError, match="no weight quantised to whole numbers; accepted are GPTQ"
+    ):
         async with running_engine(tiny_model("qwen2"), space):
             pass
 

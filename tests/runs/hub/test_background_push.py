@@ -280,6 +280,7 @@ def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], sentence:
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
 async def test_what_was_pushed_is_measured_beside_the_run(
     hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -28,6 +28,7 @@ from es_cookbook.train.sweep.loop import Curve, falls_behind
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import tiny
 
+QUICK = pytest.mark.usefixtures("quick_python")
 SIGMAS = {"sigma": Values((0.1, 0.2))}
 
 
@@ -50,6 +51,7 @@ def settings(tmp_path: Path, **fields: object) -> SweepSettings:
     return SweepSettings(log_path=str(tmp_path / "sweep"), **fields)
 
 
+@QUICK
 def test_every_trial_is_run_under_every_seed_and_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_run_whose_process_is_killed_goes_on(
     assert int(threads) <= len(cores)
 
 
+@QUICK
 @pytest.mark.slow
 def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
     workers: list[psutil.Process] = []
@@ -152,6 +155,7 @@ def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path)
     assert [(result.state, result.generations) for result in results] == [("complete", 4)] * 2
 
 
+@QUICK
 @pytest.mark.slow
 def test_a_run_that_falls_behind_is_stopped_and_its_trial_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -168,6 +172,7 @@ def test_a_run_that_falls_behind_is_stopped_and_its_trial_ends(
     assert sweep(how, long, space) == results
 
 
+@QUICK
 @pytest.mark.slow
 def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: Path) -> None:
     def without_model(options: Mapping[str, Value]) -> train.Config:
@@ -183,6 +188,7 @@ def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: P
     assert "no/such/model" in parquet["problem"][0]
 
 
+@QUICK
 @pytest.mark.slow
 def test_optuna_goes_on_with_what_it_knows(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
@@ -244,6 +250,7 @@ def test_settings_that_cannot_be_are_refused(fields: dict[str, object], sentence
         settings(Path("x"), **fields)
 
 
+@QUICK
 @pytest.mark.slow
 def test_a_metric_that_is_not_measured_stops_the_sweep_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not measured by .*; did you mean 'reward/mean'"):
