@@ -16,8 +16,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tests use what is in the package and what they make themselves; a Hub name that slips in fails at
 # once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Ray's workers have the lowest priority but four: beside other tests, next to no time.
-os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("WANDB_MODE", "offline")
 # The secret by which runs are sealed is the tests' own, in all processes that they start.
 os.environ.setdefault("ES_COOKBOOK_STATE", tempfile.mkdtemp(prefix="es_cookbook_state"))
