@@ -33,7 +33,7 @@ async def test_a_run_whose_link_nodes_and_head_are_lost_has_the_history_of_one_e
     engine = LightEngineBuilder()
     alone = await history(tmp_path / "alone", engine)
     command = [sys.executable, "-m", "tests.ray_nodes", str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, timeout=180, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=ROOT, timeout=400, capture_output=True, text=True)
     assert (tmp_path / "many/history.jsonl").read_bytes() == alone, ended.stderr
     found = json.loads(re.findall(r"^{.*}$", ended.stdout, re.MULTILINE)[0])
     assert found["engines"] == [2, 1, 2, 1]
