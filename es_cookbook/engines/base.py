@@ -87,13 +87,11 @@ class LogprobsRequest:
         target: who scores.
         prompt_T: at least one token.
         continuation_T: tokens whose log-probabilities are asked, at least one.
-        tops: the most probable tokens are asked as well (`Host.tops`).
     """
 
     target: Target
     prompt_T: tuple[int, ...]
     continuation_T: tuple[int, ...]
-    tops: bool = False
 
 
 class Top(NamedTuple):

@@ -4,7 +4,6 @@ Its builder is in a module of its own (`engine`): a Config is made, shown and ch
 """
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -164,7 +163,8 @@ class TorchEngine(Engine):
 
     @override
     async def tops(self, request: LogprobsRequest) -> list[Top]:
-        found = await self.logprobs(dataclasses.replace(request, tops=True))
+        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
+        found = await self._submit(request, limit=0, wants_tops=True)
         return [Top(own, int(best), most) for own, best, most in cast(Any, found)]
 
     @override
@@ -226,10 +226,12 @@ class TorchEngine(Engine):
             self._prefixes.clear()
             yield
 
-    async def _submit(self, request: SampleRequest | LogprobsRequest, limit: int) -> Answer:
+    async def _submit(
+        self, request: SampleRequest | LogprobsRequest, limit: int, wants_tops: bool = False
+    ) -> Answer:
         with self._usage.request():
             model, row = self._weights.answering(request.target)
-            work = Work(request, model, row, limit, self._prefixes.version)
+            work = Work(request, model, row, limit, self._prefixes.version, wants_tops)
             loop = asyncio.get_running_loop()
             self._requests += 1
             future = self._in_flight[work] = loop.create_future()

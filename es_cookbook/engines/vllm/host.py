@@ -19,7 +19,6 @@ comes in. Who is inside only ever waits for vLLM, so everybody's turn comes as l
 """
 
 import asyncio
-import dataclasses
 import functools
 import itertools
 import math
@@ -185,13 +184,15 @@ class VLLMEngine(Engine):
     @override
     async def tops(self, request: LogprobsRequest) -> list[Top]:
         found: list[Top] = []
-        for of_tokens, token in await self._scored(dataclasses.replace(request, tops=True)):
+        for of_tokens, token in await self._scored(request, most=1):
             best = max(of_tokens, key=lambda each: of_tokens[each].logprob)
             found.append(Top(of_tokens[token].logprob, best, of_tokens[best].logprob))
         return found
 
-    async def _scored(self, request: LogprobsRequest) -> "list[tuple[Mapping[int, Logprob], int]]":
-        """The log-probabilities that vLLM tells in each place, and the token there."""
+    async def _scored(
+        self, request: LogprobsRequest, most: int = 0
+    ) -> "list[tuple[Mapping[int, Logprob], int]]":
+        """What vLLM tells in each place, of `most` probable tokens too, and the token there."""
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -209,7 +210,7 @@ class VLLMEngine(Engine):
             VLLMParams(
                 max_tokens=1,
                 temperature=0.0,
-                prompt_logprobs=int(request.tops),
+                prompt_logprobs=most,
                 logprob_token_ids=[last],
                 ignore_eos=True,
                 detokenize=False,

@@ -20,6 +20,7 @@ class Work:
         model: the weights that answer, and `row`, their row of the low-rank tables.
         limit: most tokens to sample; 0 for a logprobs request.
         version: of the weights when it came, for what is kept of it.
+        wants_tops: of a logprobs request: the most probable tokens are asked as well.
         cancelled: set by the caller's side; the lane then forgets the request.
     """
 
@@ -28,6 +29,7 @@ class Work:
     row: int
     limit: int
     version: int = 0
+    wants_tops: bool = False
     cancelled: bool = False
 
     @property
@@ -43,11 +45,6 @@ class Work:
         if isinstance(self.request, LogprobsRequest):
             return len(self.request.prompt_T)
         return len(self.request.observation.tokens_T)
-
-    @property
-    def wants_tops(self) -> bool:
-        """The most probable tokens are asked as well."""
-        return isinstance(self.request, LogprobsRequest) and self.request.tops
 
     @property
     def who(self) -> Hashable:
