@@ -7,6 +7,7 @@ has an `answer` for a reward function, or a `reward` of the program's own, and m
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
@@ -29,6 +30,7 @@ Result: TypeAlias = Mapping[str, Any]
 Form: TypeAlias = Literal["json", "text"]
 """How a program writes its result: as JSON, or all that it prints is the answer."""
 _LONGEST_LOG = 2000
+_DECODER, _SPACES = json.JSONDecoder(), re.compile(r"\s*")
 
 
 def read_result(output: bytes, file: bytes, form: Form) -> Result:
@@ -50,7 +52,7 @@ def read_result(output: bytes, file: bytes, form: Form) -> Result:
     text = output.decode(errors="replace")
     if form == "text":
         return {"answer": text.strip()}
-    results = [found for line in text.splitlines() if (found := json_object(line)) is not None]
+    results = [found for line in text.splitlines() for found in objects_of(line)]
     if len(results) != 1:
         said = one_line(text.strip())[-80:]
         raise EnvError(
@@ -60,15 +62,35 @@ def read_result(output: bytes, file: bytes, form: Form) -> Result:
     return results[0]
 
 
-def json_object(text: str | bytes) -> Result | None:
+def json_object(text: bytes) -> Result | None:
     """The object that a text is in JSON; None if it is none."""
-    if text.lstrip()[:1] not in ("{", b"{"):
-        return None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return cast(Result, found) if isinstance(found, dict) else None
+
+
+def objects_of(line: str) -> list[Result]:
+    """The JSON objects that a line begins with.
+
+    They are several where threads print at the same time: `print` writes a text and the end of its
+    line one after the other.
+    """
+    found: list[Result] = []
+    end = _after_spaces(line, 0)
+    while line[end : end + 1] == "{":
+        try:
+            each, end = _DECODER.raw_decode(line, end)
+        except (ValueError, RecursionError):
+            break
+        found.append(each)
+        end = _after_spaces(line, end)
+    return found
+
+
+def _after_spaces(line: str, start: int) -> int:
+    return cast("re.Match[str]", _SPACES.match(line, start)).end()
 
 
 def check_reward(reward: Reward | RewardFunction | None) -> None:

@@ -14,7 +14,7 @@ from anyio.lowlevel import RunVar
 
 from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
-from es_cookbook.bridges.program.results import Result, json_object
+from es_cookbook.bridges.program.results import Result, objects_of
 from es_cookbook.common.errors import EnvError
 
 
@@ -68,12 +68,11 @@ class _Worker:
     def _hear(self, piece: bytes) -> bool:
         *lines, self._begun = (self._begun + piece).split(b"\n")
         for line in lines:
-            self._take(json_object(line))
+            for result in objects_of(line.decode(errors="replace")):
+                self._take(result)
         return len(self._begun) <= MOST_OUTPUT
 
-    def _take(self, result: Result | None) -> None:
-        if result is None:
-            return
+    def _take(self, result: Result) -> None:
         key = str(result.get("id", *self.waiting if len(self.waiting) == 1 else ("",)))
         found = self.waiting.get(key)
         if found is not None and not found.done():

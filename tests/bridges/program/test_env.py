@@ -241,6 +241,7 @@ async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path)
         ("raise KeyError('lost')", "exit code 1"),
         ("ask('a'); print('done')", "printed 0 results"),
         ("ask('a'); print('{\"reward\": 1}\\n{\"reward\": 1}')", "printed 2 results"),
+        ("ask('a'); print(' {\"reward\": 1} {\"reward\": 1}{')", "printed 2 results"),
         ("ask('a'); print('{\"answer\": 1}')", "has no `reward` of its own"),
         ("ask('a'); print('{\"reward\": NaN}')", "must return a finite number"),
         ('ask(\'a\'); print(\'{"reward": 1, "metrics": {"x": "y"}}\')', "must return"),
@@ -373,12 +374,17 @@ async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
 
 
 async def test_a_worker_may_have_many_rows_at_once(tmp_path: Path) -> None:
+    """Its threads may print at the same time: two results in a line, then two ends of lines."""
     code = """
-from threading import Thread
+from threading import Lock, Thread
+one, count = Lock(), 0
 def work(task):
+    global count
     text = ask(task["row"]["question"], task["base_url"], task["api_key"])
     line = json.dumps({"id": task["id"], "reward": int(text[0]), "metrics": {"pid": os.getpid()}})
-    sys.stdout.write(line + "\\n"), sys.stdout.flush()
+    with one:
+        count += 1
+        print(line, end="" if count % 2 else "\\n\\n", flush=True)
 for line in sys.stdin:
     Thread(target=work, args=(json.loads(line),)).start()
 """
