@@ -21,16 +21,19 @@ which takes hours on two cores. Options of the run may follow.
 import asyncio
 import contextlib
 import json
+import math
 import os
+import re
 import secrets
 import shutil
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -103,12 +106,42 @@ for line in sys.stdin:
 """
 
 _RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+class Agent(NamedTuple):
+    """How an agent is trained.
+
+    Attributes:
+        command: in its folder.
+        question: what a row asks of two numbers.
+        numbers: that these are of.
+        metric: of held-out rows, the share that is right.
+        options: of the run, after those that all have.
+    """
+
+    command: str
+    question: str = "What is {a} + {b}? Answer briefly."
+    numbers: tuple[range, range] = (range(10, 99), range(10, 93))
+    metric: str = "test/reward/mean"
+    options: Sequence[str] = ()
+
+
 AGENTS = {
-    "pydantic_ai": (f"{sys.executable} {_RECIPES / 'pydantic_agent.py'}", 32, 15),
-    "javascript": ("node agent.mjs", 32, 15),
-    "smolagents": (f"{sys.executable} {_RECIPES / 'smolagents_agent.py'}", 32, 15),
+    "pydantic_ai": Agent(f"{sys.executable} {_RECIPES / 'pydantic_agent.py'}"),
+    "javascript": Agent("node agent.mjs"),
+    "smolagents": Agent(
+        f"{sys.executable} {_RECIPES / 'smolagents_agent.py'}",
+        "What is {a} + {b}?",
+        (range(1, 21), range(1, 10)),
+        "test/env/all/right",
+        (
+            f"reward={Path(__file__)}:near",
+            *("batch=8", "num_generations=3", "eval_every=3", "optimizer.sigma=0.004"),
+            *("dataset.num_test=80", "dataset.at_once=256", "dataset.rows_at_once=128"),
+            "sampling.max_tokens=32",
+        ),
+    ),
 }
-"""By name: the command in its folder, genomes and generations."""
 _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
 """Where the tests have installed `openai`."""
 
@@ -141,10 +174,21 @@ class _AtOnce(Endpoint, Speaker):
         return self._action
 
 
-def question(number: int) -> DataRow:
-    a, b = 10 + number % 89, 10 + number * 7 % 83
-    fields = {"question": f"What is {a} + {b}? Answer briefly.", "answer": a + b}
+def question(number: int, of: Agent = AGENTS["javascript"]) -> DataRow:
+    first, second = of.numbers
+    a, b = first[number % len(first)], second[number * 7 % len(second)]
+    fields = {"question": of.question.format(a=a, b=b), "answer": a + b}
     return DataRow(f"question {number}", fields)
+
+
+def near(
+    result: Mapping[str, Any], messages: Sequence[object], row: Mapping[str, Any]
+) -> tuple[float, Mapping[str, float]]:
+    """A half for a right answer, the rest for a number that is near and for plain words."""
+    numbers = re.findall(r"\d+", result["answer"])
+    off = abs(int(numbers[-1][:9]) - row["answer"]) if numbers else math.inf
+    plain, right = "{" not in result["answer"], float(off == 0)
+    return 0.5 * right + 0.3 * math.exp(-off / 10) + 0.2 * plain, {"right": right, "plain": plain}
 
 
 async def per_request(tokenizer: Tokenizer, program: Path) -> list[Row]:
@@ -229,7 +273,7 @@ async def beside_envs(engine: Engine, worker: Path) -> list[Row]:
 
 def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Row]:
     """Train an agent from the command line; runs stay in `build/agents`."""
-    command, genomes, generations = AGENTS[name]
+    agent = AGENTS[name]
     gained: list[float] = []
     after: list[float] = []
     folder = CHAT_MODEL.parents[1] / "agents"
@@ -238,14 +282,14 @@ def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Ro
         shutil.copy(_RECIPES / "agent.mjs", "agent.mjs")
         if not Path("node_modules").is_symlink():
             Path("node_modules").symlink_to(_NPM)
-        rows = [json.dumps(dict(question(number).fields)) for number in range(1000)]
-        Path("rows.jsonl").write_text("\n".join(dict.fromkeys(rows)))
+        rows = [json.dumps(dict(question(number, agent).fields)) for number in range(1000)]
+        Path(f"{name}.jsonl").write_text("\n".join(dict.fromkeys(rows)))
         for seed in seeds:
             log_path = Path(f"{name}-seed{seed}")
             call(
                 "train",
-                f"program={command}",
-                "data=rows.jsonl",
+                f"program={agent.command}",
+                f"data={name}.jsonl",
                 "reward=number",
                 f"model_name={CHAT_MODEL}",
                 f"log_path={log_path}",
@@ -256,18 +300,19 @@ def gains(name: str, seeds: Sequence[int] = (0, 1, 2), *options: str) -> list[Ro
                 "batch=16",
                 "optimizer.sigma=auto",
                 "optimizer.learning_rate=auto",
-                f"optimizer.population_size={genomes}",
-                f"num_generations={generations}",
-                f"eval_every={generations}",
-                f"sampling.max_tokens={64 if name == 'smolagents' else 24}",
+                "optimizer.population_size=32",
+                "num_generations=15",
+                "eval_every=15",
+                "sampling.max_tokens=24",
+                *agent.options,
                 *options,
             )
-            first, last = before_and_after(log_path, "test/reward/mean")
+            first, last = before_and_after(log_path, agent.metric)
             gained.append(100 * (last - first))
             after.append(100 * last)
     return [
         row(f"{name}: held-out gain", gained, "points", at_least=10),
-        row(f"{name}: held out, after {generations} generations", after, "%"),
+        row(f"{name}: held out, afterwards", after, "%"),
     ]
 
 
