@@ -13,9 +13,9 @@ answers greedily.
   rows each, relative to the same questions as single-turn Envs, by turns on one engine.
 - 500 questions of one genome: how many answers by the program are those of the Env, token by token.
 
-With names it trains agents of these frameworks on sums, three seeds each: greedy answers to 200
-sums that are held out, before and after. `smolagents` sends a thousand tokens with each request,
-which takes hours on two cores. Options of the run may follow.
+With names it trains agents of these frameworks on sums, three seeds each: greedy answers to sums
+that are held out, before and after. `smolagents` sends a thousand tokens with each request, so its
+sums are of small numbers and its generations few. Options of the run may follow.
 """
 
 import asyncio

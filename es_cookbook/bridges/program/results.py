@@ -30,7 +30,7 @@ Result: TypeAlias = Mapping[str, Any]
 Form: TypeAlias = Literal["json", "text"]
 """How a program writes its result: as JSON, or all that it prints is the answer."""
 _LONGEST_LOG = 2000
-_DECODER, _SPACES = json.JSONDecoder(), re.compile(r"\s*")
+_DECODER, _BEGINS = json.JSONDecoder(), re.compile(r"\s*(?=\{)")
 
 
 def read_result(output: bytes, file: bytes, form: Form) -> Result:
@@ -78,19 +78,14 @@ def objects_of(line: str) -> list[Result]:
     line one after the other.
     """
     found: list[Result] = []
-    end = _after_spaces(line, 0)
-    while line[end : end + 1] == "{":
+    end = 0
+    while begins := _BEGINS.match(line, end):
         try:
-            each, end = _DECODER.raw_decode(line, end)
+            each, end = _DECODER.raw_decode(line, begins.end())
         except (ValueError, RecursionError):
             break
         found.append(each)
-        end = _after_spaces(line, end)
     return found
-
-
-def _after_spaces(line: str, start: int) -> int:
-    return cast("re.Match[str]", _SPACES.match(line, start)).end()
 
 
 def check_reward(reward: Reward | RewardFunction | None) -> None:
