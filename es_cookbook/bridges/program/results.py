@@ -64,6 +64,8 @@ def read_result(output: bytes, file: bytes, form: Form) -> Result:
 
 def json_object(text: bytes) -> Result | None:
     """The object that a text is in JSON; None if it is none."""
+    if text.lstrip()[:1] != b"{":
+        return None
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -72,7 +74,7 @@ def json_object(text: bytes) -> Result | None:
 
 
 def objects_of(line: str) -> list[Result]:
-    """The JSON objects that a line begins with.
+    """The JSON objects of which a line consists; none if there is anything else in it.
 
     They are several where threads print at the same time: `print` writes a text and the end of its
     line one after the other.
@@ -83,9 +85,9 @@ def objects_of(line: str) -> list[Result]:
         try:
             each, end = _DECODER.raw_decode(line, begins.end())
         except (ValueError, RecursionError):
-            break
+            return []
         found.append(each)
-    return found
+    return [] if line[end:].strip() else found
 
 
 def check_reward(reward: Reward | RewardFunction | None) -> None:
