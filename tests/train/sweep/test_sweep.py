@@ -95,8 +95,9 @@ def in_background(
         history = tmp_path / "sweep" / run / "history.jsonl"
         while not history.exists() or len(list(read_history(history))) < 2:
             time.sleep(0.02)
+        children = psutil.Process().children()  # Graders of other tests are workers too.
         (worker,) = (
-            child for child in psutil.Process().children() if "worker" in " ".join(child.cmdline())
+            child for child in children if "es_cookbook.train.sweep.worker" in child.cmdline()
         )
         act(worker)
 
