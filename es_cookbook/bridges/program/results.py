@@ -67,10 +67,9 @@ def json_object(text: bytes) -> Result | None:
     if text.lstrip()[:1] != b"{":
         return None
     try:
-        found = json.loads(text)
+        return cast(Result, json.loads(text))
     except (ValueError, RecursionError):
         return None
-    return cast(Result, found) if isinstance(found, dict) else None
 
 
 def objects_of(line: str) -> list[Result]:
