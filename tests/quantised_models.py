@@ -108,7 +108,8 @@ class ByLibrary:
             "weight_zero_point": zeros,
         }
         compressor: Any = BaseCompressor.get_value_from_registry(self.format)
-        stored = compressor.compress(state, scheme)
+        with torch.compiler.set_stance("force_eager"):  # It compiles what rounds to FP4: seconds.
+            stored = compressor.compress(state, scheme)
         numbers = compressor.decompress(dict(stored), scheme)["weight"].to(self.dtype)
         if self.activations is not None and not self.activations.get("dynamic"):
             stored["input_scale"] = torch.tensor([0.02])
