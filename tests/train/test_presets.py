@@ -1,27 +1,31 @@
 """Presets: the steps that they lead to are the papers' formulas; what replaces them is told."""
 
 import math
+import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from es_cookbook import train
+from es_cookbook.commands.export import ExportConfig, export
 from es_cookbook.common.cli import built
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
-from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.replay import open_replay
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.train.presets import PRESETS
+from tests.programs import Programs
 from tests.said import typed
-from tests.tiny_run import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 NAME, SHAPE = "0.q.weight", (160, 120)
@@ -186,27 +190,47 @@ def test_a_preset_that_is_none_is_refused() -> None:
     assert f"\nSettings of papers: preset={'|'.join(PRESETS)}\n" in help_page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_run_of_each_that_is_resumed_ends_in_the_same_bits(tmp_path: Path, name: str) -> None:
-    """And the history rebuilds them."""
-    model = write_tiny_model(tmp_path / "tiny")
+def test_a_run_of_each_that_is_killed_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, programs: Programs, name: str
+) -> None:
+    """And the history rebuilds them, and exports them."""
     options = {
-        "model_name": str(model),
-        "optimizer.population_size": "8",
+        "preset": name,
+        "optimizer.population_size": "4",
+        "optimizer.sigma": "0.02",  # So large that four genomes differ in rewards.
         "dataset.problems_per_generation": "4",
-        "dataset.num_train": "40",
+        "dataset.num_train": "8",
         "dataset.num_test": "0",
-        "sampling.max_tokens": "4",
+        "sampling.max_tokens": "20",
         "num_generations": "4",
         "trackers": "JsonlTrackerBuilder",
+        "behavior_if_log_dir_exists": "resume",
     }
+    if name != "randopt":  # Which makes no step.
+        options["optimizer.learning_rate"] = "0.01"
+    killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
+    words = [f"{key}={value}" for key, value in {**options, "log_path": killed}.items()]
+    said = tmp_path / "said.txt"
+    pid = programs.start(["-m", "es_cookbook", "countdown", *words], ["/dev/null", said, said])
+    history = killed / "history.jsonl"
+    while not history.exists() or history.read_bytes().count(b"\n") < 1:
+        assert psutil.pid_exists(pid), said.read_text()
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    assert programs.exit_code() == -signal.SIGKILL
+    assert history.read_bytes().count(b"\n") < 4
 
-    def steps(log_path: Path, *parts: str) -> list[tuple[object, int]]:
-        for num_generations in parts:
-            more = {"log_path": str(log_path), "num_generations": num_generations}
-            again = {"behavior_if_log_dir_exists": "resume"} if log_path.exists() else {}
-            train.run(preset(name, **{**options, **more, **again}))
-        dict(open_replay(log_path, 4).centre_tensors())  # by the recorded fingerprint
-        return [(r.step, r.fingerprint) for r in read_history(log_path / "history.jsonl")]
-
-    assert steps(tmp_path / "once", "4") == steps(tmp_path / "twice", "2", "4")
+    for log_path in (killed, unbroken):
+        train.run(built(CLIConfig, {**options, "log_path": str(log_path)}))
+        exported = str(log_path) + "-exported"
+        export(ExportConfig(log_path=str(log_path), output=exported))  # by the fingerprints
+    assert history.read_bytes() == (unbroken / "history.jsonl").read_bytes()
+    ends = [f"{path}-exported/model.safetensors" for path in (killed, unbroken)]
+    found, expected = (load_file(end) for end in ends)
+    base = load_file(f"{BUNDLED_MODEL}/model.safetensors")
+    assert found.keys() == expected.keys() <= base.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+    moved = any(not torch.equal(found[key], base[key]) for key in found)
+    assert moved == (name != "randopt")
