@@ -128,6 +128,12 @@ class Programs:
             child.kill()
 
 
+def num_recorded(log_path: Path) -> int:
+    """Generations in a run's history; its first line is not one."""
+    recorded = log_path / "history.jsonl"
+    return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
+
+
 def path_of(file: int) -> str:
     """Under which another process opens what is open here."""
     return f"/proc/{os.getpid()}/fd/{file}"

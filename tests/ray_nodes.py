@@ -34,6 +34,7 @@ from es_cookbook.population.sampler import PopulationSampler, rare_garbage_colle
 from es_cookbook.rl.types import SamplingParams
 from tests.fakes import SmallDataset
 from tests.links import HERE, THERE, Link, inside
+from tests.programs import num_recorded
 from tests.ray_fakes import LightEngineBuilder
 from tests.tiny_run import TinyConfig
 
@@ -120,12 +121,6 @@ async def history(log_path: Path, engine: EngineBuilder, num_generations: int = 
     )
     await train.main(config)
     return (log_path / "history.jsonl").read_bytes()
-
-
-def num_recorded(log_path: Path) -> int:
-    """Generations in a run's history."""
-    recorded = log_path / "history.jsonl"
-    return recorded.read_bytes().count(b"\n") - 1 if recorded.exists() else 0
 
 
 async def lose_nodes(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.links import refusal
+from tests.programs import num_recorded
 from tests.ray_fakes import LightEngineBuilder
-from tests.ray_nodes import history, num_recorded
+from tests.ray_nodes import history
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray")]

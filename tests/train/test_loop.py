@@ -48,7 +48,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
-from tests.programs import Programs
+from tests.programs import Programs, num_recorded
 from tests.said import after_start
 from tests.tiny_run import (
     BASE,
@@ -376,8 +376,7 @@ def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    history = log_path / "history.jsonl"
-    while not history.exists() or history.read_bytes().count(b"\n") < 1 + generations:
+    while num_recorded(log_path) < generations:
         assert run.poll() is None, run.communicate()[1]
         time.sleep(0.005)
     return run

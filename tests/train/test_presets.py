@@ -24,7 +24,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.train.presets import PRESETS
-from tests.programs import Programs
+from tests.programs import Programs, num_recorded
 from tests.said import typed
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +197,6 @@ def test_a_run_of_each_that_is_killed_and_resumed_ends_in_the_same_bits(
 ) -> None:
     """And the history rebuilds them, and exports them."""
     options = {
-        "preset": name,
         "optimizer.population_size": "4",
         "optimizer.sigma": "0.02",  # So large that four genomes differ in rewards.
         "dataset.problems_per_generation": "4",
@@ -211,22 +210,24 @@ def test_a_run_of_each_that_is_killed_and_resumed_ends_in_the_same_bits(
     if name != "randopt":  # Which makes no step.
         options["optimizer.learning_rate"] = "0.01"
     killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
-    words = [f"{key}={value}" for key, value in {**options, "log_path": killed}.items()]
+    words = [f"{key}={value}" for key, value in {"log_path": killed, **options}.items()]
     said = tmp_path / "said.txt"
-    pid = programs.start(["-m", "es_cookbook", "countdown", *words], ["/dev/null", said, said])
-    history = killed / "history.jsonl"
-    while not history.exists() or history.read_bytes().count(b"\n") < 1:
+    pid = programs.start(
+        ["-m", "es_cookbook", "countdown", f"preset={name}", *words], ["/dev/null", said, said]
+    )
+    while num_recorded(killed) < 1:
         assert psutil.pid_exists(pid), said.read_text()
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)
     assert programs.exit_code() == -signal.SIGKILL
-    assert history.read_bytes().count(b"\n") < 4
+    assert num_recorded(killed) < 4
 
     for log_path in (killed, unbroken):
-        train.run(built(CLIConfig, {**options, "log_path": str(log_path)}))
+        train.run(preset(name, log_path=str(log_path), **options))
         exported = str(log_path) + "-exported"
         export(ExportConfig(log_path=str(log_path), output=exported))  # by the fingerprints
-    assert history.read_bytes() == (unbroken / "history.jsonl").read_bytes()
+    one, other = (path / "history.jsonl" for path in (killed, unbroken))
+    assert one.read_bytes() == other.read_bytes()
     ends = [f"{path}-exported/model.safetensors" for path in (killed, unbroken)]
     found, expected = (load_file(end) for end in ends)
     base = load_file(f"{BUNDLED_MODEL}/model.safetensors")

@@ -15,6 +15,7 @@ import pytest
 
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.programs import num_recorded
 from tests.said import after_start
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +37,8 @@ class Run(NamedTuple):
         return after_start((self.directory / "errors.txt").read_text())
 
     def wait_until_blocked(self) -> None:
-        history = self.directory / "run/history.jsonl"
         began = time.monotonic()
-        while not history.exists() or history.read_bytes().count(b"\n") < 2:
+        while num_recorded(self.directory / "run") < 1:
             assert time.monotonic() - began < 60, (self.directory / "errors.txt").read_text()
             time.sleep(0.01)  # Generation 1 is the one that blocks.
 

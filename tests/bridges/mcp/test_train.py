@@ -14,7 +14,7 @@ import pytest
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.bridges.mcp.test_env import STUB
 from tests.bridges.program.test_train import running, wait_until
-from tests.programs import Programs
+from tests.programs import Programs, num_recorded
 from tests.said import refused, typed
 
 pytestmark = pytest.mark.xdist_group("programs")
@@ -92,7 +92,7 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
     command = ["-m", "es_cookbook", *words("server.py", "log_path=killed")]
     process = programs.start(command, [os.devnull, here / "out", here / "err"], here)
     history = here / "killed/history.jsonl"
-    wait_until(lambda: history.is_file() and history.read_bytes().count(b"\n") == 2)
+    wait_until(lambda: num_recorded(here / "killed") == 1)
     assert len(running("server.py")) == 1
     os.kill(process, signal.SIGKILL)
     programs.exit_code()
