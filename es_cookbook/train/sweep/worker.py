@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
-from es_cookbook.common.cores import num_cores
+from es_cookbook.common.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
@@ -44,15 +45,16 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
     Raises:
         ConfigError: More shares than cores.
     """
-    affine = hasattr(os, "sched_getaffinity")
-    cores = sorted(os.sched_getaffinity(0)) if affine else list(range(os.cpu_count() or 1))
-    if count > len(cores):
+    cpus = sorted(allowed_cpus())
+    if count > len(cpus):
         raise ConfigError(
-            f"workers must be at most {len(cores)}, since each needs a core and this process "
+            f"workers must be at most {len(cpus)}, since each needs a core and this process "
             f"has as many, found {count}"
         )
+    cores = core_groups(cpus)  # Threads of one core go to one worker, if there are enough cores.
+    dealt = cores if count <= len(cores) else [(cpu,) for cpu in cpus]
     return [
-        (tuple(cores[i::count]), devices[i % len(devices)] if devices else None)
+        (tuple(sorted(chain(*dealt[i::count]))), devices[i % len(devices)] if devices else None)
         for i in range(count)
     ]
 
@@ -85,7 +87,7 @@ def _environment(share: Share) -> dict[str, str]:
     devices = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
     return {
         **os.environ,
-        "OMP_NUM_THREADS": str(min(len(cores), num_cores())),
+        "OMP_NUM_THREADS": str(threads_of(cores)),
         "PYTHONPATH": os.pathsep.join(sys.path),
         **devices,
     }
