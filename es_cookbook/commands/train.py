@@ -23,6 +23,7 @@ Or the model calls tools of an MCP server before it answers: tools="mcp:python s
 of the program.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 
 import chz
@@ -34,7 +35,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.rl.data.mixture import DATASETS
-from es_cookbook.rl.types import RLDatasetBuilder
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 SHORT = {
     "data": "dataset.source",
@@ -48,6 +49,9 @@ SHORT = {
 _ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
 """Data sets of others' environments -> the option that says which; the first is the default."""
 
+_SAMPLING = functools.partial(SamplingParams, stop=None)
+"""Answers end with their line where a plain prompt has examples of such."""
+
 
 @chz.chz
 class TrainConfig(train.Config):
@@ -58,6 +62,9 @@ class TrainConfig(train.Config):
     ).field("how the population is made and the centre moves")
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
+    )
+    sampling: SamplingParams = chz.field(
+        default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
     )
     log_path: str = chz.field(
         default="", doc="run directory; empty: runs/<name of the data>-<digest of the options>"

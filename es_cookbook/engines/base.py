@@ -78,6 +78,22 @@ class SampleRequest:
     seed: int = 0
     progress: Progress | None = dataclasses.field(default=None, compare=False)
 
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end the action: its observation's, and those of the sampling parameters."""
+        return self.observation.stop + self._sampling_stop
+
+    def answer(self, text: str) -> str:
+        """The text of an action: without what the sampling parameters end it at."""
+        for stop in self._sampling_stop:
+            text = text.partition(stop)[0]
+        return text
+
+    @property
+    def _sampling_stop(self) -> tuple[str, ...]:
+        given = self.params.stop
+        return self.observation.usual_stop if given is None else given
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogprobsRequest:
@@ -324,7 +340,7 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
             f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
             "engine.max_model_len"
         )
-    if "" in request.observation.stop:
+    if "" in request.stop:
         raise RequestError("an empty stop string would end every action; leave it out")
     if not 0 <= request.seed <= MAX_SEED:
         raise RequestError(

@@ -88,6 +88,7 @@ async def evaluate(
     held_out_P = groups_P[:num_problems]
     metrics = summary(held_out_P, attempts, groups_P[num_problems:])
     metrics |= _intervals(env_group_builders_P, held_out_P, attempts)
+    metrics |= answer_lengths(held_out_P, env_group_builders_P)
     return {f"test/{key}": value for key, value in metrics.items()}
 
 

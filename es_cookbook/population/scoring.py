@@ -159,7 +159,8 @@ class Scoring:
             metrics["genomes/reliability"] = reliability(scores_P_G)
         batch_groups_P = gather(batch_P, asked.batch_P) if self.num_pairs else attempted_P
         added_P = list(itertools.chain(*added_R))
-        metrics |= env_metrics([*batch_groups_P, *added_P]) | answer_lengths(batch_groups_P)
+        metrics |= env_metrics([*batch_groups_P, *added_P])
+        metrics |= answer_lengths(batch_groups_P, asked.batch_P)
         weights = [weight for weight, _ in self.regularisers]
         added = zip(weights, map(mean_rewards, added_R), strict=True)
         fitness_G = self.fitness(scores_P_G, list(added))

@@ -26,7 +26,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, Fields, OnBadRow, Remarks, Row, write_rows
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
-from es_cookbook.rl.data.task import load_splits
+from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
 

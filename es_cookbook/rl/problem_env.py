@@ -111,6 +111,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             `MessageEnv` of several turns a text for each.
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
         contents: digests of what the problem is, whatever its prompt.
+        usual_stop: texts that end an answer where `SamplingParams.stop` is None.
     """
 
     make_env: Callable[[], Env]
@@ -118,10 +119,15 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     gold: str | tuple[str, ...] | None = None
     problem_tags: tuple[str, ...] = ()
     contents: tuple[int, ...] = ()
+    usual_stop: tuple[str, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
-        return EnvGroup([self.make_env() for _ in range(num_envs)])
+        envs = [self.make_env() for _ in range(num_envs)]
+        for env in envs if self.usual_stop else ():
+            if isinstance(env, ProblemEnv):
+                env.observation = dataclasses.replace(env.observation, usual_stop=self.usual_stop)
+        return EnvGroup(envs)
 
     @property
     def tags(self) -> tuple[str, ...]:

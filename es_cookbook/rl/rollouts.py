@@ -22,10 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
+from es_cookbook.rl.endings import endings, gold_of
 from es_cookbook.rl.timeouts import turn_begins
 from es_cookbook.rl.types import (
     Action,
     Env,
+    EnvGroupBuilder,
     GroupReward,
     LostRollout,
     Metrics,
@@ -241,28 +243,36 @@ def count_answers(groups_P: Sequence[TrajectoryGroup]) -> int:
     return sum(len(trajectory.transitions) for trajectory in finished)
 
 
-def answer_lengths(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
+def answer_lengths(
+    groups_P: Sequence[TrajectoryGroup], problems_P: Sequence[EnvGroupBuilder] = ()
+) -> dict[str, float]:
     """How long answers are, and how many were cut; nothing without any.
 
     `rollouts/truncated` is the share of answers that reached `sampling.max_tokens`, or the end of
     the context; `rollouts/mean_tokens` and `rollouts/p95_tokens` are the mean length in sampled
     tokens and the length that 95 % do not exceed. An answer is one action: a rollout of several
-    turns has several. An answer that ends at a limit of its Env's own is not cut.
+    turns has several. An answer that ends at a limit of its Env's own is not cut. What those that
+    were cut look like is told by `endings`, beside the gold answers of `problems_P` where they are
+    given.
     """
+    golds_P = [gold_of(problem) for problem in problems_P] or [None] * len(groups_P)
     steps = [
-        step
-        for trajectory in _trajectories(groups_P)
+        (step, gold)
+        for group, gold in zip(groups_P, golds_P, strict=True)
+        for trajectory in _trajectories([group])
         if isinstance(trajectory, Trajectory)
         for step in trajectory.transitions
         if step.action.tokens_T
     ]
     if not steps:
         return {}
-    lengths = sorted(len(step.action.tokens_T) for step in steps)
+    lengths = sorted(len(step.action.tokens_T) for step, _ in steps)
+    cut = [(step.action.text, gold) for step, gold in steps if _is_cut(step)]
     return {
-        "rollouts/truncated": sum(map(_is_cut, steps)) / len(steps),
+        "rollouts/truncated": len(cut) / len(steps),
         "rollouts/mean_tokens": sum(lengths) / len(steps),
         "rollouts/p95_tokens": lengths[math.ceil(0.95 * len(steps)) - 1],
+        **endings(cut, len(steps)),
     }
 
 

@@ -21,6 +21,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.fields.parts import parts
+from es_cookbook.rl.stops import check_stop, read_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,15 +110,21 @@ class SamplingParams:
     logprobs: bool = chz.field(
         default=False, doc="return the log-probability of every sampled token"
     )
+    stop: tuple[str, ...] | None = chz.field(
+        default=(),
+        blueprint_cast=read_stop,
+        doc='text that ends an answer and is not part of it: "\\n", or ["###", "\\n\\n"] for '
+        "several; None: the end of the line, where plain prompts have examples of one line",
+    )
 
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ConfigError(
-                f"temperature must be 0 (greedy) or positive, found {self.temperature}"
-            )
+            found = self.temperature
+            raise ConfigError(f"temperature must be 0 (greedy) or positive, found {found}")
         check_range(self, "top_p", above=0, at_most=1)
+        check_stop(self.stop)
 
     def scaled(self, factor: float) -> "SamplingParams":
         """The same at another temperature: this one's times a factor."""
@@ -135,6 +142,7 @@ class Observation:
         max_tokens: most tokens of the action, where that is fewer than the sampling parameters say.
         is_last: the action ends the rollout, whatever it is, so that engines need keep nothing for
             a next turn.
+        usual_stop: strings that end the action where `SamplingParams.stop` is None.
     """
 
     tokens_T: tuple[int, ...]
@@ -142,6 +150,7 @@ class Observation:
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int | None = None
     is_last: bool = False
+    usual_stop: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -151,7 +160,8 @@ class Action:
     Attributes:
         tokens_T: sampled tokens, the last one included that completes a stop string or stops.
         text: all of the tokens decoded, the tokenizer's special tokens left out, so that an Env
-            needs no tokenizer. A stop string is in it, and what its last token has after it.
+            needs no tokenizer. An observation's stop string is in it, and what its last token has
+            after it; of the sampling parameters' there is neither.
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and

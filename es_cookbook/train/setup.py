@@ -28,6 +28,7 @@ from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.population.step_sizes import FoundSigma, find_sigma, options_of
+from es_cookbook.rl.data.lines import told_stop
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
     HISTORY,
@@ -198,6 +199,8 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
     await datasets.train.validate(engine.traits.context_length)
     if config.surrogate is not None:
         config.surrogate.check(datasets.train.get_batch(0))
+    if stop := told_stop(config.sampling, datasets.train.get_batch(0)):
+        say(stop)
     return engine, datasets
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import chz
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
@@ -23,7 +24,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import Action
+from es_cookbook.rl.types import Action, Observation
 from tests.engines.running import Running
 from tests.engines.torch.reference import Reference, request, who
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
@@ -307,6 +308,29 @@ def test_an_action_ends_with_the_token_that_completes_a_stop_string(
         assert (stopped.tokens_T, stopped.stop_reason) == (free.tokens_T[:end], "stop")
         assert stopped.text == decode(free.tokens_T[:end]), "whole tokens, the stop string included"
         assert stopped.logprobs_T == pytest.approx(free.logprobs_T[:end], abs=1e-5)
+
+
+def test_stop_texts_of_the_sampling_parameters_count_beside_the_envs_and_are_no_part_of_a_text(
+    engine: Running, hot_action: Hot, decode: Callable[[Sequence[int]], str]
+) -> None:
+    free, asked = hot_action
+    inside, later = free.text[7:9], free.text[12:14]
+    for of_env, of_run, usual, text in (
+        ((), (inside,), (), free.text[: free.text.index(inside)]),
+        ((later,), (inside,), (), free.text[: free.text.index(inside)]),
+        ((inside,), (later,), (), decode(free.tokens_T[: free.text.index(inside) // 2 + 2])),
+        ((), None, (inside,), free.text[: free.text.index(inside)]),
+        ((), (later,), (inside,), free.text[: free.text.index(later)]),
+        ((), (), (inside,), free.text),
+    ):
+        params = chz.replace(asked.params, stop=of_run)
+        observation = Observation(PROMPT, of_env, usual_stop=usual)
+        (action,) = engine.sample(
+            [SampleRequest(asked.target, observation, params, asked.seed)], GENOMES_G
+        )
+        assert action.text == text
+        assert action.tokens_T == free.tokens_T[: len(action.tokens_T)]
+        assert action.stop_reason == ("length" if text == free.text else "stop")
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(

@@ -222,5 +222,7 @@ def test_lengths_are_of_answers_and_those_that_were_cut_are_counted() -> None:
         "rollouts/truncated": 1 / 19,
         "rollouts/mean_tokens": (8 + 3 + 16 * 4 + 6) / 19,
         "rollouts/p95_tokens": 8,
+        "rollouts/ran_on": 0.0,
+        "rollouts/repeated": 0.0,
     }
     assert answer_lengths([TrajectoryGroup([[LOST]])]) == {}

@@ -228,10 +228,10 @@ class Lane:
         observation = work.request.observation
         if tokens[-1] in observation.stop_token_ids:
             return True
-        if not observation.stop:
+        if not (stops := work.request.stop):
             return False
         (text,) = self._decode_texts([tokens])
-        return any(stop in text for stop in observation.stop)
+        return any(stop in text for stop in stops)
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
@@ -240,10 +240,11 @@ class Lane:
         for slot, work, tokens_T, text, stop in zip(
             slots, works, tokens, self._decode_texts(list(tokens)), stopped.tolist(), strict=True
         ):
-            logprobs_T = None
+            logprobs_T, request = None, work.request
+            assert isinstance(request, SampleRequest)
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
-            reason = "stop" if stop else "length"
+            text, reason = request.answer(text), "stop" if stop else "length"
             results.append((work, Action(tuple(tokens_T), text, reason, logprobs_T)))
         self.forward.ended(table, slots.tolist())
         table.release(slots.tolist())

@@ -159,7 +159,7 @@ class VLLMEngine(Engine):
         observation, params = request.observation, request.params
         # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
         seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
-        stop = observation.stop, observation.stop_token_ids
+        stop = request.stop, observation.stop_token_ids
         follows = request.progress is not None and request.progress.follows
         vllm_params = self._params(limit, params, seed, *stop, follows)
         output = await self._generate(
@@ -175,7 +175,7 @@ class VLLMEngine(Engine):
             chosen = zip(tokens_T, answer.logprobs, strict=True)
             logprobs_T = tuple(cast(Any, of_token)[token].logprob for token, of_token in chosen)
         reason = "length" if answer.finish_reason == "length" else "stop"
-        return Action(tokens_T, text, reason, logprobs_T)
+        return Action(tokens_T, request.answer(text), reason, logprobs_T)
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:

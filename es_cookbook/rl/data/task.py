@@ -31,10 +31,10 @@ import hashlib
 import heapq
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from string import Formatter
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal
 
 import chz
 from typing_extensions import override
@@ -44,6 +44,7 @@ from es_cookbook.common.configs import Names, recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import plural, say
+from es_cookbook.rl.data.lines import stop_of, with_stop
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import (
     ON_BAD_ROW_DOC,
@@ -58,6 +59,7 @@ from es_cookbook.rl.data.rows import (
     without_tags,
 )
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
+from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
     Grade,
@@ -183,8 +185,17 @@ class RowDatasetBuilder(RLDatasetBuilder):
         test_P = await self._problems(test, held_out, "held-out row", tokenizer)
         train_P = await self._problems(train, self.source, "training row", tokenizer)
         builders = self._not_asked(train_P, test_P)
+        if stop := self.usual_stop([*builders, *test_P], tokenizer):
+            builders, test_P = with_stop(builders, stop), with_stop(test_P, stop)
         dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
+
+    def usual_stop(
+        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
+    ) -> tuple[str, ...]:
+        """Texts that end an answer where `sampling.stop` is None; by default none."""
+        del problems_P, tokenizer
+        return ()
 
     def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
         num_test = _NUM_TEST if self.num_test is None else self.num_test
@@ -397,6 +408,15 @@ class Task(ScoredRows):
             problem_tags=(str(row.value(self.tag)),) if self.tag else (),
         )
 
+    @override
+    def usual_stop(
+        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
+    ) -> tuple[str, ...]:
+        """A newline, where plain prompts have examples of one line; turns of a chat end anyway."""
+        if self.chat and tokenizer.chat_template is not None:
+            return ()
+        return stop_of(problems_P, self.prompt + self.prefill, tokenizer)
+
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row
     ) -> Callable[[], ProblemEnv]:
@@ -489,83 +509,6 @@ class TaskEnv(ProblemEnv):
             return result
         metrics = {**result.metrics, "task_reward": result.reward}
         return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
-
-
-class _HasKey(Protocol):
-    """A problem that knows what makes it the problem it is."""
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for problems that are the same."""
-        ...
-
-
-P = TypeVar("P", bound=_HasKey)
-Named: TypeAlias = dict[str, P]
-"""Problems by where they stand, for example "train.jsonl, line 3"."""
-
-
-def load_splits(
-    source: str,
-    test_source: str | None,
-    read: Callable[[Row], P | None],
-    is_held_out: Callable[[P], bool],
-    *,
-    num_train: int,
-    num_test: int,
-) -> tuple[Named[P], Named[P]]:
-    """Training and test problems: of two sources, or of one by `is_held_out`.
-
-    Args:
-        source: as for `load_rows`; the user's `dataset.source`.
-        test_source: the same for the test; None holds problems out of `source`.
-        read: makes a problem of a row, or None to skip it.
-        is_held_out: whether one of `source` is, a pure function of the problem.
-        num_train: most training problems.
-        num_test: most test problems; without a `test_source`, 0 trains on all.
-
-    Raises:
-        DataError: A source or row that cannot be used, or a problem that is in both sources.
-    """
-
-    def named(source: str, option: str, split: str) -> Iterator[tuple[str, P]]:
-        for row in load_rows(source, option=option, split=split):
-            if (problem := read(row)) is not None:
-                yield row.where, problem
-
-    problems = named(source, "dataset.source", "train")
-    if test_source is None:
-        return _hold_out(
-            problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
-        )
-    train = dict(islice(problems, num_train))
-    test = dict(islice(named(test_source, "dataset.test_source", "test"), num_test))
-    names = {problem.key: name for name, problem in test.items()}
-    for name, problem in train.items():
-        if problem.key in names:
-            raise DataError(
-                f"{name}: this problem is also held out, in {names[problem.key]}; training and "
-                "test must be disjoint"
-            )
-    return train, test
-
-
-def _hold_out(
-    problems: Iterable[tuple[str, P]],
-    is_held_out: Callable[[P], bool],
-    num_train: int,
-    num_test: int,
-) -> tuple[Named[P], Named[P]]:
-    """Reads on only until both have enough."""
-    train: Named[P] = {}
-    test: Named[P] = {}
-    for where, problem in problems:
-        split, most = (test, num_test) if is_held_out(problem) else (train, num_train)
-        if len(split) < most:
-            split[where] = problem
-        elif len(train) == num_train and len(test) == num_test:
-            break
-    return train, test
 
 
 def _all_of(row: Row) -> str:

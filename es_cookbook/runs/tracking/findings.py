@@ -2,7 +2,7 @@
 
     nothing learned    every reward is 0, all genomes earn the same, or all mirrored pairs are tied
     luck               the genomes' differences were luck for some generations
-    cut                many answers end at `sampling.max_tokens`
+    cut                many answers end at `sampling.max_tokens`: too little room, or no end
     unchanged          a held-out result is the first in every digit, or the third of one value
 
 The live view, `show` and the report all have their sentences from here. They follow from rows of
@@ -149,14 +149,31 @@ def _is_empty(row: _Row) -> bool:
 
 
 def _cut(row: _Row) -> _Finding | None:
-    cut = row.get("rollouts/truncated", 0.0)
+    return ("cut", said) if (said := cut_answers(row)) else None
+
+
+def cut_answers(row: _Row, prefix: str = "rollouts/") -> str:
+    """What to change where many answers were cut, by what they look like; else nothing.
+
+    >>> cut_answers({"rollouts/truncated": 0.9, "rollouts/ran_on": 0.1}).partition(": ")[2]
+    'raise it, or ask for shorter answers'
+    """
+    cut = row.get(f"{prefix}truncated", 0.0)
     if not cut > _MANY:
-        return None
-    return (
-        "cut",
-        f"{cut:.0%} of the answers were cut off at sampling.max_tokens: raise it, or ask for "
-        "shorter answers",
-    )
+        return ""
+    of_cut = f"{cut:.0%} of the answers were cut off at sampling.max_tokens"
+    if row.get(f"{prefix}ran_on", 0.0) > cut / 2:
+        return (
+            f"{of_cut}: most do not stop, but go on after a line that is an answer already; "
+            'sampling.stop="\\n" ends an answer with its first line'
+        )
+    if row.get(f"{prefix}repeated", 0.0) > cut / 2:
+        return (
+            f"{of_cut}: most do not stop, but repeat themselves, so a higher limit is no help; "
+            'name the text that should end an answer (sampling.stop="..."), or show in the prompt '
+            "how one ends"
+        )
+    return f"{of_cut}: raise it, or ask for shorter answers"
 
 
 def all_findings(rows: Sequence[_Row]) -> Iterator[str]:

@@ -124,7 +124,7 @@ class SlotTable:
         self.count[slot] = 0
         self.limit[slot] = work.limit
         self.wants_logprobs[slot] = request.params.logprobs
-        self.has_stops[slot] = bool(observation.stop or observation.stop_token_ids)
+        self.has_stops[slot] = bool(request.stop or observation.stop_token_ids)
         self.followed[slot] = request.progress is not None and request.progress.follows
         self.temperature[slot] = request.params.temperature
         self.top_p[slot] = request.params.top_p
