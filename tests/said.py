@@ -20,7 +20,11 @@ _DOES = (
     r"evaluating .* on [\d,]+ problems?",
     r"pushing .* to .*",
 )
-_LASTS = (r"compiling the kernels for this processor, .*", r"  … \d+ s")
+_LASTS = (
+    r"compiling the kernels for this processor, .*",
+    r"a core of this processor multiplies .*",
+    r"  … \d+ s",
+)
 """What a slow machine, or one that runs it for the first time, says between them."""
 
 

@@ -30,7 +30,7 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
     Raises:
         ModelError: The cache cannot be written; or as `make`.
     """
-    directory = _cache() / digest
+    directory = cache_directory() / "models" / digest
     if not directory.exists():
         from filelock import FileLock
 
@@ -51,10 +51,11 @@ def cached_model(what: str, digest: str, make: Callable[[Path], None]) -> Path:
     return directory
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
+    """Where what was made once is kept: models, and what was measured of this machine."""
     from huggingface_hub import constants
 
-    return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook") / "models"
+    return Path(os.environ.get(CACHE) or Path(constants.HF_HOME) / "es_cookbook")
 
 
 def _evict(keep: Path) -> None:

@@ -1,14 +1,33 @@
 """Loops that numba compiles for the CPU: machine code without the interpreter's lock."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import event
+from llvmlite import binding
+from numba.core import config, event
 
 from es_cookbook.common.terminal import say
 
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
+
+
+def features() -> str:
+    """The processor's features that loops may use, in LLVM's words: "+avx2,-avx512f" and so on.
+
+    `NUMBA_CPU_FEATURES` sets them. Who holds torch to AVX2, `ATEN_CPU_CAPABILITY=avx2`, wants to
+    see what a processor without AVX-512 does, so loops are held to it as well.
+    """
+    given = cast(Any, config).CPU_FEATURES
+    if isinstance(given, str):
+        return given
+    found = binding.get_host_cpu_features().flatten()
+    is_held = os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
+    return found.replace("+avx512", "-avx512") if is_held else found
+
+
+cast(Any, config).CPU_FEATURES = features()  # read when the first loop is compiled
 
 
 def compiled(

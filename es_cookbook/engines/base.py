@@ -170,12 +170,14 @@ class EngineTraits:
         context_length: most tokens of prompt and action together.
         base_dtype: dtype of the base weights, from which the centre starts, e.g. "bfloat16".
         max_terms: most terms of a genome; None if there is no limit.
+        products: dtype of matrix products, where the engine has a choice; else None.
     """
 
     capacity: int
     context_length: int
     base_dtype: str
     max_terms: int | None = None
+    products: str | None = None
 
 
 class Engine(Host):

@@ -122,9 +122,9 @@ def read_run(log_path: Path) -> RunFiles:
     config = _config(log_path, problems)
     metrics = _metrics(log_path / METRICS, problems)
     header, records = _history(log_path / HISTORY, problems)
-    for name, value in header.found.items() if header else ():
-        if config.get(f"optimizer.{name}") == AUTO:
-            config[f"optimizer.{name}"] = value
+    for name, value in _chosen(header).items():
+        if config.get(name) == AUTO:
+            config[name] = value
     done = len(metrics) if is_of_gradients(log_path) else len(records)
     state = _state(log_path, done, metrics, _length(config))
     return RunFiles(log_path, config, metrics, header, records, state, tuple(problems))
@@ -164,6 +164,15 @@ def _metrics(path: Path, problems: list[str]) -> list[dict[str, float]]:
     if len(damaged) > 1:
         problems.append(f"{path}: {plural(len(damaged) - 1, 'more damaged line')} left out")
     return rows
+
+
+def _chosen(header: Header | None) -> Mapping[str, object]:
+    """What a run took for options that are `auto`, by their paths in its Config."""
+    if header is None:
+        return {}
+    found = {f"optimizer.{name}": value for name, value in header.found.items()}
+    engines = ("engine", "engine.engine") if header.products is not None else ()
+    return found | {f"{engine}.products": header.products for engine in engines}
 
 
 def _history(path: Path, problems: list[str]) -> tuple[Header | None, list[Record]]:

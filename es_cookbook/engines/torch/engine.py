@@ -9,13 +9,14 @@ what they stand for (`checkpoints.quantised`), so it takes the memory of a plain
 
 What prompts of a genome begin with in common is computed once (`forward.prefix_cache`).
 
-On the CPU an action is a function of (centre, genome, prompt, sampling seed) alone, in float32 and
-in bfloat16: not of the batch, of what is shared, of the number of lanes or cores. On CUDA and MPS
+On the CPU weights have the dtype of the checkpoint and products the one that the processor
+multiplies fastest (`processor`). An action is a function of (centre, genome, prompt, sampling seed)
+alone: not of the batch, of what is shared, of the number of lanes or cores. On CUDA and MPS
 matmuls of other heights may round otherwise, and a rare near-tie may flip.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import chz
 from typing_extensions import override
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from es_cookbook.engines.torch.forward.cache_size import CacheSize
-    from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+    from es_cookbook.engines.torch.forward.path import Path as RowPath
     from es_cookbook.engines.torch.host import TorchEngine
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
@@ -42,6 +43,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
     """Builds a `TorchEngine`."""
 
     device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
+    products: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="auto",
+        doc="dtype of matrix products on the CPU; auto: engine.dtype if it is given, and otherwise "
+        "what this processor multiplies fastest",
+    )
     max_batch_size: int = chz.field(
         default=2048, doc="most requests that decode together, over all lanes"
     )
@@ -85,10 +91,12 @@ class TorchEngineBuilder(ModelEngineBuilder):
     def _build(self, model_name: str, search_space: "SearchSpaceBuilder") -> "TorchEngine":
         # torch and transformers, which a Config does without.
         from es_cookbook.engines.torch.forward.self_check import right_path
-        from es_cookbook.engines.torch.host import load
+        from es_cookbook.engines.torch.host import Wanted, load
 
-        model, tokenizer, space = load(model_name, search_space, self.dtype, self.device)
-        path, cache_size = right_path(model, space, self.context_length(model))
+        wanted = Wanted(self.dtype, self.products, self.device)
+        model, tokenizer, space = load(model_name, search_space, wanted)
+        products = wanted.products_of(model.dtype)
+        path, cache_size = right_path(model, space, self.context_length(model), products)
         return self.around(model, tokenizer, space, path, cache_size)
 
     def around(

@@ -26,7 +26,10 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised_files import is_quantised
+from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
+from es_cookbook.common.left_threads import ended
+from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.base import (
     Engine,
     EngineTraits,
@@ -39,36 +42,92 @@ from es_cookbook.engines.base import (
 )
 from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.forward.own import OwnForward
-from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.path import Path as RowPath
 from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.lane import Answer, Lane, batch_decoder
 from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
+from es_cookbook.engines.torch.processor import products_of, rates
 from es_cookbook.engines.torch.resident_weights import ResidentWeights, packs_weights
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 
 
+class Wanted:
+    """The dtypes and the device of a model, as its user asks for them.
+
+    Args:
+        dtype: of weights, `engine.dtype`.
+        products: `engine.products`.
+        device_name: `engine.device`.
+
+    Attributes:
+        dtype: of weights.
+        device: there is such.
+
+    Raises:
+        ConfigError: There is no such device, or products are chosen on another than the CPU.
+    """
+
+    def __init__(self, dtype: str, products: str, device_name: str) -> None:
+        self.dtype, self._products = dtype, products
+        self.device = _device(device_name)
+        if products != "auto" and self.device.type != "cpu":
+            raise ConfigError(
+                f"engine.products={products} is for the CPU, and the model is on "
+                f"{self.device.type}, where products have the dtype of the weights; leave it out, "
+                "or set engine.dtype"
+            )
+
+    def products_of(self, weights: torch.dtype) -> torch.dtype:
+        """Dtype of products with weights of a dtype; says what a slow choice costs.
+
+        Raises:
+            ConfigError: They would round weights that are not in bfloat16.
+        """
+        if self.device.type != "cpu":
+            return weights
+        is_bfloat16 = weights == torch.bfloat16
+        if self._products == "bfloat16" and not is_bfloat16:
+            raise ConfigError(
+                "engine.products=bfloat16 takes weights in bfloat16, and these are in "
+                f"{dtype_name(weights)}; set engine.dtype=bfloat16 as well, or "
+                "engine.products=float32"
+            )
+        typed = self._products if self._products != "auto" else self.dtype
+        if typed == "auto":
+            return products_of(weights, self.device)
+        if typed != "bfloat16":
+            return torch.float32
+        if (slowdown := rates().slowdown) > 1:
+            say_once(
+                f"engine.{'dtype' if self._products == 'auto' else 'products'}=bfloat16: products "
+                f"in bfloat16 take {slowdown:.1f} times as long as those in float32 here; "
+                "engine.products=float32 keeps the weights in bfloat16 and multiplies in float32"
+            )
+        return torch.bfloat16
+
+
 def load(
-    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device_name: str
+    model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, SearchSpace]:
     """The model on its device, after it is known to fit there, with what genomes perturb of it.
 
     Raises:
         ModelError: It cannot be read, or the search space does not suit it.
-        ConfigError: It does not fit, or there is no such device.
+        ConfigError: It does not fit.
     """
-    device = _device(device_name)
     tokenizer = load_tokenizer(model_name)
-    check_weights_fit(model_name, _weight_bytes(model_name, search_space, dtype, device), device)
-    model = load_causal_lm(model_name, dtype, device)
+    needed = _weight_bytes(model_name, search_space, wanted)
+    check_weights_fit(model_name, needed, wanted.device)
+    model = load_causal_lm(model_name, wanted.dtype, wanted.device)
     return model, tokenizer, search_space(parameter_infos(model), read_adapter)
 
 
 def _weight_bytes(
-    model_name: str, search_space: SearchSpaceBuilder, dtype: str, device: torch.device
+    model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
 ) -> tuple[int, int, int]:
     quantised = is_quantised(model_name)
     architecture = (
@@ -76,8 +135,9 @@ def _weight_bytes(
     )
     space = search_space(parameter_infos(architecture), read_adapter)
     own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
-    held: torch.dtype = getattr(torch, own if dtype == "auto" else dtype)
-    return weight_bytes(architecture, space, held.itemsize, packs_weights(space, held, device))
+    held: torch.dtype = getattr(torch, own if wanted.dtype == "auto" else wanted.dtype)
+    packed = packs_weights(space, wanted.products_of(held), wanted.device)
+    return weight_bytes(architecture, space, held.itemsize, packed)
 
 
 def _device(name: str) -> torch.device:
@@ -117,8 +177,11 @@ class TorchEngine(Engine):
         self._requests = 0
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
         self._outbox: list[Work] = []
-        base_dtype = str(model.dtype).removeprefix("torch.")
-        self.traits = EngineTraits(weights.capacity, plan.context_length, base_dtype)
+        base_dtype = dtype_name(model.dtype)
+        products = dtype_name(path.products) if path.products is not None else None
+        self.traits = EngineTraits(
+            weights.capacity, plan.context_length, base_dtype, products=products
+        )
         self._queue = WorkQueue(plan.num_lanes)
         cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
         self._prefixes = PrefixCache(cache, plan.num_idle_blocks, self._queue.waiting)
@@ -216,8 +279,7 @@ class TorchEngine(Engine):
         for future in self._in_flight.values():
             if not future.done():  # its task may not have run yet since it was
                 future.set_exception(error)
-        for thread in self._threads:
-            await asyncio.to_thread(thread.join)
+        await ended(self._threads)
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:

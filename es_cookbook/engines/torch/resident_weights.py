@@ -29,10 +29,10 @@ from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
-from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.path import Path as RowPath
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
-from es_cookbook.engines.torch.kernels.products import packing_pays
 from es_cookbook.engines.torch.memory import trim
+from es_cookbook.engines.torch.processor import rates
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -81,7 +81,7 @@ class ResidentWeights:
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
         self._dtypes = {name: parameter.dtype for name, parameter in named_weights(base)}
-        self._packs = packs_weights(space, base.dtype, base.device)
+        self._packs = packs_weights(space, path.products or base.dtype, base.device)
         if self._packs:
             self.model.pack()
             trim()
@@ -235,9 +235,10 @@ class ResidentWeights:
                 parameter.copy_(weight.moved(values).dequantised())
 
 
-def packs_weights(space: SearchSpace, dtype: torch.dtype, device: torch.device) -> bool:
+def packs_weights(space: SearchSpace, products: torch.dtype, device: torch.device) -> bool:
     """Whether an engine computes with packed copies of the centre's weights; genomes have none."""
-    return not space.is_dense and device.type == "cpu" and packing_pays(dtype)
+    is_bfloat16 = products == torch.bfloat16
+    return not space.is_dense and device.type == "cpu" and is_bfloat16 and rates().packs
 
 
 def _moving_layers(

@@ -51,6 +51,8 @@ class Header:
         dtype: of the base weights as the engine held them, "float32" for example; None likewise.
         fork: None in a run that began by itself.
         found: numbers that the run found for options of its optimizer that were `auto`.
+        products: dtype of the engine's matrix products, where it had a choice; rollouts depend on
+            it, steps and fingerprints do not.
     """
 
     model_name: str
@@ -59,6 +61,7 @@ class Header:
     dtype: str | None
     fork: Fork | None = None
     found: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    products: str | None = None
 
 
 def num_forked(header: Header | None) -> int:
@@ -151,9 +154,7 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
 
 def _plain_header(header: Header) -> dict[str, object]:
     plain: dict[str, object] = {"kind": "header", **dataclasses.asdict(header)}
-    if not header.found:
-        del plain["found"]
-    return plain
+    return {key: value for key, value in plain.items() if value or key not in _HEADER_OPTIONAL}
 
 
 def _plain_record(record: Record) -> dict[str, object]:
@@ -189,13 +190,15 @@ def _numbers_or_nan(values_G: Sequence[float | None]) -> tuple[float, ...]:
 
 
 def _header(found: Mapping[str, Any]) -> Header:
-    _check(found, {**_HEADER, **_FOUND} if "found" in found else _HEADER)
+    given = {name: kind for name, kind in _HEADER_OPTIONAL.items() if name in found}
+    _check(found, {**_HEADER, **given})
     fork = None
     if (origin := found["fork"]) is not None:
         _check(origin, _FORK, "fork.")
         fork = Fork(origin["log_path"], origin["generation"])
     parts = (found["weights"], found["tokenizer"], found["dtype"])
-    return Header(found["model_name"], *parts, fork, found.get("found", {}))
+    more = found.get("found", {}), found.get("products")
+    return Header(found["model_name"], *parts, fork, *more)
 
 
 def _record(found: Mapping[str, Any]) -> Record:
@@ -285,14 +288,15 @@ _HEADER: _Schema = {
     "dtype": (_or_null(_is(str)), "text or null"),
     "fork": (_or_null(_is(dict)), "an object or null"),
 }
-_FOUND: _Schema = {
+_HEADER_OPTIONAL: _Schema = {
+    "products": (_is(str), "text"),
     "found": (
         lambda value: (
             isinstance(value, dict)
             and all(_is(float)(number) for number in cast("dict[str, object]", value).values())
         ),
         "an object of floats",
-    )
+    ),
 }
 _FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an integer from 0 on")}
 

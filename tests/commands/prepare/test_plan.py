@@ -36,11 +36,11 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.engines.ray.pool import RayPoolBuilder
-from es_cookbook.engines.torch import resident_weights
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
-from es_cookbook.engines.torch.forward.population_layers import FLAT, ROWS_PER_BLOCK
+from es_cookbook.engines.torch.forward.path import FLAT
+from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.resident_weights import ResidentWeights
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
@@ -194,8 +194,6 @@ def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: s
 async def test_a_torch_engine_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Packed weights, in the place of plain ones, are no tensors that can be counted.
-    monkeypatch.setattr(resident_weights, "packing_pays", lambda _: False)
     path = tiny_model(family)
     options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02, "prefix_cache_gib": 0}
     plan = planned(
@@ -234,7 +232,6 @@ def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
     tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(population_layers, "suits_kernels", lambda _: False)  # as on a GPU
-    monkeypatch.setattr(resident_weights, "packing_pays", lambda _: False)
     path = tiny_model(family)
     plan = planned(str(path), search_space=LowRank(rank=2), population_size=4)
     base = AutoModelForCausalLM.from_pretrained(path)

@@ -48,6 +48,9 @@ def _requests() -> list[SampleRequest]:
         ("qwen2", LowRank(), "bfloat16"),
         ("gemma3", LowRank(rank=3), "bfloat16"),
         ("gpt_neox", FullRank(), "bfloat16"),
+        ("qwen2", LowRank(), "bfloat16 in float32"),
+        ("gemma3", LowRank(rank=3), "float16"),
+        ("gpt_neox", FullRank(), "bfloat16 in float32"),
     ],
 )
 async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
@@ -56,7 +59,9 @@ async def test_actions_and_their_logprobs_do_not_depend_on_the_batch(
     await _check(tiny_model(family), space, dtype)
 
 
-@pytest.mark.parametrize(("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16")])
+@pytest.mark.parametrize(
+    ("rank", "dtype"), [(1, "float32"), (3, "float32"), (1, "bfloat16"), (1, "bfloat16 in float32")]
+)
 async def test_experts_do_not_depend_on_the_batch(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, rank: int, dtype: str
 ) -> None:
@@ -64,11 +69,13 @@ async def test_experts_do_not_depend_on_the_batch(
     await _check(tiny_model("experts"), LowRank(rank=rank), dtype)
 
 
-async def _check(path: Path, space: SearchSpaceBuilder, dtype: str) -> None:
+async def _check(path: Path, space: SearchSpaceBuilder, dtypes: str) -> None:
+    dtype, _, products = dtypes.partition(" in ")
+    of_dtype = {"dtype": dtype, "products": products or "auto"}
     requests = _requests()
     shuffled = requests.copy()
     random.Random(4).shuffle(shuffled)
-    async with running_engine(path, space, dtype=dtype) as engine:
+    async with running_engine(path, space, **of_dtype) as engine:
         await engine.load(GENOMES_G)
         expected = dict(zip(requests, await sample_all(engine, requests), strict=True))
         assert dict(zip(shuffled, await sample_all(engine, shuffled), strict=True)) == expected
@@ -81,7 +88,7 @@ async def _check(path: Path, space: SearchSpaceBuilder, dtype: str) -> None:
         {"num_lanes": 1, "prefill_tokens": 20},
         {"num_lanes": 3, "max_batch_size": 100},
     ):
-        async with running_engine(path, space, dtype=dtype, **options) as engine:
+        async with running_engine(path, space, **of_dtype, **options) as engine:
             await engine.load(GENOMES_G)
             actions = dict(zip(shuffled, await sample_all(engine, shuffled), strict=True))
             assert actions == expected, options

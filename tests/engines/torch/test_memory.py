@@ -105,8 +105,6 @@ async def test_an_adapter_fits_where_a_centre_of_all_weights_does_not(
 ) -> None:
     path = str(tiny_model("llama"))
     monkeypatch.setattr("es_cookbook.engines.torch.memory.free_bytes", lambda _: 160_000)
-    # Packed copies count as well, on processors where they are faster.
-    monkeypatch.setattr("es_cookbook.engines.torch.resident_weights.packing_pays", lambda _: False)
     with pytest.raises(ConfigError, match="does not fit"):
         await TorchEngineBuilder(device="cpu")(model_name=path, search_space=LowRank())
     builder = TorchEngineBuilder(device="cpu", kv_cache_gib=0.01)

@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from es_cookbook.engines.torch.forward.attention import round_up, set_attention, unknown_option
 from es_cookbook.engines.torch.forward.own import Unfit, bytes_of_cache
-from es_cookbook.engines.torch.forward.population_layers import Path
+from es_cookbook.engines.torch.forward.path import Path
 from es_cookbook.engines.torch.kernels.attention import STEP
 
 _PROBE = "es_cookbook_probe"

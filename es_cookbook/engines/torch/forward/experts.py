@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from es_cookbook.checkpoints.linear_weights import expert_parameters, is_transposed
+from es_cookbook.engines.torch.forward.path import Path
+from es_cookbook.engines.torch.kernels.products import multiply
 
 ELEMENTS_AT_ONCE = 1 << 24
 """Most elements of low-rank factors gathered at once for rows of their own."""
@@ -48,15 +50,19 @@ class ExpertGroup:
     """
 
     def __init__(
-        self, index: int, module: nn.Module, parameter: str, rows_per_step: int, wide: bool
+        self, index: int, module: nn.Module, parameter: str, rows_per_step: int, path: Path
     ) -> None:
         self.index = index
         self.parameter = parameter
         self.transposed = is_transposed(module)
-        weight = cast("nn.Parameter", getattr(module, parameter)).data
-        self.weight = weight.transpose(1, 2) if self.transposed else weight
+        weight = cast("nn.Parameter", getattr(module, parameter))
+        self.weight = weight.data.transpose(1, 2) if self.transposed else weight.data
+        self._multiplies = path.multiplies(weight)
+        if self._multiplies and not self.weight.is_contiguous():
+            self.weight = self.weight.contiguous()
+            weight.data = self.weight.transpose(1, 2)
         self.bias = cast("nn.Parameter | None", getattr(module, f"{parameter}_bias", None))
-        self.dtype = torch.float32 if wide else weight.dtype
+        self.dtype = torch.float32 if path.wide else weight.dtype
         self._rows_per_step = rows_per_step
 
     def __call__(
@@ -67,16 +73,22 @@ class ExpertGroup:
         rows_of_expert = enumerate(x_B_N.split(routing.rows_of_expert))
         for expert, rows in rows_of_expert:
             if len(rows):
-                # Rows beyond a whole number of blocks would get another kernel, and other bits.
-                missing = -len(rows) % self._rows_per_step
                 bias = None if self.bias is None else self.bias[expert]
-                padded = F.pad(rows, (0, 0, 0, missing)).to(self.weight.dtype)
-                y = F.linear(padded, self.weight[expert], bias)
-                parts.append(y[: len(rows)].to(rows.dtype))
+                parts.append(self._product(rows, self.weight[expert], bias).to(rows.dtype))
         y_B_N = torch.cat(parts) if parts else x_B_N.new_zeros(0, self.weight.shape[1])
         if factors is not None and len(y_B_N):
             self._add_low_rank(y_B_N, x_B_N, routing, factors)
         return y_B_N
+
+    def _product(
+        self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self._multiplies:
+            return multiply(rows.float().contiguous(), weight, bias)
+        # Rows beyond a whole number of blocks would get another kernel, and other bits.
+        missing = -len(rows) % self._rows_per_step
+        padded = F.pad(rows, (0, 0, 0, missing)).to(weight.dtype)
+        return F.linear(padded, weight, bias)[: len(rows)]
 
     @staticmethod
     def _add_low_rank(
@@ -140,16 +152,15 @@ class PopulationExperts(nn.Module):
 
 
 def expert_groups(
-    first: int, module: nn.Module, rows_per_step: int, wide: bool = False
+    first: int, module: nn.Module, rows_per_step: int, path: Path
 ) -> list[ExpertGroup]:
     """The projections of a module of experts, numbered from `first` on: up, then down.
 
-    Empty for any other module. Rows of a matmul are a multiple of `rows_per_step`; `wide` is as in
-    `population_layers.Path`.
+    Empty for any other module. Rows of a matmul of torch's are a multiple of `rows_per_step`.
     """
     names = expert_parameters(module)
     if len(names) != 2:
         return []
     return [
-        ExpertGroup(first + i, module, name, rows_per_step, wide) for i, name in enumerate(names)
+        ExpertGroup(first + i, module, name, rows_per_step, path) for i, name in enumerate(names)
     ]

@@ -25,10 +25,10 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.forward.attention import round_up
+from es_cookbook.engines.torch.forward.path import Path
 from es_cookbook.engines.torch.forward.population_layers import (
     ROWS_PER_BLOCK,
     Batch,
-    Path,
     PopulationModel,
 )
 from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops

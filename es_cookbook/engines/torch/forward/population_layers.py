@@ -18,10 +18,11 @@ Rows come in blocks that belong to one genome, so the low-rank parts are two bat
 whatever the mix of genomes. What the layers need to know about the rows is the `Batch` of the
 calling thread.
 
-Bit for bit, a row of the flat path must not depend on its neighbours. On the CPU the BLAS behind
-torch gives a row of a matmul the same bits at every height of at least `MIN_ROWS` when it runs on
-one thread; so smaller batches are padded, every lane runs on one thread, and batched matmuls never
-have a single member (which takes another code path). Rows of a member that are not a whole number
+Bit for bit, a row of the flat path must not depend on its neighbours. Products in float32 on the
+CPU are this package's own (see `kernels.products`). oneDNN gives a row of a product in bfloat16 the
+same bits at every height of at least `MIN_ROWS` when it runs on one thread; so smaller batches are
+padded, every lane runs on one thread, and batched matmuls never have a single member (which takes
+another code path). Rows of a member that are not a whole number
 of registers long may get other kernels depending on where they begin, so tables are padded.
 """
 
@@ -29,6 +30,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -55,6 +57,7 @@ from es_cookbook.engines.torch.forward.experts import (
     PopulationExperts,
     expert_groups,
 )
+from es_cookbook.engines.torch.forward.path import FLAT, Path
 from es_cookbook.engines.torch.kernels.lanes import LANES
 from es_cookbook.engines.torch.kernels.modules import (
     MULTIPLIERS,
@@ -70,7 +73,8 @@ from es_cookbook.engines.torch.kernels.modules import (
     suits_kernels,
     widen,
 )
-from es_cookbook.engines.torch.kernels.products import PackedWeight
+from es_cookbook.engines.torch.kernels.packed import PackedWeight
+from es_cookbook.engines.torch.kernels.products import multiply
 from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
 
 ROWS_PER_BLOCK = 8
@@ -82,55 +86,6 @@ ATTENTION = "es_cookbook"
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linear layers of one parent that read the same input, in all Llama-like models."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Path:
-    """How batches of a model run.
-
-    Attributes:
-        flat: as flat rows over a slot cache; the rest says how the model's own forward does it.
-        padded: prompts of different lengths make a batch, padded on the left and masked.
-        mixed: so do different genomes.
-        elastic: rows can leave the model's cache and join others; all state of theirs is in it.
-        eager: attention is the model's own code, not a faster kernel.
-        wide: all but the products of a 16-bit model is in float32 (see `modules.widen`).
-        cached: the model has a cache that is right; without one every token runs all before it.
-    """
-
-    flat: bool = False
-    padded: bool = True
-    mixed: bool = True
-    elastic: bool = True
-    cached: bool = True
-    eager: bool = False
-    wide: bool = False
-
-    @property
-    def kept(self) -> torch.dtype:
-        """What keys and values on the CPU are kept in, on the flat path."""
-        return torch.bfloat16 if self.wide else torch.float32
-
-    @override
-    def __str__(self) -> str:
-        """In the words of docs/models.md: "flat", or "own" and what the model cannot do.
-
-        >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
-        flat; own; own, equal lengths, no cache
-        """
-        if self.flat:
-            return "flat"
-        words = (
-            (self.padded, "equal lengths"),
-            (self.mixed, "one genome a batch"),
-            (self.elastic, "fixed batches"),
-            (self.cached, "no cache"),
-            (not self.eager, "eager attention"),
-        )
-        return ", ".join(("own", *(word for can, word in words if not can)))
-
-
-FLAT = Path(flat=True)
 
 
 @dataclasses.dataclass(slots=True)
@@ -283,7 +238,7 @@ class LinearGroup:
     """
 
     def __init__(
-        self, index: int, layers: Sequence[nn.Linear | Conv1D], is_head: bool, wide: bool
+        self, index: int, layers: Sequence[nn.Linear | Conv1D], is_head: bool, path: Path
     ) -> None:
         self.index = index
         self.is_head = is_head
@@ -292,11 +247,16 @@ class LinearGroup:
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
         matrices = [_matrix(layer) for layer in layers]
-        self.dtype = torch.float32 if wide else matrices[0].dtype
+        self.dtype = torch.float32 if path.wide else matrices[0].dtype
+        self.rows_dtype = path.rows_of(matrices[0])
+        self._multiplies = path.multiplies(matrices[0])
         self.sizes = [len(matrix) for matrix in matrices]
         self.in_features = matrices[0].shape[1]
         if len(layers) == 1:
             self.weight, self.bias = matrices[0], _bias(layers[0])
+            if self._multiplies and not self.weight.is_contiguous():
+                self.weight = matrices[0].contiguous()
+                layers[0].weight.data = self.weight.T
             return
         self.weight = torch.cat(matrices)
         biases = [bias for layer in layers if (bias := _bias(layer)) is not None]
@@ -324,8 +284,11 @@ class LinearGroup:
         self._packed = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), as the weights'."""
-        rows = x.reshape(-1, self.in_features).to(self.weight.dtype).contiguous()
+        """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
+        rows = x.reshape(-1, self.in_features).to(self.rows_dtype).contiguous()
+        if self._multiplies:
+            y = multiply(rows.float(), self.weight, self.bias)
+            return rows, y.to(self.rows_dtype)
         if (num_rows := len(rows)) < MIN_ROWS:
             rows = F.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
         y = F.linear(rows, self.weight, self.bias) if self._packed is None else self._packed(rows)
@@ -457,17 +420,17 @@ class PopulationModel:
                 weights = tuple(id(layer.weight) for layer in layers)
                 if weights not in group_of:
                     is_head = layers[0] is head
-                    group_of[weights] = LinearGroup(len(self.groups), layers, is_head, path.wide)
+                    group_of[weights] = LinearGroup(len(self.groups), layers, is_head, path)
                     self.groups.append(group_of[weights])
                 for member, (name, layer) in enumerate(zip(names, layers, strict=True)):
                     setattr(parent, name, _PopulationLinear(layer, group_of[weights], member))
             for name, child in children.items():
-                if projections := expert_groups(len(self.groups), child, MIN_ROWS, path.wide):
+                if projections := expert_groups(len(self.groups), child, MIN_ROWS, path):
                     self.groups += projections
                     setattr(parent, name, PopulationExperts(child, projections, _expert_factors))
         self._head = next((group for group in group_of.values() if group.is_head), None)
         if path.flat:
-            for like in (norm_like, _gated_like, _attention_like):
+            for like in (norm_like, _gated_like, partial(_attention_like, kept=path.kept)):
                 replace(module, like)
         for parent in module.modules():
             for child in parent.children():
@@ -537,11 +500,11 @@ def _gated_like(module: nn.Module) -> GatedLayers | None:
         return None
     replacement = GatedLayers(gate, up, down, group.for_kernels)
     with _running(Batch()):
-        same = alike(module, replacement, group.in_features, group.weight.dtype)
+        same = alike(module, replacement, group.in_features, group.rows_dtype)
     return replacement if same else None
 
 
-def _attention_like(module: nn.Module) -> RotaryAttention | None:
+def _attention_like(module: nn.Module, kept: torch.dtype) -> RotaryAttention | None:
     """The same by a kernel, if it is attention with rotary positions in float32 on the CPU."""
     children = dict(module.named_children())
     layers = [children.pop(name, None) for name in (*_SIBLINGS[0], "o_proj")]
@@ -557,7 +520,7 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
     is_norm = [isinstance(norm, Norm) and len(norm.weight) == size for norm in norms]
     if children or (any(norms) and not all(is_norm)):
         return None
-    rows = KernelRows.of_a_block(5, q.group.weight.dtype)
+    rows = KernelRows.of_a_block(5, kept)
     own: list[AttentionLayer] = []  # known once the module has run, and kept without its batch
 
     def attend(linear: LinearOutputs, heads: tuple[int, int]) -> torch.Tensor:
@@ -577,7 +540,7 @@ def _attention_like(module: nn.Module) -> RotaryAttention | None:
         )[0]
 
     with _running(Batch(rows)):
-        same = alike(runs(module), runs(replacement), q.in_features, q.group.weight.dtype)
+        same = alike(runs(module), runs(replacement), q.in_features, kept)
     return replacement if same and own[0].softcap is None else None
 
 

@@ -41,17 +41,16 @@ from es_cookbook.engines.torch.forward.cache_size import (
 from es_cookbook.engines.torch.forward.flat import FlatForward, new_cache
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.own import OwnForward
+from es_cookbook.engines.torch.forward.path import FLAT, Path
 from es_cookbook.engines.torch.forward.population_layers import (
-    FLAT,
     ROWS_PER_BLOCK,
-    Path,
     PopulationModel,
 )
 from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward, SlotTable
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.modules import NARROW
-from es_cookbook.engines.torch.kernels.products import one_thread
+from es_cookbook.engines.torch.kernels.packed import one_thread
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpace
@@ -95,9 +94,18 @@ _INDICES = ("layer_idx", "layer_id", "layer_number", "training")
 
 
 def right_path(
-    model: PreTrainedModel, space: SearchSpace, context_length: int
+    model: PreTrainedModel,
+    space: SearchSpace,
+    context_length: int,
+    products: torch.dtype | None = None,
 ) -> tuple[Path, CacheSize]:
     """The first of `PATHS` on which the model answers as it does by itself, and what it keeps.
+
+    Args:
+        model: in evaluation mode, on its device.
+        space: what genomes perturb.
+        context_length: most tokens of prompt and action together.
+        products: dtype of products on the CPU; None: that of the weights.
 
     Raises:
         ModelError: There is none; says by how much the last of them differs.
@@ -109,7 +117,8 @@ def right_path(
     with torch.inference_mode(), one_thread():
         for part in (_first_layers, _whole):
             try:
-                check = _Check(model, part, None if space.is_dense else space.weights)
+                weights = None if space.is_dense else space.weights
+                check = _Check(model, part, weights, products)
             except Exception as error:  # of any kind: this cannot be taken apart, or not be run
                 why = _sentence(error)
                 continue
@@ -149,9 +158,10 @@ class _Check:
         model: PreTrainedModel,
         part: _Copy,
         weights: Collection[str] | None,
+        products: torch.dtype | None,
     ) -> None:
         """`part` copies what is run; `weights` host low-rank genomes, None if they are dense."""
-        self._model, self._part = model, part
+        self._model, self._part, self._products = model, part, products
         self._device = model.device
         module = part(model)
         self._unused: PreTrainedModel | None = module
@@ -205,8 +215,8 @@ class _Check:
         size = flat_cache_size(module, context_length, layers, on_cpu=on_cpu)
         if on_cpu and not path.wide:  # in float32, whatever the model's dtype
             return size
-        own_bytes = self._model.dtype.itemsize
-        return CacheSize(0, size.per_token * own_bytes // torch.float32.itemsize)
+        kept_bytes = path.kept.itemsize if on_cpu else self._model.dtype.itemsize
+        return CacheSize(0, size.per_token * kept_bytes // torch.float32.itemsize)
 
     def difference(self, path: Path) -> float:
         """Greatest difference of any log-probability on this path; NaN if anything is."""
@@ -222,12 +232,15 @@ class _Check:
 
     def widened(self, path: Path) -> Path:
         """The path with float32 around products, for 16 bits on the CPU, if that is right."""
-        if self._device.type != "cpu" or self._model.dtype not in NARROW:
+        own = self._model.dtype
+        if self._device.type != "cpu" or own not in NARROW:
             return path
+        path = dataclasses.replace(path, products=self._products or own)
         self._unused = self._part(self._model)
         for parameter in self._unused.parameters():
-            parameter.data = parameter.data.to(self._model.dtype)
-        wide = dataclasses.replace(path, wide=True)
+            parameter.data = parameter.data.to(own)
+        kept = own if own == torch.bfloat16 else torch.float32  # of what kernels read
+        wide = dataclasses.replace(path, wide=True, kept=kept)
         try:
             return wide if self.difference(wide) <= ROUNDED else path
         except Exception:  # of any kind: what it reads of its own weights has other dtypes then

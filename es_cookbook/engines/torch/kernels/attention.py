@@ -41,7 +41,6 @@ from es_cookbook.engines.torch.kernels.rows import (
     RankFactors,
     add_ranks,
     norm_row,
-    of_rows,
     rank_factors,
     tiles,
     widen_row,
@@ -546,9 +545,11 @@ _LINEAR = f"Tuple(({{rows}}[:,::1], {{rows}}[:,::1], {FACTORS}, {_ROTARY}, {_NOR
 
 
 @kernel(
-    of_rows(
-        f"void({_LINEAR}, {_CACHE.format(cache='{rows}')}, {_WHERE}, {_LOOKS}, {{rows}}[:,::1])"
-    )
+    [
+        f"void({_LINEAR.format(rows=rows)}, {_CACHE.format(cache=cache)}, "
+        f"{_WHERE}, {_LOOKS}, {rows}[:,::1])"
+        for rows, cache in (("float32", "float32"), ("float32", "uint16"), ("uint16", "uint16"))
+    ]
 )
 def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out_T_N: Row) -> None:
     """Attend with queries, keys and values as linear layers made them, side by side.

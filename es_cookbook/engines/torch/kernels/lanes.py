@@ -2,9 +2,9 @@
 
 LLVM's vectoriser may add in another order wherever it likes, and leaves loops of a few dozen
 numbers scalar; with these a kernel says itself which numbers are added in which order, so a row's
-bits are the same on every processor and in every batch. They compute in float32, and read and write
-rows of float32 or of bfloat16, which NumPy knows as `uint16`. `load(row, i)` or `fma(a, b, c)` are
-for kernels alone: nobody else can call them.
+bits are the same on every processor and in every batch. They compute in float32, read rows of
+float32, of bfloat16, which NumPy knows as `uint16`, and of float16, and write the first two.
+`load(row, i)` or `fma(a, b, c)` are for kernels alone: nobody else can call them.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ from es_cookbook.common.compiled import compiled
 
 LANES = 16
 """Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""
-_FLOATS = ir.VectorType(ir.FloatType(), LANES)
-_INTS = ir.VectorType(ir.IntType(32), LANES)
-_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+INTS = ir.VectorType(ir.IntType(32), LANES)
+SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_BITS = 16
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
-_SOURCES = hashlib.blake2b(
+SOURCES = hashlib.blake2b(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))),
     digest_size=4,
 ).hexdigest()
@@ -48,7 +48,7 @@ def kernel(signature: str | list[str] | None = None) -> Callable[[_Kernel], _Ker
     """
     if signature is None:
         return cast("Callable[[_Kernel], _Kernel]", numba.njit(error_model="numpy"))
-    return compiled(signature, version=_SOURCES)
+    return compiled(signature, version=SOURCES)
 
 
 class Lanes:
@@ -65,7 +65,7 @@ _lanes = _LanesType()
 
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+        super().__init__(manager, kind, FLOATS)
 
 
 register_default(_LanesType)(_LanesModel)
@@ -100,17 +100,18 @@ def _llvm(name: str, arguments: int) -> Any:
     """One of LLVM's own operations on vectors."""
 
     def build(builder: Any, *values: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * arguments)
+        kind = ir.FunctionType(FLOATS, [FLOATS] * arguments)
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
     return _operation(arguments, build)
 
 
-def _is_narrow(array: Any) -> bool:
-    return array.dtype == types.uint16
+_NARROW = (types.uint16, types.int16)
+"""What bfloat16 and float16 are to numba, which has no names for them on the CPU."""
 
 
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
+def pointer_to(context: Any, builder: Any, kind: Any, array: Any, index: Any, what: Any) -> Any:
+    """The address of an index of an array, as that of another kind of number."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), what.as_pointer())
 
@@ -126,6 +127,13 @@ def _widened(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
     return builder.bitcast(shifted, floats)
 
 
+def _extended(builder: Any, shorts: Any, floats: Any) -> Any:
+    """Float32 from float16."""
+    is_vector = isinstance(floats, ir.VectorType)
+    half = ir.VectorType(ir.HalfType(), LANES) if is_vector else ir.HalfType()
+    return builder.fpext(builder.bitcast(shorts, half), floats)
+
+
 def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
     """The nearest bfloat16, ties to even."""
     bits = builder.bitcast(floats, ints)
@@ -139,13 +147,16 @@ def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
     floats, ints, shorts = kinds
 
     def read(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
-        narrow = _is_narrow(array)
+        dtype = array.dtype
+        narrow = dtype in _NARROW
 
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
             what = shorts if narrow else floats
             array, index = values
-            pointer = _pointer(context, builder, signature.args[0], array, index, what)
-            found = builder.load(pointer, align=2 if narrow else 4)
+            place = pointer_to(context, builder, signature.args[0], array, index, what)
+            found = builder.load(place, align=2 if narrow else 4)
+            if dtype == types.int16:
+                return _extended(builder, found, floats)
             return _widened(builder, found, ints, floats) if narrow else found
 
         return result(array, types.intp), emit
@@ -154,18 +165,18 @@ def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
 
 
 def _writer(kinds: tuple[Any, Any, Any]) -> Any:
-    """An operation that writes to an array of one axis from an index on."""
+    """An operation that writes to an array of one axis from an index on; not to float16."""
     floats, ints, shorts = kinds
 
     def write(_: Any, array: Any, index: Any, value: Any) -> tuple[Any, _Emit]:
-        narrow = _is_narrow(array)
+        narrow = array.dtype == types.uint16
 
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
             what = shorts if narrow else floats
             array, index, value = values
-            pointer = _pointer(context, builder, signature.args[0], array, index, what)
+            place = pointer_to(context, builder, signature.args[0], array, index, what)
             written = _rounded(builder, value, ints, shorts) if narrow else value
-            builder.store(written, pointer, align=2 if narrow else 4)
+            builder.store(written, place, align=2 if narrow else 4)
             return context.get_dummy_value()
 
         return types.void(array, types.intp, value), emit
@@ -179,37 +190,36 @@ def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
         what, number = ir.IntType(8), ir.IntType(32)
         array, index = values
-        pointer = _pointer(context, builder, signature.args[0], array, index, what)
+        place = pointer_to(context, builder, signature.args[0], array, index, what)
         kind = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [pointer, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
 
 
-def _in_all(builder: Any, number: Any, kind: Any) -> Any:
+def in_all(builder: Any, number: Any, kind: Any) -> Any:
+    """One number in all lanes."""
     nothing = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(_INTS, [0] * LANES))
+    return builder.shuffle_vector(first, nothing, ir.Constant(INTS, [0] * LANES))
 
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:
     """One number in all lanes."""
-    return _lanes(types.float32), _emit(partial(_in_all, kind=_FLOATS))
+    return _lanes(types.float32), _emit(partial(in_all, kind=FLOATS))
 
 
 def _among(_: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> tuple[Any, _Emit]:
     """Lanes from `first` to `end`, the others of one number."""
 
     def build(builder: Any, lanes: Any, first: Any, end: Any, otherwise: Any) -> Any:
-        index = ir.Constant(_INTS, list(range(LANES)))
-        low, high = (
-            _in_all(builder, builder.trunc(n, ir.IntType(32)), _INTS) for n in (first, end)
-        )
+        index = ir.Constant(INTS, list(range(LANES)))
+        low, high = (in_all(builder, builder.trunc(n, ir.IntType(32)), INTS) for n in (first, end))
         above = builder.icmp_signed(">=", index, low)
         inside = builder.and_(above, builder.icmp_signed("<", index, high))
-        return builder.select(inside, lanes, _in_all(builder, otherwise, _FLOATS))
+        return builder.select(inside, lanes, in_all(builder, otherwise, FLOATS))
 
     return _lanes(lanes, types.intp, types.intp, types.float32), _emit(build)
 
@@ -235,8 +245,8 @@ def _halved(combine: Callable[[Any, Any, Any], Any]) -> Any:
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
     """2 to whole numbers from -126 to 127."""
-    biased = builder.add(builder.fptosi(exponent, _INTS), _constant(_INTS, _EXPONENT_BIAS))
-    return builder.bitcast(builder.shl(biased, _constant(_INTS, _MANTISSA_BITS)), _FLOATS)
+    biased = builder.add(builder.fptosi(exponent, INTS), _constant(INTS, _EXPONENT_BIAS))
+    return builder.bitcast(builder.shl(biased, _constant(INTS, _MANTISSA_BITS)), FLOATS)
 
 
 def _choice(relation: str) -> Callable[[Any, Any, Any], Any]:
@@ -249,7 +259,7 @@ Number: TypeAlias = float | np.floating[Any]
 _Unary: TypeAlias = Callable[[Lanes], Lanes]
 _Binary: TypeAlias = Callable[[Lanes, Lanes], Lanes]
 
-_VECTORS = _FLOATS, _INTS, _SHORTS
+_VECTORS = FLOATS, INTS, SHORTS
 _SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 load = cast("Callable[[Row, int], Lanes]", _reader(_lanes, _VECTORS))
 """Neighbours of a contiguous array of one axis, from an index on."""

@@ -2,16 +2,18 @@
 
 Which modules these are is found by what they compute, not by their names alone: a module is
 replaced only if random rows come out of both alike. What linear layers make goes into a kernel as
-it is, in the dtype of their weights, together with the low-rank parts of the rows' genomes: adding
+it is, in the dtype of their products, together with the low-rank parts of the rows' genomes: adding
 them costs no pass of its own there.
 
-What takes the time of a model in bfloat16 are its products, which processors with the instructions
-for it make at twice the rate of float32. All between them moves little data, and is both more exact
-and faster in float32, which kernels compute in. So linear layers keep their weights in the model's
-dtype and round what they read (`population_layers.LinearGroup`); all else is widened (`widen`):
+What takes the time of a model in 16 bits are its products. Processors with the instructions for it
+multiply bfloat16 at twice the rate of float32; others multiply float32 alone (see `processor`). All
+between products moves little data, and is both more exact and faster in float32, which kernels
+compute in. So linear layers keep their weights in the model's dtype, and where products are in
+bfloat16 round what they read (`population_layers.LinearGroup`); all else is widened (`widen`):
 parameters, which keep the values that they have in the model's dtype, and what embeddings return. A
 genome's low-rank part is added in float32 as well, so that no rounding loses it. Kernels that stand
-between two products read and write the model's dtype; keys and values are kept in it.
+between two products read and write the dtype of products; keys and values of a model in bfloat16
+are kept in bfloat16.
 """
 
 from collections.abc import Callable
@@ -35,7 +37,7 @@ NO_FACTORS: RankFactors = (_NO_ROWS, _NO_ROWS, _NO_COLUMNS, _NO_BLOCKS, 1)
 
 Projection: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, RankFactors]]
 """Linear layers of one input: it as rows, what the shared weights make of these, side by side, both
-in the dtype of the weights, and what the genomes of the rows add to that."""
+in the dtype of products, and what the genomes of the rows add to that."""
 
 LinearOutputs: TypeAlias = tuple[
     torch.Tensor,
@@ -191,7 +193,7 @@ def alike(
             return False
 
 
-NARROW = (torch.bfloat16,)
+NARROW = (torch.bfloat16, torch.float16)
 """Dtypes that are computed with in this way."""
 
 

@@ -1,99 +1,181 @@
-"""Products with weights that oneDNN holds in a layout of its own, where that is faster.
+"""Products in float32 with weights of any dtype, as they lie in the model.
 
-BLAS arranges a weight anew for every product, and MKL takes its older kernels on processors that
-are not Intel's: on an AMD EPYC with AVX-512 a packed product takes less than half the time, on one
-with AVX2 alone as long as a plain one. So it is measured, once a process. A row's bits depend
-neither on the number of rows nor on its place among them, which is tried as well.
+Most processors multiply float32 alone, while most checkpoints are in 16 bits. A copy of a model in
+float32 would take twice its memory again. Here a few outputs' weights at a time are widened into a
+buffer that stays in the nearest cache, and multiplied with all rows of the batch from there: the
+widening is a few percent of the work, and nothing is kept. Weights need no packing either, so they
+are written in place. On AVX-512 and AVX2 this takes as long as oneDNN's packed product in float32
+(`python -m benchmarks.processors`).
 
-For each number of rows oneDNN compiles a program, which takes a fifth of a millisecond and half a
-megabyte or more. It and torch keep 1,024 of them each, which grew to gigabytes over a run; they are
-told to keep fewer.
+A row's bits depend on its own numbers and on the weights: not on the batch, not on the processor.
 """
 
-import functools
-import os
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+import threading
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 
-_PAYS = {torch.float32: 1.3, torch.bfloat16: 0.8}
-"""How many times as fast a packed product has to be, so that noise does not decide.
+from es_cookbook.engines.torch.kernels.lanes import (
+    LANES,
+    ZERO,
+    Row,
+    kernel,
+    load,
+    prefetch,
+    read,
+    spread,
+    store,
+    write,
+)
+from es_cookbook.engines.torch.kernels.tiles import (
+    DEPTH,
+    OUTPUTS,
+    PANELS,
+    STRIDE,
+    add_tile,
+    add_tiles,
+    turn_rows,
+    turn_sums,
+)
 
-Bfloat16 is oneDNN's with and without: measured 1.0 times as fast for many rows, 1.6 for few.
-"""
-_PROGRAMS_KEPT = "64"
-"""A lane has one for each shape of weight while its batch is the same."""
-for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, _PROGRAMS_KEPT)  # read at the first product
-_ROWS, _IN, _OUT = 512, 256, 1024
-_REPEATS = 7
+_Floats = NDArray[np.float32]
 
-
-class PackedWeight:
-    """A linear layer's weight (out, in) as it is now, and its bias."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
-        self._bias = None if bias is None else bias.detach()
-
-    def replace(self, weight: torch.Tensor) -> None:
-        """Take the memory of the weight that this was made of: its values are here as well."""
-        storage = weight.untyped_storage()
-        if storage.resizable() and storage.nbytes() == weight.nbytes:
-            storage.resize_(0)
-
-    def give_back(self, weight: torch.Tensor) -> None:
-        """Undo `replace`."""
-        storage = weight.untyped_storage()
-        if not storage.nbytes():
-            storage.resize_(weight.nbytes)
-            with torch.inference_mode():
-                weight.copy_(self._weight.to_dense())
-
-    def __call__(self, x_T_N: torch.Tensor) -> torch.Tensor:
-        """X Wᵀ + bias: (rows, in) -> (rows, out)."""
-        return torch.ops.mkldnn._linear_pointwise(x_T_N, self._weight, self._bias, "none", [], "")
+_TOGETHER = 8 * OUTPUTS
+"""Outputs that are written together: fewer lie in pieces that are far apart."""
+_LINE = 64
+"""Bytes that come from memory together, on every processor that is known of."""
 
 
-@functools.cache
-def packing_pays(dtype: torch.dtype) -> bool:
-    """Whether packed products of this dtype are much faster on this processor, and as exact."""
-    if dtype not in _PAYS or not torch.backends.mkldnn.is_available():
-        return False
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, _IN, generator=generator).to(dtype) for n in (_ROWS, _OUT))
-    with torch.inference_mode(), one_thread():
-        try:
-            packed = PackedWeight(weight, None)
-            whole = packed(x)
-            parts = [packed(x[first:]) for first in (1, _ROWS // 2, _ROWS - 1)]
-        except (RuntimeError, AttributeError):  # oneDNN has no product of this dtype here
-            return False
-        if any(not torch.equal(part, whole[-len(part) :]) for part in parts):
-            return False
-        plain = _seconds(lambda: F.linear(x, weight))
-        return plain > _PAYS[dtype] * _seconds(lambda: packed(x))
+@kernel()
+def _by_input(x_T_K: _Floats, panels: int, out: _Floats) -> None:
+    """Panels of sixteen rows with an input's sixteen numbers side by side; 0 beyond the last."""
+    rows, size = x_T_K.shape
+    x, whole = x_T_K.reshape(-1), size // LANES * LANES
+    for panel in range(panels):
+        first, to = panel * LANES, panel * size * LANES
+        is_whole = first + LANES <= rows
+        if is_whole:
+            for k in range(0, whole, LANES):
+                turn_rows(x, first * size + k, size, out, to + k * LANES, LANES)
+        for k in range(whole if is_whole else 0, size):
+            for row in range(LANES):
+                inside = first + row < rows
+                out[to + k * LANES + row] = x[(first + row) * size + k] if inside else ZERO
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    """The shortest of several runs."""
-    shortest = float("inf")
-    for _ in range(_REPEATS):
-        began = time.perf_counter()
-        run()
-        shortest = min(shortest, time.perf_counter() - began)
-    return shortest
+@kernel()
+def _widen(w: Row, at: int, size: int, out: _Floats, to: int) -> None:
+    """Out = weights, in float32."""
+    whole = size // LANES * LANES
+    for k in range(0, whole, LANES):
+        store(out, to + k, load(w, at + k))
+    for k in range(whole, size):
+        write(out, to + k, read(w, at + k))
 
 
-@contextmanager
-def one_thread() -> Generator[None]:
-    """Inside, torch runs as a lane does; on a busy machine threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@kernel()
+def _sums_of(
+    w: Row,
+    first: int,
+    shape: tuple[int, int, int],
+    rows: _Floats,
+    buffers: tuple[_Floats, _Floats],
+) -> None:
+    """Add all products of a tile's outputs, from `first` on, to the sums of each panel of rows.
+
+    `shape` is outputs, inputs and panels; both buffers, of weights and sums, are written.
+    """
+    outputs, size, panels = shape
+    weights, sums = buffers
+    count = min(OUTPUTS, outputs - first)
+    for begin in range(0, size, DEPTH):
+        depth = min(DEPTH, size - begin)
+        for m in range(count):
+            at = (first + m) * size + begin
+            _widen(w, at, depth, weights, m * STRIDE)
+            if first + OUTPUTS + m < outputs:
+                # What the next tile reads comes from memory while this one computes.
+                for k in range(0, depth, _LINE // w.itemsize):
+                    prefetch(w, at + OUTPUTS * size + k)
+        panel, place = 0, size * LANES
+        while panel + PANELS <= panels:
+            of_rows, of_sums = panel * place + begin * LANES, panel * LANES * LANES
+            add_tiles(weights, rows, of_rows, place, depth, sums, of_sums)
+            panel += PANELS
+        while panel < panels:
+            of_rows, of_sums = panel * place + begin * LANES, panel * LANES * LANES
+            add_tile(weights, rows, of_rows, place, depth, sums, of_sums)
+            panel += 1
+
+
+@kernel(
+    [
+        f"void(float32[:,::1], {weights}[:,::1], float32[::1], float32[:,::1], float32[::1])"
+        for weights in ("float32", "uint16", "int16")
+    ]
+)
+def _multiply(x_T_K: _Floats, w_N_K: Row, bias_N: _Floats, y_T_N: _Floats, rows: _Floats) -> None:
+    """Y = x Wᵀ + bias; `rows` is written: its length is that of whole panels of x."""
+    num_rows, outputs, size = len(x_T_K), len(w_N_K), x_T_K.shape[1]
+    panels = (num_rows + LANES - 1) // LANES
+    _by_input(x_T_K, panels, rows)
+    buffers = np.zeros(OUTPUTS * STRIDE, np.float32), np.empty(panels * LANES * LANES, np.float32)
+    sums = buffers[1]
+    some = np.empty(panels * LANES * _TOGETHER, np.float32)
+    w, y = w_N_K.reshape(-1), y_T_N.reshape(-1)
+    for begin in range(0, outputs, _TOGETHER):
+        end = min(begin + _TOGETHER, outputs)
+        for first in range(begin, end, OUTPUTS):
+            for m in range(OUTPUTS):
+                of_m = bias_N[first + m] if first + m < len(bias_N) else ZERO
+                for panel in range(panels):
+                    store(sums, (panel * LANES + m) * LANES, spread(of_m))
+            _sums_of(w, first, (outputs, size, panels), rows, buffers)
+            for panel in range(panels):
+                to = panel * LANES * _TOGETHER + first - begin
+                turn_sums(sums, panel * LANES * LANES, LANES, some, to, _TOGETHER)
+        count = end - begin
+        whole = count // LANES * LANES
+        for t in range(num_rows):
+            at, to = t * _TOGETHER, t * outputs + begin
+            for n in range(0, whole, LANES):
+                store(y, to + n, load(some, at + n))
+            for n in range(whole, count):
+                y[to + n] = some[at + n]
+
+
+class _Room(threading.local):
+    """Memory for a thread's rows, of which a large one would be asked of the system every time."""
+
+    floats = np.empty(0, np.float32)
+
+    def of(self, size: int) -> _Floats:
+        if len(self.floats) < size:
+            self.floats = np.empty(size, np.float32)
+        return self.floats
+
+
+_room = _Room()
+_NONE = np.empty(0, np.float32)
+_SIGNED = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+"""What kernels know 16-bit numbers as: see `lanes`."""
+
+
+def multiply(
+    x_T_K: torch.Tensor, weight_N_K: torch.Tensor, bias_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """X Wᵀ + bias, in float32, on this thread: (rows, in), (out, in) -> (rows, out).
+
+    Args:
+        x_T_K: contiguous, in float32.
+        weight_N_K: contiguous, in float32, bfloat16 or float16.
+        bias_N: of any of these.
+    """
+    x, weight = x_T_K.detach(), weight_N_K.detach()
+    weight = weight.view(_SIGNED.get(weight.dtype, weight.dtype))
+    bias = _NONE if bias_N is None else bias_N.detach().float().numpy()
+    y = torch.empty(len(x), len(weight))
+    rows = _room.of(-(-len(x) // LANES) * LANES * x.shape[1])
+    _multiply(x.numpy(), weight.numpy(), bias, y.numpy(), rows)
+    return y

@@ -19,8 +19,8 @@ from transformers import (
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.forward import self_check
-from es_cookbook.engines.torch.forward.population_layers import FLAT
-from es_cookbook.engines.torch.forward.population_layers import Path as RowPath
+from es_cookbook.engines.torch.forward.path import FLAT
+from es_cookbook.engines.torch.forward.path import Path as RowPath
 from es_cookbook.engines.torch.forward.self_check import right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.causal_lms import CONTEXT, build

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from es_cookbook.engines.torch.forward.population_layers import FLAT, Batch, Path, PopulationModel
+from es_cookbook.engines.torch.forward.path import FLAT, Path
+from es_cookbook.engines.torch.forward.population_layers import Batch, PopulationModel
 from es_cookbook.engines.torch.kernels.modules import (
     GatedLayers,
     Norm,

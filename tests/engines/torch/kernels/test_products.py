@@ -1,152 +1,60 @@
-"""Packed products: the same answers, bit for bit alone or among others, and after every step."""
-
-import subprocess
-import sys
+"""Products in float32 with weights of any dtype: right, and of a row's own numbers alone."""
 
 import pytest
 import torch
 
-from es_cookbook.engines.torch import resident_weights
-from es_cookbook.engines.torch.forward import population_layers
-from es_cookbook.engines.torch.forward.population_layers import FLAT, Path
-from es_cookbook.engines.torch.kernels.products import PackedWeight, packing_pays
-from es_cookbook.engines.torch.memory import weight_bytes
-from es_cookbook.engines.torch.resident_weights import ResidentWeights
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.engines.torch.reference import Reference, request, running_engine, sample_all
-from tests.tiny_models import TinyModel
+from es_cookbook.engines.torch.kernels.products import multiply
+from es_cookbook.engines.torch.kernels.tiles import DEPTH, OUTPUTS
 
-GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
-PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
+SHAPES = [(1, 1), (8, 24), (33, 17), (64, OUTPUTS), (448, 129), (DEPTH, 96), (2 * DEPTH + 5, 101)]
+HEIGHTS = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 199)
 
 
-@pytest.fixture
-def packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident_weights, "packing_pays", lambda _: True)
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (33, 17), (64, 128), (448, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_rows_bits_depend_neither_on_height_nor_on_place(
-    inputs: int, outputs: int, with_bias: bool
+def test_a_product_is_right_and_a_rows_bits_depend_on_nothing_else(
+    dtype: torch.dtype, inputs: int, outputs: int, with_bias: bool
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, inputs, generator=generator) for n in (600, outputs))
-    bias = torch.randn(outputs, generator=generator) if with_bias else None
-    product = PackedWeight(weight, bias)
-    whole = product(x)
+    x, weight = numbers(200, inputs), numbers(outputs, inputs).to(dtype)
+    bias = numbers(outputs).to(dtype) if with_bias else None
+    whole = multiply(x, weight, bias)
     exact = torch.nn.functional.linear(
         x.double(), weight.double(), None if bias is None else bias.double()
     )
     torch.testing.assert_close(whole, exact.float(), rtol=1e-4, atol=1e-4)
-    for height in (1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 200, 599):
-        for first in (0, 1, 600 - height):
-            part = product(x[first : first + height])
+    for height in HEIGHTS:
+        for first in (0, 1, 200 - height):
+            part = multiply(x[first : first + height].contiguous(), weight, bias)
             assert torch.equal(part, whole[first : first + height]), (height, first)
 
 
-def test_products_of_many_heights_do_not_stay_in_memory() -> None:
-    """A program for each of 400 heights is 240 MB, if all are kept."""
-    script = """
-import psutil, torch
-from es_cookbook.engines.torch.kernels.products import PackedWeight
-product = PackedWeight(torch.randn(448, 64), None)
-product(torch.randn(16, 64))
-before = psutil.Process().memory_info().rss
-for height in range(16, 400):
-    product(torch.randn(height, 64))
-print(psutil.Process().memory_info().rss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) < 120 << 20
+def test_the_bits_are_those_of_one_chain_of_fused_sums_in_the_order_of_inputs() -> None:
+    """So they are the same on every processor: float64 holds a fused product's sum here."""
+    x, weight = numbers(3, 700), numbers(5, 700).bfloat16()
+    total = torch.zeros(3, 5)
+    for k in range(700):
+        products = x[:, k, None].double() * weight[None, :, k].double()
+        total = (total.double() + products).float()
+    assert torch.equal(multiply(x, weight), total)
 
 
-@pytest.mark.anyio
-@pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize(
-    ("family", "space"),
-    [
-        ("qwen2", LowRank()),
-        ("qwen2", LowRank(include=("*.q_proj.weight", "*.up_proj.weight"))),
-        ("qwen2", Adapter(rank=2)),
-        ("gpt_neox", LowRank()),
-        ("gpt_neox", Adapter(rank=2)),
-    ],
-)
-async def test_what_a_step_moved_is_packed_again(
-    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
-) -> None:
-    reference = Reference(tiny_model(family), space)
-    requests = [request(target, prompt) for target in ("centre", 0, 1) for prompt in PROMPTS]
-    async with running_engine(tiny_model(family), space) as engine:
-        for step in (Step((Term(1, 0.1),)), Step((Term(2, -0.15),), decay=0.1)):
-            assert await engine.apply(step) == reference.centre.apply(step)
-            await engine.load(GENOMES_G)
-            reference.check_targets(GENOMES_G, requests, await sample_all(engine, requests))
-        await engine.rest()
-        step = Step((Term(3, 0.1),))
-        assert await engine.restore([step]) == reference.centre.restore([step])
-        await engine.load(GENOMES_G)
-        reference.check_targets(GENOMES_G, requests, await sample_all(engine, requests))
+def test_what_is_no_number_stays_so_in_its_own_row() -> None:
+    x, weight = numbers(20, 40), numbers(30, 40).bfloat16()
+    x[3, 5], x[17, 0] = torch.nan, torch.inf
+    product = multiply(x, weight)
+    assert product[3].isnan().all() and not product[17].isfinite().any()
+    others = [row for row in range(20) if row not in (3, 17)]
+    assert product[others].isfinite().all()
+    assert torch.equal(multiply(x[others].contiguous(), weight), product[others])
 
 
-@pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize(
-    ("family", "path"), [("qwen2", FLAT), ("qwen2", Path()), ("gpt_neox", FLAT)]
-)
-def test_packed_weights_take_the_place_of_plain_ones_that_only_we_read(
-    tiny_model: TinyModel, family: str, path: Path
-) -> None:
-    reference = Reference(tiny_model(family), LowRank())
-    weights = ResidentWeights(reference.model, reference.space, 1, path)
-    bytes_of = {
-        name: group.weight.untyped_storage().nbytes()
-        for name, group, _ in weights.model.group_members()
-    }
-    plain = {name for name, size in bytes_of.items() if size}
-    assert plain == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
-
-
-@pytest.mark.anyio
-@pytest.mark.usefixtures("packed")
-@pytest.mark.parametrize(
-    ("space", "packed_again"),
-    [(LowRank(include=("*.o_proj.weight",)), 2), (Adapter(rank=2), 0)],
-    ids=["two layers of many", "adapter"],
-)
-async def test_only_what_a_step_moved_is_packed_again(
-    tiny_model: TinyModel,
-    monkeypatch: pytest.MonkeyPatch,
-    space: SearchSpaceBuilder,
-    packed_again: int,
-) -> None:
-    packs: list[torch.Size] = []
-
-    class Counted(PackedWeight):
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            packs.append(weight.shape)
-            super().__init__(weight, bias)
-
-    monkeypatch.setattr(population_layers, "PackedWeight", Counted)
-    async with running_engine(tiny_model("qwen2"), space) as engine:
-        assert len(packs) > 2
-        packs.clear()
-        await engine.load(GENOMES_G)
-        assert not packs
-        await engine.apply(Step((Term(1, 0.1),)))
-        assert len(packs) == packed_again
-
-
-def test_it_is_decided_once_and_packed_copies_count(tiny_model: TinyModel) -> None:
-    assert packing_pays(torch.float32) is packing_pays(torch.float32)
-    assert packing_pays.cache_info().misses <= 2  # a dtype each
-    reference = Reference(tiny_model("qwen2"), LowRank())
-    model, space = reference.model, reference.space
-    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    more = weight_bytes(model, space, 4, packed=True)[1] - weight_bytes(model, space, 4)[1]
-    assert more >= 4 * linear
+def test_no_rows_and_weights_in_the_middle_of_others() -> None:
+    assert multiply(torch.empty(0, 8), numbers(4, 8)).shape == (0, 4)
+    experts = numbers(3, 50, 40).half()
+    x = numbers(9, 40)
+    assert torch.equal(multiply(x, experts[1]), multiply(x, experts[1].clone()))

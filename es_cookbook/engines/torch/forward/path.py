@@ -1,0 +1,62 @@
+"""How batches of a model run: as flat rows or by its own forward, and in which dtypes."""
+
+import dataclasses
+
+import torch
+from typing_extensions import override
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Path:
+    """How batches of a model run.
+
+    Attributes:
+        flat: as flat rows over a slot cache; the rest says how the model's own forward does it.
+        padded: prompts of different lengths make a batch, padded on the left and masked.
+        mixed: so do different genomes.
+        elastic: rows can leave the model's cache and join others; all state of theirs is in it.
+        eager: attention is the model's own code, not a faster kernel.
+        wide: all but the products of a 16-bit model is in float32 (see `modules.widen`).
+        products: dtype of linear layers' products on the CPU; None: that of their weights.
+        kept: what keys and values on the CPU are kept in, on the flat path.
+        cached: the model has a cache that is right; without one every token runs all before it.
+    """
+
+    flat: bool = False
+    padded: bool = True
+    mixed: bool = True
+    elastic: bool = True
+    cached: bool = True
+    eager: bool = False
+    wide: bool = False
+    products: torch.dtype | None = None
+    kept: torch.dtype = torch.float32
+
+    def rows_of(self, weight: torch.Tensor) -> torch.dtype:
+        """Dtype of the rows that a linear layer of this weight reads and makes."""
+        return self.products if self.wide and self.products is not None else weight.dtype
+
+    def multiplies(self, weight: torch.Tensor) -> bool:
+        """Whether products with this weight are in float32 on the CPU, by `products.multiply`."""
+        return weight.device.type == "cpu" and (self.products or weight.dtype) == torch.float32
+
+    @override
+    def __str__(self) -> str:
+        """In the words of docs/models.md: "flat", or "own" and what the model cannot do.
+
+        >>> print(Path(flat=True), Path(), Path(padded=False, cached=False), sep="; ")
+        flat; own; own, equal lengths, no cache
+        """
+        if self.flat:
+            return "flat"
+        words = (
+            (self.padded, "equal lengths"),
+            (self.mixed, "one genome a batch"),
+            (self.elastic, "fixed batches"),
+            (self.cached, "no cache"),
+            (not self.eager, "eager attention"),
+        )
+        return ", ".join(("own", *(word for can, word in words if not can)))
+
+
+FLAT = Path(flat=True)

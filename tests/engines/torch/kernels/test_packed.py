@@ -1,0 +1,166 @@
+"""Packed products in bfloat16: the same bits alone or among others, and after every step."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.forward import population_layers
+from es_cookbook.engines.torch.forward.path import FLAT, Path
+from es_cookbook.engines.torch.kernels.packed import PackedWeight
+from es_cookbook.engines.torch.memory import weight_bytes
+from es_cookbook.engines.torch.processor import rates
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from tests.engines.torch.reference import Reference, running_engine, score_all
+from tests.tiny_models import TinyModel
+
+GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
+PROMPTS = [(5, 6, 7), (8,), (9, 9, 9, 9, 9, 9, 9, 9, 9)]
+
+
+pytestmark = pytest.mark.skipif(
+    not rates().packs, reason="oneDNN packs no weights in bfloat16 on this processor"
+)
+BFLOAT16 = {"dtype": "bfloat16", "products": "bfloat16"}
+OWN = Path(products=torch.bfloat16)
+WIDE = dataclasses.replace(FLAT, wide=True, products=torch.bfloat16, kept=torch.bfloat16)
+CONTINUATION = (5, 9, 7, 8, 6, 11)
+CLOSE = 0.06
+"""Mean rounding of activations."""
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 24), (33, 17), (64, 128), (448, 128)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_rows_bits_depend_neither_on_height_nor_on_place(
+    inputs: int, outputs: int, with_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, inputs, generator=generator).bfloat16() for n in (600, outputs))
+    bias = torch.randn(outputs, generator=generator).bfloat16() if with_bias else None
+    product = PackedWeight(weight, bias)
+    whole = product(x)
+    exact = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    torch.testing.assert_close(whole.double(), exact, rtol=1e-2, atol=1e-2)
+    for height in (16, 17, 63, 64, 65, 200, 599):
+        for first in (0, 1, 600 - height):
+            part = product(x[first : first + height])
+            assert torch.equal(part, whole[first : first + height]), (height, first)
+
+
+def test_products_of_many_heights_do_not_stay_in_memory() -> None:
+    """A program for each of 400 heights is 240 MB, if all are kept."""
+    script = """
+import psutil, torch
+from es_cookbook.engines.torch.kernels.packed import PackedWeight
+product = PackedWeight(torch.randn(448, 64).bfloat16(), None)
+product(torch.randn(16, 64).bfloat16())
+before = psutil.Process().memory_info().rss
+for height in range(16, 400):
+    product(torch.randn(height, 64).bfloat16())
+print(psutil.Process().memory_info().rss - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 120 << 20
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("family", "space"),
+    [
+        ("qwen2", LowRank()),
+        ("qwen2", LowRank(include=("*.q_proj.weight", "*.up_proj.weight"))),
+        ("qwen2", Adapter(rank=2)),
+        ("gpt_neox", LowRank()),
+        ("gpt_neox", Adapter(rank=2)),
+    ],
+)
+async def test_what_a_step_moved_is_packed_again(
+    tiny_model: TinyModel, family: str, space: SearchSpaceBuilder
+) -> None:
+    """As an engine that multiplies the same weights as they are, in float32."""
+    path, targets = tiny_model(family), ("centre", "base", 0, 1)
+    asked = [
+        LogprobsRequest(target, prompt, CONTINUATION) for target in targets for prompt in PROMPTS
+    ]
+    steps = Step((Term(1, 0.1),)), Step((Term(2, -0.15),), decay=0.1)
+    async with (
+        running_engine(path, space, **BFLOAT16) as packed,
+        running_engine(path, space, dtype="bfloat16", products="float32") as plain,
+    ):
+        for change in (*steps, None):
+            fingerprints: list[int] = []
+            answers: list[torch.Tensor] = []
+            for engine in (packed, plain):
+                if change is None:
+                    await engine.rest()
+                    fingerprints.append(await engine.restore([Step((Term(3, 0.1),))]))
+                else:
+                    fingerprints.append(await engine.apply(change))
+                await engine.load(GENOMES_G)
+                answers.append(torch.tensor(await score_all(engine, asked)))
+            assert fingerprints[0] == fingerprints[1]
+            assert (answers[0] - answers[1]).abs().mean() < CLOSE
+            assert not torch.equal(*answers)
+
+
+@pytest.mark.parametrize(("family", "path"), [("qwen2", WIDE), ("qwen2", OWN), ("gpt_neox", WIDE)])
+def test_packed_weights_take_the_place_of_plain_ones_that_only_we_read(
+    tiny_model: TinyModel, family: str, path: Path
+) -> None:
+    reference = Reference(tiny_model(family), LowRank())
+    model = reference.model.bfloat16()
+    weights = ResidentWeights(model, reference.space, 1, path)
+    bytes_of = {
+        name: group.weight.untyped_storage().nbytes()
+        for name, group, _ in weights.model.group_members()
+    }
+    plain = {name for name, size in bytes_of.items() if size}
+    assert plain == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("space", "packed_again"),
+    [(LowRank(include=("*.o_proj.weight",)), 2), (Adapter(rank=2), 0)],
+    ids=["two layers of many", "adapter"],
+)
+async def test_only_what_a_step_moved_is_packed_again(
+    tiny_model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    space: SearchSpaceBuilder,
+    packed_again: int,
+) -> None:
+    packs: list[torch.Size] = []
+
+    class Counted(PackedWeight):
+        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+            packs.append(weight.shape)
+            super().__init__(weight, bias)
+
+    monkeypatch.setattr(population_layers, "PackedWeight", Counted)
+    async with running_engine(tiny_model("qwen2"), space, **BFLOAT16) as engine:
+        assert len(packs) > 2
+        packs.clear()
+        await engine.load(GENOMES_G)
+        assert not packs
+        await engine.apply(Step((Term(1, 0.1),)))
+        assert len(packs) == packed_again
+
+
+def test_packed_copies_count(tiny_model: TinyModel) -> None:
+    reference = Reference(tiny_model("qwen2"), LowRank())
+    model, space = reference.model, reference.space
+    linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    more = weight_bytes(model, space, 2, packed=True)[1] - weight_bytes(model, space, 2)[1]
+    assert more >= 2 * linear
