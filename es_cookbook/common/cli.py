@@ -68,6 +68,7 @@ from es_cookbook.common.terminal import (
     printable,
     program,
     say_once,
+    screen,
     until_stdout_closes,
 )
 
@@ -510,5 +511,5 @@ def _unnamed_usage(config: object) -> str:
 
 
 def _exit(sentence: str, code: int) -> NoReturn:
-    print(printable(sentence), file=sys.stderr)
+    print(printable(sentence), file=screen())  # A thread that is left may have taken stderr.
     raise SystemExit(code)

@@ -67,13 +67,31 @@ def whole_directory(path: Path) -> Generator[Path]:
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir()
+        _unfinished.add(beside)
         yield beside
         for file in (*beside.rglob("*"), beside):
             fsync(file)
         beside.rename(path)
         fsync(path.parent)
     finally:
+        _unfinished.discard(beside)
         shutil.rmtree(beside, ignore_errors=True)
+
+
+_unfinished: set[Path] = set()
+"""Directories that are being filled."""
+
+
+def remove_unfinished() -> None:
+    """Delete what is being filled, as the process ends while other threads still write there.
+
+    None of it can get its final name any more: that would be the name of a part of it.
+    """
+    for beside in list(_unfinished):
+        gone = beside.with_name(f"{beside.name}{PARTIAL_SUFFIX}")
+        with contextlib.suppress(OSError):  # It has just been finished.
+            beside.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def opened(path: Path, most: int, within: Path | None) -> BinaryIO:

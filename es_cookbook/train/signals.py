@@ -33,6 +33,7 @@ from typing import TypeAlias, TypeVar
 
 import anyio
 
+from es_cookbook.common import left_threads
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.train import ending
 
@@ -90,6 +91,7 @@ def _is_loop_running() -> bool:
 def _run(main: Callable[[], Awaitable[None]], on_begin: _OnBegin) -> bool:
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
+        loop.set_default_executor(left_threads.LeavableThreads(thread_name_prefix="asyncio"))
         task = loop.create_task(_interrupted(main, on_begin))
         while True:
             try:
@@ -127,6 +129,7 @@ def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
     def first(number: int, frame: FrameType | None) -> None:
         for number in _NUMBERS:
             signal.signal(number, second)
+        left_threads.is_ending.set()
         end.when_python_ends()
         Watch.hurry_all()
         stop()
@@ -135,6 +138,7 @@ def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
         end.hurry()
         raise KeyboardInterrupt
 
+    left_threads.is_ending.clear()
     end = _End()
     former = {number: signal.signal(number, first) for number in _NUMBERS}
     try:
@@ -152,7 +156,7 @@ class _End:
     """
 
     def __init__(self) -> None:
-        self.second_at = -math.inf
+        self.first_at = self.second_at = -math.inf
         hears, self._pythons = os.pipe()
         self._ours, tells = os.pipe()
         os.set_blocking(self._pythons, False)
@@ -186,7 +190,11 @@ class _End:
         self._say(ending.SECOND)
 
     def when_python_ends(self) -> None:
-        """From then on a signal ends the process at once; soon after a second one it ends there."""
+        """From then on a signal ends the process at once; soon after a second one it ends there.
+
+        Soon after the first it ends there if threads are left.
+        """
+        self.first_at = time.monotonic()
         # Before threads are waited for: `atexit` comes after that.
         threading._register_atexit(self._python_ends)  # type: ignore[attr-defined]
 
@@ -199,6 +207,8 @@ class _End:
                 with contextlib.suppress(Exception):
                     stream.flush()
             time.sleep(ending.SECONDS_AFTER_SECOND)  # The thread exits.
+        elif time.monotonic() - self.first_at < _SOON and left_threads.are_left():
+            left_threads.exit_without_them(INTERRUPTED)
 
     def _say(self, number: int) -> None:
         with contextlib.suppress(OSError):

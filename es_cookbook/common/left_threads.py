@@ -1,0 +1,85 @@
+"""Threads that a program does not wait for once it has been told to end.
+
+A thread inside a long call (a forward pass, a library that converts or loads a model, a compiler)
+cannot be interrupted, and Python waits for it before it exits. Nobody needs its result any more,
+and what it writes has a temporary name (`common.files`). So after a signal the event loop closes
+without it, and the process exits while it runs.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import anyio
+from typing_extensions import override
+
+from es_cookbook.common.files import remove_unfinished
+
+is_ending = threading.Event()
+"""Set when the program has been told to end."""
+_PATIENCE = 0.3
+"""Seconds that threads have then, to end by themselves."""
+_TICK = 0.005
+_EXIT_SECONDS = 0.5
+"""For the functions that are registered with `atexit`."""
+_calls: set["Future[Any]"] = set()
+_threads: list[threading.Thread] = []
+
+
+class LeavableThreads(ThreadPoolExecutor):
+    """Threads of an event loop (`asyncio.to_thread`), which closes without those that run then."""
+
+    @override
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        call = super().submit(fn, *args, **kwargs)
+        _calls.add(call)
+        call.add_done_callback(_calls.discard)
+        return call
+
+    @override
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait and not is_ending.is_set(), cancel_futures=cancel_futures)
+
+
+async def ended(threads: Sequence[threading.Thread]) -> None:
+    """Wait for the end of daemon threads; not for long once the program is to end."""
+    patience = _PATIENCE
+    while any(thread.is_alive() for thread in threads):
+        if is_ending.is_set() and (patience := patience - _TICK) < 0:
+            _threads.extend(threads)
+            return
+        await anyio.sleep(_TICK)
+
+
+def are_left() -> bool:
+    """Whether any thread runs that nobody waits for."""
+    return bool(_calls) or any(thread.is_alive() for thread in _threads)
+
+
+def exit_without_them(code: int) -> None:
+    """End the process now, as Python would: with what is registered for its end, and flushed.
+
+    Libraries are not torn down, which crashes where a thread still uses them.
+    """
+    threading.Thread(target=_exit_soon, args=(code,), daemon=True).start()
+    remove_unfinished()
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - Python's own way to run them.
+    _exit(code)
+
+
+def _exit_soon(code: int) -> None:
+    time.sleep(_EXIT_SECONDS)
+    _exit(code)
+
+
+def _exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
