@@ -19,6 +19,8 @@ from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.commands.prepare.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.torch import processor
+from es_cookbook.engines.torch.processor import Rates
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
@@ -34,6 +36,7 @@ from tests.engines.torch.reference import Reference, request
 from tests.integration.vllm_models import CONTEXT, make_vllm_model
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.listening import listening
+from tests.tiny_models import save_with_tokenizer
 
 psutil = pytest.importorskip("psutil")  # comes with vLLM
 pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.usefixtures("warm_vllm")]
@@ -184,6 +187,43 @@ def test_singular_values_and_coordinates(model: Callable[[str], Path], tmp_path:
         restored = running.portal.call(running.engine.restore, steps)
         assert restored == reference.centre.restore(steps)
         check_saved(running, reference, tmp_path / "saved")
+
+
+@pytest.fixture
+def narrow(model: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint in bfloat16."""
+    wide = AutoModelForCausalLM.from_pretrained(model("qwen2"), dtype=torch.bfloat16)
+    save_with_tokenizer(wide, tmp_path / "narrow")
+    return tmp_path / "narrow"
+
+
+def test_bfloat16_is_held_in_float32_where_the_processor_multiplies_that_faster(
+    narrow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are rounded all the same: answers and fingerprints are those of bfloat16 weights."""
+    monkeypatch.setattr(processor, "rates", lambda: Rates(100.0, 25.0, packs=False))
+    reference = Reference(narrow, LowRank())
+    with VLLM(narrow, LowRank(), max_genomes=1) as running:
+        assert running.engine.traits.base_dtype == "bfloat16"
+        for step in STEPS:
+            fingerprint = running.portal.call(running.engine.apply, step)
+            assert fingerprint == reference.centre.apply(step)
+        reference.become(Genome())
+        with torch.inference_mode():
+            for weight in reference.model.parameters():
+                weight.copy_(weight.bfloat16())
+        prompt, continuation = (5, 6, 7), (8, 9, 10, 11)
+        (found,) = running.score([LogprobsRequest("centre", prompt, continuation)])
+        reference.check_logprobs(prompt, continuation, found)
+
+
+def test_bfloat16_that_onednn_does_not_multiply_is_left_to_torch(
+    narrow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    with VLLM(narrow, LowRank(), max_genomes=1, dtype="bfloat16") as running:
+        (answer,) = running.sample([request("centre", PROMPTS[0])])
+    assert len(answer.tokens_T) == 12
 
 
 def check_restoring_from_a_snapshot(running: Running, reference: Reference, path: Path) -> None:

@@ -106,14 +106,24 @@ class _PackedLinear:
     def __init__(self) -> None:
         self._packed: ops.CPUDNNLGEMMHandler | None = None
         self._packed_at = -1
+        self._can_pack = True
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if self._packed is None or self._packed_at != self.num_changes:
-            self._packed = ops.create_onednn_mm(weight.t(), _PRODUCTS_KEPT)
-            self._packed_at = self.num_changes
+        if self._can_pack and self._packed_at != self.num_changes:
+            self._pack(weight)
+        if self._packed is None:
+            return torch.nn.functional.linear(x, weight, bias)
         return ops.onednn_mm(self._packed, x, bias)
+
+    def _pack(self, weight: torch.Tensor) -> None:
+        """Of 16 bits oneDNN has no product on a processor with AVX2 alone."""
+        try:
+            self._packed = ops.create_onednn_mm(weight.t(), _PRODUCTS_KEPT)
+        except RuntimeError:
+            self._can_pack, self._packed = False, None
+        self._packed_at = self.num_changes
 
 
 def _add_lora_linear(

@@ -165,7 +165,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         traits = EngineTraits(
             self.max_genomes if slots else 1,
             context_length,
-            str(llm.model_config.dtype).removeprefix("torch."),
+            # What weights are rounded to, wherever vLLM holds them in float32.
+            str(llm.model_config.dtype).removeprefix("torch.") if dtype == "auto" else dtype,
             slots["max_lora_rank"] // space.rank if space.rank else None,
         )
         num_slots = slots.get("max_loras", 0)
@@ -201,6 +202,15 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                 "only with AVX-512, which this one does not have; use engine=torch, or a "
                 "checkpoint that is not quantised"
             )
+        if on_cpu and not is_quantised(model_name):
+            if self.dtype == "auto":
+                dtype = faster_on_cpu(dtype)
+            elif faster_on_cpu(dtype) != dtype:
+                say(
+                    f"engine.dtype={dtype}: on this processor such products are slower than in "
+                    "float32; leave engine.dtype out, and weights are rounded to the checkpoint's "
+                    "dtype and multiplied in float32"
+                )
         device_memory = None if on_cpu else current_platform.get_device_total_memory
         kv_cache_gib, share = self._memory(model, space, slots, dtype, device_memory)
         arguments: dict[str, object] = {
@@ -260,7 +270,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         available_memory = psutil.virtual_memory().available
         kv_cache_gib = self.kv_cache_gib
         if kv_cache_gib is None and device_memory is None:
-            kv_cache_gib = cpu_cache_gib(model, self.context_length(model), available_memory)
+            length = self.context_length(model)
+            kv_cache_gib = cpu_cache_gib(model, length, available_memory, dtype)
         quantized = self.quantization or getattr(model.config, "quantization_config", None)
         needs = needs_of(
             Shards(model, self.tensor_parallel_size),
@@ -307,6 +318,22 @@ class VLLMEngineBuilder(ModelEngineBuilder):
 
             return UniProcExecutor
         return None
+
+
+def faster_on_cpu(dtype: str) -> str:
+    """The dtype in which vLLM's CPU build holds weights of a dtype: that of its products.
+
+    Without instructions for bfloat16 it multiplies that at half the speed of float32 or less, and
+    on AVX2 not at all.
+    """
+    import torch
+
+    from es_cookbook.checkpoints.tensors import dtype_name
+    from es_cookbook.engines.torch.processor import products_of
+
+    if dtype not in ("bfloat16", "float16"):
+        return dtype
+    return dtype_name(products_of(getattr(torch, dtype), torch.device("cpu")))
 
 
 def has_quantised_product() -> bool:

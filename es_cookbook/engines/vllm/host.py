@@ -134,7 +134,7 @@ class VLLMEngine(Engine):
         from es_cookbook.engines.vllm.worker import slot_request
 
         self._slot_requests = [slot_request(slot) for slot in range(self._num_slots)]
-        what = pickle.dumps((self.space, self._infos))
+        what = pickle.dumps((self.space, self._infos, self.traits.base_dtype))
         pieces = await self._call("genomes_open", what, self._num_slots)
         self._turnstile.current = self._weights_of("centre")
         return merge_fingerprints(pieces, self.space.shapes)

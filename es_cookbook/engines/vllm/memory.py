@@ -178,7 +178,7 @@ def needs_of(
     on_cpu: bool,
 ) -> Needs:
     """What each GPU, or a machine without any for all ranks, has to hold at the least."""
-    size = 2 if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
+    size = _size_of(dtype, 2)
     ranks = shards.tp if on_cpu else 1
     has_centre = on_cpu or on_gpu(torch.device("cuda"))
     parameters = sum(math.prod(info.shape) for info in shards.infos)
@@ -193,13 +193,20 @@ def needs_of(
     )
 
 
-def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int) -> float:
+def _size_of(dtype: str, of_auto: int) -> int:
+    """Bytes of a number."""
+    return of_auto if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
+
+
+def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, dtype: str) -> float:
     """The cache on a CPU, in GiB: for 16 requests of the whole context, from 1 GiB on.
 
-    No more than a quarter of the available memory, unless one request needs more.
+    No more than a quarter of the available memory, unless one request needs more. Keys and values
+    have the dtype in which vLLM holds weights.
     """
     try:
-        token = flat_cache_size(model, context_length).per_token
+        size = _size_of(dtype, model.dtype.itemsize)
+        token = flat_cache_size(model, context_length).per_token * size // model.dtype.itemsize
     except Exception:  # of any kind: vLLM has its own idea of a model that keeps other things
         return 1.0
     one = token * context_length

@@ -93,17 +93,18 @@ class GenomeWorker:
         """Get ready to host genomes.
 
         Args:
-            what: the search space and the Hugging Face model's parameters, pickled.
+            what: the search space, the Hugging Face model's parameters, and the name of the dtype
+                that weights are rounded to, pickled.
             num_slots: LoRA slots; 0 where the space needs none.
         """
-        space, infos = pickle.loads(what)
+        space, infos, dtype = pickle.loads(what)
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
         with set_current_vllm_config(self.model_runner.vllm_config):  # its activations ask for it
             as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
         with _writing_weights():
-            self._genomes = _RankGenomes(model, space, infos, as_stored)
+            self._genomes = _RankGenomes(model, space, infos, as_stored, getattr(torch, dtype))
             if num_slots:
                 self._genomes.load([])
             self._genomes.centre.fingerprint()
@@ -179,6 +180,9 @@ def _nothing(requests: object) -> None:
 class _RankGenomes:
     """The genomes of one rank.
 
+    Args:
+        dtype: that weights are rounded to; the model may hold them in float32.
+
     Attributes:
         centre: of the parts that the rank has.
 
@@ -192,8 +196,9 @@ class _RankGenomes:
         space: SearchSpace,
         infos: Sequence[ParameterInfo],
         as_stored: AsStored,
+        dtype: torch.dtype,
     ) -> None:
-        self._space = space
+        self._space, self._dtype = space, dtype
         self._device = noise_device(next(model.parameters()).device)
         self._placements: dict[str, Placement] = {}
         if space.adapter is None:
@@ -248,9 +253,10 @@ class _RankGenomes:
             if weights == "base":
                 place.write(self._base[name])
             elif weights == "centre":
-                place.write(self.centre.weights[name])
+                place.write(self.centre.weights[name].to(self._dtype))
             else:
-                place.write(self.centre.perturbed(self._genomes_G[weights], name))
+                perturbed = self.centre.perturbed(self._genomes_G[weights], name)
+                place.write(perturbed.to(self._dtype))
 
 
 def _find(found: Mapping[str, _T], wanted: Iterable[str], what: str) -> dict[str, _T]:

@@ -155,8 +155,11 @@ def test_the_cache_on_a_cpu_holds_some_requests_of_the_whole_context() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     token = 2 * 4 * 64 * 4
-    assert cpu_cache_gib(model, 4096, 100 * GIB) == 1.0
+    assert cpu_cache_gib(model, 4096, 100 * GIB, "float32") == 1.0
     long = GIB // token  # One request of so many tokens takes 1 GiB.
-    assert cpu_cache_gib(model, long, 100 * GIB) == 16.0
-    assert cpu_cache_gib(model, long, 20 * GIB) == 5.0
-    assert cpu_cache_gib(model, long, 4 * GIB) == 2.0
+    assert cpu_cache_gib(model, long, 100 * GIB, "float32") == 16.0
+    assert cpu_cache_gib(model, long, 20 * GIB, "float32") == 5.0
+    assert cpu_cache_gib(model, long, 4 * GIB, "float32") == 2.0
+    narrow = model.to(torch.bfloat16)
+    assert cpu_cache_gib(narrow, long, 100 * GIB, "auto") == 8.0
+    assert cpu_cache_gib(narrow, long, 100 * GIB, "float32") == 16.0
