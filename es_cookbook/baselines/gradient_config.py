@@ -53,8 +53,8 @@ class GradientConfig(RunConfig):
     )
     products: Literal["auto", "float32", "bfloat16"] = chz.field(
         default="auto",
-        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint and the "
-        "processor have it. Its weights are always float32",
+        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint is in it "
+        "and this processor multiplies it faster. Its weights are always float32",
     )
     checkpoint_every: int = chz.field(
         default=20,

@@ -35,9 +35,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.terminal import show_bytes
+from es_cookbook.common.terminal import say_once, show_bytes
 from es_cookbook.engines.torch.forward.prefix_cache import num_common
 from es_cookbook.engines.torch.memory import free_bytes, total_bytes
+from es_cookbook.engines.torch.processor import products_of, rates
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
@@ -52,6 +53,8 @@ _BYTES_OF_WEIGHT = 12
 """Its gradient, and two moments of AdamW."""
 _BYTES_OF_LOGIT = 16
 """It, what it is normalised to, and the gradients of both."""
+_WITH_BFLOAT16 = ("cpu", "cuda")
+"""Kinds of devices; on others nobody has measured what gradients in it are worth."""
 _ALIKE = 1e-3
 """Nats by which rounding may change a log-probability."""
 
@@ -354,16 +357,16 @@ class Learner:
 def dtype_of_products(
     wanted: Literal["auto", "float32", "bfloat16"], base_dtype: str, device: torch.device
 ) -> torch.dtype:
-    """What is wanted; auto: bfloat16 if the base is, and the device has such products itself."""
+    """What is wanted; auto: bfloat16 if the base is, and that is what the device is fastest in."""
     if wanted == "auto":
-        wanted = "bfloat16" if base_dtype == "bfloat16" and _has_bfloat16(device) else "float32"
+        is_fast = base_dtype == "bfloat16" and device.type in _WITH_BFLOAT16
+        return products_of(torch.bfloat16, device) if is_fast else torch.float32
+    if wanted == "bfloat16" and device.type == "cpu" and (slowdown := rates().slowdown) > 1:
+        say_once(
+            f"products=bfloat16: such products take {slowdown:.1f} times as long as those in "
+            "float32 here; products=auto takes the faster"
+        )
     return torch.bfloat16 if wanted == "bfloat16" else torch.float32
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(cast(Any, torch.cpu)._is_avx512_bf16_supported())  # torch has no public one
 
 
 def _themselves(logits_N_V: torch.Tensor) -> torch.Tensor:

@@ -5,16 +5,18 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from es_cookbook.baselines import learner as learner_module
-from es_cookbook.baselines.learner import Learner, Tree
+from es_cookbook.baselines.learner import Learner, Tree, dtype_of_products
 from es_cookbook.baselines.policy_gradient import PPO
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch import processor
+from es_cookbook.engines.torch.processor import Rates
 from es_cookbook.rl.rollouts import Example
 from tests.tiny_models import VOCABULARY
 
@@ -92,6 +94,38 @@ def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
     assert calls
     for name, values in plain.items():
         torch.testing.assert_close(found[name], values, atol=2e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "base_dtype", "bfloat16_rate", "products"),
+    [
+        ("auto", "bfloat16", 300.0, torch.bfloat16),
+        ("auto", "bfloat16", 25.0, torch.float32),
+        ("auto", "float32", 300.0, torch.float32),
+        ("auto", "float16", 300.0, torch.float32),
+        ("float32", "bfloat16", 300.0, torch.float32),
+    ],
+)
+def test_products_are_in_what_the_processor_is_fastest_in(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: Literal["auto", "float32"],
+    base_dtype: str,
+    bfloat16_rate: float,
+    products: torch.dtype,
+) -> None:
+    monkeypatch.setattr(processor, "rates", lambda: Rates(100.0, bfloat16_rate, packs=True))
+    assert dtype_of_products(wanted, base_dtype, torch.device("cpu")) == products
+
+
+def test_slow_products_that_are_asked_for_say_how_slow_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(learner_module, "say_once", said.append)
+    monkeypatch.setattr(learner_module, "rates", lambda: Rates(100.0, 25.0, packs=False))
+    found = dtype_of_products("bfloat16", "bfloat16", torch.device("cpu"))
+    assert found == torch.bfloat16
+    assert said[0].startswith("products=bfloat16: such products take 4.0 times as long")
 
 
 def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
