@@ -33,8 +33,9 @@ def test_ctrl_c_waits_for_no_thread(
     cache, errors, model = tmp_path / "cache", tmp_path / "errors.txt", tmp_path / "model"
     make_gguf_model("llama", model)
     write_gguf(model, tmp_path / "model.gguf", "float16", str(model))
-    rows = tmp_path / "rows.jsonl"
+    rows, held_out = tmp_path / "rows.jsonl", tmp_path / "held_out.jsonl"
     rows.write_text('{"question": "1 + 1 =", "answer": "2"}\n' * 20)
+    held_out.write_text('{"question": "1 + 2 =", "answer": "3"}\n')
     words = options.format(model=model, file=tmp_path / "model.gguf").split()
     pid = programs.start(
         [
@@ -42,7 +43,7 @@ def test_ctrl_c_waits_for_no_thread(
             *(
                 "reward=exact",
                 "batch=4",
-                f"test_data={rows}",
+                f"test_data={held_out}",
                 f"log_path={tmp_path / 'run'}",
                 *words,
             ),
