@@ -24,6 +24,7 @@ _LASTS = (
     r"compiling the kernels for this processor, .*",
     r"a core of this processor multiplies .*",
     r"  … \d+ s",
+    r"before generation \d+: .*",
 )
 """What a slow machine, or one that runs it for the first time, says between them."""
 

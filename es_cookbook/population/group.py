@@ -52,6 +52,7 @@ class RolloutGroup:
         num_genomes: of the population.
         seeds_K: for each attempt, the sampling seed of its n-th call; the same for every genome.
         watch: stops what has control for too long.
+        ended: is told of each attempt that has.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RolloutGroup:
         num_genomes: int,
         seeds_K: Sequence[Callable[[int], int]],
         watch: Watch,
+        ended: Callable[[Trajectory | LostRollout], None] | None = None,
     ) -> None:
         num_envs = num_genomes * len(seeds_K)
         self._builder = builder
@@ -69,6 +71,7 @@ class RolloutGroup:
         self._sampling = sampling
         self._seeds_K = seeds_K
         self._watch = watch
+        self._ended = ended
         self._handle: EnvGroup | None = None
         self._is_opening = False
         self._is_open = anyio.Event()
@@ -107,6 +110,8 @@ class RolloutGroup:
                 self._trajectories[i] = await run_rollout(self._handle.envs[i], policy)
             if guard.lost is not None:
                 self._trajectories[i] = guard.lost
+            if self._ended is not None:
+                self._ended(self._trajectories[i])
             self._num_left -= 1
             if self._num_left == 0 and not self._watch.is_stopping:
                 await self._score()

@@ -45,9 +45,13 @@ from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
+from es_cookbook.rl.data.problem_dataset import ChangedProblem
+from es_cookbook.rl.regularisers import KLProblem
+from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
 from es_cookbook.runs.directory import LOG, add_to_log
+from es_cookbook.runs.tracking.underway import Underway
 
 _MOST_KINDS = 20
 """Kinds of lost rollouts that are told, and tracebacks that are kept."""
@@ -91,6 +95,7 @@ class PopulationSampler:
         log_path: run directory, whose log takes tracebacks of lost rollouts; None for no log.
         seconds: where the last call's time went.
         spans: takes when engines load and sample, and when Envs have control.
+        underway: takes what rollouts in progress have brought.
     """
 
     engine: Engine = dataclasses.field(kw_only=False)
@@ -104,6 +109,7 @@ class PopulationSampler:
     log_path: Path | None = None
     seconds: Seconds = dataclasses.field(default=Seconds(), init=False)
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
+    underway: Underway = dataclasses.field(default_factory=Underway, init=False)
     _warned: set[str] = dataclasses.field(default_factory=set[str], init=False)
     _kinds_warned: set[tuple[str, str]] = dataclasses.field(
         default_factory=set[tuple[str, str]], init=False
@@ -221,6 +227,8 @@ class PopulationSampler:
         num_genomes, num_attempts = size
         seeds = ("evaluation",) if generation is None else ("sampling", generation)
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
+        count = len(env_group_builders_P) * num_genomes * num_attempts
+        underway = self.underway.begin(generation, count, self.engine.stats)
         watch = Watch(
             self.rollout_timeout,
             warned=self._warned,
@@ -237,23 +245,26 @@ class PopulationSampler:
                 # derived once.
                 [functools.cache(functools.partial(seed_of, p, k)) for k in range(num_attempts)],
                 watch,
+                functools.partial(underway.ended, has_reward=_earns(builder)),
             )
             for p, builder in enumerate(env_group_builders_P)
         ]
         rollouts = _Rollouts(groups_P, watch)
-        async with running(groups_P, watch):
-            yield rollouts
+        try:
+            async with running(groups_P, watch):
+                yield rollouts
+        finally:
+            self.underway.end(underway)
         total = time.perf_counter() - began
         self.seconds = Seconds(rollouts.load_seconds, total - rollouts.load_seconds, watch.seconds)
         rollouts.results_P = [group.result() for group in groups_P]
         losses = list(_losses(env_group_builders_P, rollouts.results_P))
-        num_rollouts = len(groups_P) * num_genomes * num_attempts
-        self._warn(losses, num_rollouts, generation)
-        if len(losses) > self.max_failed_fraction * num_rollouts:
+        self._warn(losses, count, generation)
+        if len(losses) > self.max_failed_fraction * count:
             what = "an evaluation" if generation is None else f"generation {generation}"
             first = losses[0].lost
             raise TooManyLostError(
-                f"{len(losses)} of the {num_rollouts} rollouts of {what} were lost, more than "
+                f"{len(losses)} of the {count} rollouts of {what} were lost, more than "
                 f"max_failed_fraction={self.max_failed_fraction:g} allows; the first: "
                 f"{first.reason}\n{own_frames(first.traceback)}".rstrip()
             )
@@ -280,6 +291,14 @@ class PopulationSampler:
             if log_path and trace and add_to_log(log_path, f"{sentence}\n{trace}"):
                 sentence += f"; its traceback is in {log_path / LOG}"
             _logger.warning("%s", sentence)
+
+
+def _earns(problem: EnvGroupBuilder) -> bool:
+    """Whether each attempt has a reward by itself, and one that tells how good it is."""
+    while isinstance(problem, ChangedProblem):
+        problem = problem.problem
+    alone = type(problem).compute_group_rewards is EnvGroupBuilder.compute_group_rewards
+    return alone and not isinstance(problem, AnswersProblem | KLProblem)
 
 
 @dataclasses.dataclass(slots=True)

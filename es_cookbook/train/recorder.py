@@ -15,7 +15,7 @@ from typing import cast
 import anyio
 
 from es_cookbook.common.spans import NO_SPANS, Spans
-from es_cookbook.common.terminal import done_saying
+from es_cookbook.common.terminal import done_saying, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
@@ -26,6 +26,8 @@ from es_cookbook.rl.types import ProblemResult, RLDataset
 from es_cookbook.runs.directory import METRICS, RunDirectory
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.tracking.base import Decode, Tracker
+from es_cookbook.runs.tracking.findings import cut_answers
+from es_cookbook.runs.tracking.live import measured
 from es_cookbook.runs.tracking.measures import Progress
 from es_cookbook.train.config import Config
 
@@ -33,6 +35,8 @@ ANSWER = "rollout_centre"
 """The centre answers, where genomes score what it said."""
 LOOP = "loop"
 """The track of what is timed, in a profile."""
+_LONG = 10.0
+"""Seconds of an evaluation whose result is told before the generation that it is recorded with."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -91,11 +95,22 @@ class Recorder:
         if self.config.evaluates(generation):
             with self.timed(generation, "evaluate"):
                 self._evaluated = await self.evaluate()
+            if not self._began and generation < last:
+                self._tell_evaluated(generation)
         if generation == last:
             self.tracker.log(last, {**self._evaluated, **self._progress.metrics()})
             self.tracker.recorded(last)
         self._looked = looked
         self._began, self._stats = time.perf_counter(), self.engine.stats()
+
+    def _tell_evaluated(self, generation: int) -> None:
+        """Say what the centre earns, where the generation that follows may take long as well."""
+        found = self._evaluated
+        if found and self._seconds[generation]["evaluate"] >= _LONG:
+            say(f"before generation {generation + 1}: {'  '.join(measured(found))}")
+            if cut := cut_answers(found, "test/rollouts/"):
+                say(f"before generation {generation + 1}: {cut}")
+        done_saying()
 
     async def record(
         self,

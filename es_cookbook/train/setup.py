@@ -47,6 +47,7 @@ from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.snapshots import SnapshotWriter
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
+from es_cookbook.runs.tracking.underway import Underway
 from es_cookbook.runs.trusted import trust_option
 from es_cookbook.train.config import MAY_DIFFER, Config
 from es_cookbook.train.loop import Run
@@ -166,7 +167,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
             count = len(datasets.test_P)
             say(f"evaluating {count:,} held-out problems before the first generation")
         profile = Profile(log_path / PROFILE) if config.profile else None
-        tracker = _tracker(config, directory, profile)
+        tracker = _tracker(config, directory, profile, sampler.underway)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
         held_out = _evaluation(config, sampler, datasets.test_P)
@@ -350,10 +351,13 @@ async def _go_on(
     return records[-1] if len(taken) < len(records) else None
 
 
-def _tracker(config: Config, directory: RunDirectory, profile: Profile | None) -> Tracker:
+def _tracker(
+    config: Config, directory: RunDirectory, profile: Profile | None, underway: Underway
+) -> Tracker:
     start = directory.history.next_generation
     config_json = config_to_json(config)
-    run = RunInfo(directory.path, config_json, config.seed, config.num_generations, start)
+    length, every = config.num_generations, config.eval_every
+    run = RunInfo(directory.path, config_json, config.seed, length, start, every, underway)
     # In this order: a disk that refuses the first leaves no thread of the last behind.
     trust = trust_of(config_json)
     snapshots = SnapshotWriter(directory.path, config.snapshot_every, config.model_name, trust)

@@ -597,6 +597,26 @@ async def test_an_engine_that_fails_stops_the_run_and_every_engine_is_given_back
                 pass
 
 
+async def test_what_is_in_is_counted_while_others_are_still_asked() -> None:
+    seen: list[tuple[int, float]] = []
+    its_sampler = sampler(FakeEngine(answer=lambda *_: "4"), attempts=2)
+
+    async def look(env: DigitEnv, action: Action) -> None:
+        now = its_sampler.underway.rollouts
+        assert now is not None and now.generation == 5 and not now.is_over
+        seen.append((now.num_done, now.mean_reward))
+
+    problems = [Problem(0, misbehave=look), Duel(1)]
+    await its_sampler.rollout(5, problems, GENOMES)
+    now = its_sampler.underway.rollouts
+    assert now is not None and now.is_over
+    assert (now.num_done, now.count, now.mean_reward) == (24, 24, 4.0)
+    assert len(seen) == 12 and 0 < seen[-1][0] < 24
+    await its_sampler.rollout(6, [Duel(1)], GENOMES)
+    now = its_sampler.underway.rollouts
+    assert now is not None and math.isnan(now.mean_reward), "the group has yet to say"
+
+
 async def test_the_centre_meets_each_problem_once() -> None:
     engine = FakeEngine()
     greedy = SamplingParams(max_tokens=8)

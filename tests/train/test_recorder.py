@@ -1,5 +1,6 @@
 """A generation is written in one order, and counts when its history line is on the disk."""
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from es_cookbook import train
 from es_cookbook.common.schedules import Linear
+from es_cookbook.common.terminal import as_program
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
@@ -89,6 +91,50 @@ async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: 
     await train.main(short(tmp_path))
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
+
+
+@chz.chz
+class LookingBuilder(TrackerBuilder):
+    """Builds a tracker that looks at what is under way whenever a generation is recorded."""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Looking(run)
+
+
+class Looking(Tracker):
+    seen: ClassVar[list[tuple[int | None, int, int, bool]]] = []
+    runs: ClassVar[list[RunInfo]] = []
+
+    def __init__(self, run: RunInfo) -> None:
+        self.seen.clear()
+        self.runs[:] = [run]
+
+    def recorded(self, generations: int) -> None:
+        now = self.runs[0].underway.rollouts
+        assert now is not None
+        self.seen.append((now.generation, now.num_done, now.count, now.is_over))
+
+
+async def test_trackers_can_see_what_is_under_way(tmp_path: Path) -> None:
+    await train.main(short(tmp_path, trackers=LookingBuilder(), eval_every=7))
+    (run,) = Looking.runs
+    assert run.eval_every == 7 and run.underway.evaluations >= run.underway.evaluation > 0
+    (first, second, last) = Looking.seen
+    assert (first[0], second[0], last[0]) == (0, 1, None)
+    assert all(is_over and done == of for _, done, of, is_over in Looking.seen)
+
+
+async def test_what_the_centre_earns_is_told_before_a_generation_that_may_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(step=20.0)
+    with as_program():
+        await train.main(short(tmp_path / "quick"))
+        assert "before generation" not in capsys.readouterr().err
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+        await train.main(short(tmp_path / "slow"))
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "before gen" in line]
+    assert said.startswith("before generation 1: held-out reward ")
 
 
 async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import chz
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
+from es_cookbook.runs.tracking.underway import Underway
 
 GENERATION = "progress/generation"
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -34,6 +35,8 @@ class RunInfo:
 
     `start_generation` is the first that this process runs, above 0 when it goes on with a recorded
     run; `path` the run directory; `run_seed` also seeds the choice of rollouts that are shown.
+    Between held-out evaluations there are `eval_every` generations, with 0 all of them; `underway`
+    is what happens in the meantime.
     """
 
     path: Path
@@ -41,6 +44,8 @@ class RunInfo:
     run_seed: int
     num_generations: int
     start_generation: int = 0
+    eval_every: int = 0
+    underway: Underway = dataclasses.field(default_factory=Underway)
 
 
 class Tracker:

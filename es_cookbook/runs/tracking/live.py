@@ -11,8 +11,8 @@ import logging
 import math
 import os
 import sys
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import chz
@@ -31,6 +31,9 @@ from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
+from es_cookbook.runs.tracking.remaining import Remaining
+from es_cookbook.runs.tracking.result import duration_in_words
+from es_cookbook.runs.tracking.underway import Rollouts
 
 SPEEDS = {
     "throughput/answers_per_second": "answers/s",
@@ -39,7 +42,9 @@ SPEEDS = {
 """How fast a run is: the first of them that it has; those of old have tokens alone."""
 PROBLEMS = "test/problems"
 """How many held-out problems the centre was measured on."""
-_RECENT = 20
+_FIRST_PATIENCE, _PATIENCE = 10.0, 60.0
+"""Seconds after which rollouts in progress are told of: of the first generation, and of later ones.
+"""
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 24
 """Columns of a trend, where there are as many."""
@@ -66,42 +71,26 @@ class LiveTrackerBuilder(TrackerBuilder):
         return PlainTracker(run)
 
 
-class _LiveTracker(Tracker):
-    """Estimates the time left from the times of the last generations, evaluations included."""
+class PlainTracker(Tracker):
+    """One line per generation on standard output: for logs, pipes and dumb terminals.
 
-    def __init__(self, run: RunInfo, clock: Callable[[], float]) -> None:
-        self._run = run
-        self._clock = clock
-        self._began = clock()
-        self._ends = deque([self._began], maxlen=_RECENT + 1)
-        self._done = run.start_generation
-        self._findings = Findings()
-
-    def _finished(self, generation: int) -> None:
-        if generation < self._run.num_generations:
-            self._done = generation + 1
-            self._ends.append(self._clock())
-
-    @property
-    def _seconds_left(self) -> float:
-        generations, left = len(self._ends) - 1, self._run.num_generations - self._done
-        if left <= 0:
-            return 0.0
-        if not generations:
-            return math.nan
-        pace = (self._ends[-1] - self._ends[0]) / generations
-        return max(0.0, left * pace - (self._clock() - self._ends[-1]))
-
-
-class PlainTracker(_LiveTracker):
-    """One line per generation on standard output: for logs, pipes and dumb terminals."""
+    What takes long is told of meanwhile, twice as late each time.
+    """
 
     def __init__(self, run: RunInfo, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(run, clock)
+        self._run = run
+        self._remaining = Remaining(run, clock)
+        self._findings = Findings()
         self._logged: tuple[int, Mapping[str, float]] = 0, {}
         for metrics in read_metrics(run.path / "metrics.jsonl"):
             self._findings.take(metrics)
         self._on = True
+        self._is_closed = threading.Event()
+        self._told: tuple[Rollouts | None, float] = None, 0.0
+        """What was told of last, and after how many seconds it will be again."""
+        self._patience = _FIRST_PATIENCE
+        self._watch = threading.Thread(target=self._look_on, name="underway", daemon=True)
+        self._watch.start()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         self._logged = generation, metrics
@@ -109,31 +98,58 @@ class PlainTracker(_LiveTracker):
     def recorded(self, generations: int) -> None:
         """Print the line, and what there is to say about it."""
         generation, metrics = self._logged
-        self._finished(generation)
         total = self._run.num_generations
         last = generation >= total
-        which = "finished" if last else f"generation {generation + 1}/{total}"
-        parts = [which]
-        for key, value in shown(metrics, zeros=False).items():
-            sure = f" ({within})" if (within := interval(metrics, key)) else ""
-            parts.append(f"{label(key)} {value:.3f}{sure}")
-        if PROBLEMS in metrics:
-            parts.append(f"{plural(round(metrics[PROBLEMS]), 'held-out problem')}")
-        parts += pace(metrics)
         if not last:
-            parts.append(f"{duration(self._seconds_left)} left")
+            self._remaining.finished(generation)
+        self._patience = _PATIENCE
+        which = "finished" if last else f"generation {generation + 1}/{total}"
+        parts = [which, *measured(metrics), *pace(metrics)]
+        if not last:
+            parts.append(f"{duration(self._remaining.seconds)} left")
         lines = ["  ".join(parts)]
+        if not last and (said := self._remaining.told):
+            lines.append(said)
         lines += [f"{which}: {sentence}" for _, sentence in self._findings.take(metrics)]
+        self._print(lines)
+
+    def close(self) -> None:
+        """Stop looking on."""
+        self._is_closed.set()
+        self._watch.join()
+
+    def look(self) -> None:
+        """Tell of the rollouts in progress, if they have taken long since they were told of."""
+        now, (before, due) = self._run.underway.rollouts, self._told
+        if now is None or now.is_over:
+            return
+        if now is not before:
+            due = self._patience
+        if now.seconds >= due:
+            self._print([f"{self._what(now)}: {', '.join(so_far(now))}"])
+            due = 2 * max(due, now.seconds)
+        self._told = now, due
+
+    def _what(self, now: Rollouts) -> str:
+        if now.generation is None:
+            return "held-out problems"
+        return f"generation {now.generation + 1}/{self._run.num_generations}"
+
+    def _look_on(self) -> None:
+        while not self._is_closed.wait(1.0):
+            self.look()
+
+    def _print(self, lines: Sequence[str]) -> None:
         if not self._on:
             return
-        try:
-            print(printable("\n".join(lines)), flush=True)
-        except (OSError, UnicodeError) as error:
+        try:  # At once, whichever thread it is.
+            print(printable("\n".join(filter(None, lines))) + "\n", end="", flush=True)
+        except (OSError, UnicodeError, ValueError) as error:
             self._on = False
             logger.warning("the live view is off: standard output failed (%s)", error)
 
 
-class ScreenTracker(_LiveTracker):
+class ScreenTracker(Tracker):
     """Progress bar, numbers with their trend, and one sampled rollout, redrawn in place."""
 
     def __init__(
@@ -143,7 +159,9 @@ class ScreenTracker(_LiveTracker):
         console: Console,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(run, clock)
+        self._run = run
+        self._remaining = Remaining(run, clock)
+        self._findings = Findings()
         self._rollout_lines = rollout_lines
         self._generation = 0
         self._courses: dict[str, _Course] = {}
@@ -164,7 +182,8 @@ class ScreenTracker(_LiveTracker):
         self._take(dict(metrics))
 
     def recorded(self, generations: int) -> None:
-        self._finished(self._generation)
+        if self._generation < self._run.num_generations:
+            self._remaining.finished(self._generation)
         self._numbers = self._draw_numbers()
         self._try(self._live.refresh)
 
@@ -200,7 +219,8 @@ class ScreenTracker(_LiveTracker):
             logger.warning("the live view stopped: the terminal failed (%s)", error)
 
     def _render(self) -> RenderableType:
-        done, total = self._done, self._run.num_generations
+        remaining, total = self._remaining, self._run.num_generations
+        done = remaining.done
         head = Table.grid(padding=(0, 2))
         head.add_column(no_wrap=True)
         head.add_column(max_width=32)
@@ -210,10 +230,18 @@ class ScreenTracker(_LiveTracker):
             Text("generation", style="bold"),
             ProgressBar(total=max(total, 1), completed=done),
             Text(f"{done}/{total}", style="bold"),
-            Text(f"{duration(self._clock() - self._began)} elapsed", style="dim"),
-            Text(f"{duration(self._seconds_left)} left", style="cyan"),
+            Text(f"{duration(remaining.elapsed)} elapsed", style="dim"),
+            Text(f"{duration(remaining.seconds)} left", style="cyan"),
         )
-        return Group(head, self._numbers, self._rollout)
+        return Group(head, *self._draw_underway(), self._numbers, self._rollout)
+
+    def _draw_underway(self) -> list[RenderableType]:
+        now, whole = self._run.underway.rollouts, self._remaining.whole
+        facts = [f"about {whole} in all"] if whole else []
+        if now is not None and not now.is_over:
+            what = "held-out" if now.generation is None else f"generation {now.generation + 1}"
+            facts = [what, *so_far(now), *facts]
+        return [Text("  ·  ".join(facts), "dim")] if facts else []
 
     def _take(self, metrics: Mapping[str, float]) -> None:
         self._last_two = [*self._last_two[-1:], metrics]
@@ -260,6 +288,21 @@ class ScreenTracker(_LiveTracker):
         return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
 
 
+def measured(metrics: Mapping[str, float]) -> list[str]:
+    """What a generation's rollouts and the held-out problems came to, and how sure that is.
+
+    >>> measured({"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
+    ['reward 0.250', 'held-out reward 0.500', '40 held-out problems']
+    """
+    found: list[str] = []
+    for key, value in shown(metrics, zeros=False).items():
+        sure = f" ({within})" if (within := interval(metrics, key)) else ""
+        found.append(f"{label(key)} {value:.3f}{sure}")
+    if PROBLEMS in metrics:
+        found.append(f"{plural(round(metrics[PROBLEMS]), 'held-out problem')}")
+    return found
+
+
 def pace(metrics: Mapping[str, float]) -> list[str]:
     """How fast a generation answered, how long its answers were, and how many were cut.
 
@@ -275,6 +318,21 @@ def pace(metrics: Mapping[str, float]) -> list[str]:
         found.append(f"{metrics['rollouts/mean_tokens']:.0f} tokens an answer")
     if metrics.get("rollouts/truncated", 0) > 0:
         found.append(f"{metrics['rollouts/truncated']:.0%} of answers cut")
+    return found
+
+
+def so_far(now: Rollouts) -> list[str]:
+    """What rollouts in progress have brought: how many, what they earned, how long they take."""
+    done = f"{now.num_done:,}" if now.num_done else "none"
+    found = [f"{done} of {plural(now.count, 'answer')} after {duration_in_words(now.seconds)}"]
+    if not now.num_done and now.num_tokens:
+        found.append(f"{compact(now.num_tokens)} tokens")
+    if not math.isnan(now.mean_reward):
+        found.append(f"reward {number(now.mean_reward)}")
+    if now.num_lost:
+        found.append(f"{now.num_lost:,} lost")
+    if not math.isnan(now.seconds_left):
+        found.append(f"about {duration_in_words(now.seconds_left)} left")
     return found
 
 

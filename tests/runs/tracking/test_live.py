@@ -74,6 +74,7 @@ def test_plain_lines_tell_a_generation_each(tmp_path: Path) -> None:
     last = {"progress/generation": 10, "test/env/all/correct": 0.655}
     assert plain(tmp_path, METRICS, METRICS, last, seconds=30) == [
         "generation 1/10  reward 0.400  correct 0.250  46 answers/s  4:30 left",
+        "generation 1 of 10 took 30 s: the run takes about 5.0 min",
         "generation 2/10  reward 0.400  correct 0.250  46 answers/s  4:00 left",
         "finished  held-out correct 0.655",
     ]
