@@ -29,6 +29,19 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 RESULTS = Path(__file__).parent / "results"
 CHAT_MODEL = Path(__file__).parents[1] / "build/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 """What `make chat-model` makes."""
+_INSTRUCTIONS = (
+    "avx2",
+    "avx_vnni",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "i8mm",
+    "bf16",
+)
+"""Flags that speed depends on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +171,7 @@ def machine() -> dict[str, object]:
 
     return {
         "cpu": _cpu_model(),
+        "instructions": " ".join(name for name in _INSTRUCTIONS if name in processor_flags()),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
@@ -170,6 +184,11 @@ def machine() -> dict[str, object]:
     }
 
 
+def processor_flags() -> frozenset[str]:
+    """What Linux says that the processor can do; nothing elsewhere."""
+    return frozenset(word for line in _cpu_info("flags", "Features") for word in line.split())
+
+
 def commit() -> str:
     """The commit that was measured, with a plus when the tree had changes."""
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
@@ -178,9 +197,15 @@ def commit() -> str:
 
 
 def _cpu_model() -> str:
+    models = _cpu_info("model name")
+    return models[0] if models else platform.processor() or platform.machine() or "unknown"
+
+
+def _cpu_info(*names: str) -> list[str]:
+    """The values that lines with these names have."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
+        return []
+    found = [line.partition(":") for line in lines]
+    return [value.strip() for name, _, value in found if name.strip() in names]

@@ -65,7 +65,8 @@ def _prompts(
     return [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
 
-def _cases(file: str) -> dict[str, Case]:
+def cases_of(file: str) -> dict[str, Case]:
+    """Both, of the model of a GGUF file."""
     directory = model_directory(file)
     examples = "".join(f"{_sum_of(a, b)}\n{a + b}\n" for a, b in _EXAMPLES)
     sums = Case(
@@ -157,7 +158,7 @@ def main() -> None:
     file, *names = sys.argv[1:] or ["SmolLM2-135M-Instruct.Q4_1.gguf"]
     if not Path(file).is_file():
         raise SystemExit(f"{file} is not there: name the GGUF file of SmolLM2-135M-Instruct")
-    cases = _cases(file)
+    cases = cases_of(file)
     loop = asyncio.new_event_loop()
     if names == ["vllm"]:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -215,10 +215,18 @@ def _heights(rows: int) -> list[int]:
     return [min(_ROWS, rows - first) for first in range(0, rows, _ROWS)]
 
 
-class Floor:
-    """The products of linear layers by several kernels, and reading a cache, one thread a core."""
+def _multiplications(chunks: list[tuple[torch.Tensor, list[int]]]) -> int:
+    return sum(weight.numel() * sum(heights) for weight, heights in chunks)
 
-    def __init__(self, contest: "Contest") -> None:
+
+class Floor:
+    """The products of linear layers by several kernels, and reading a cache, one thread a core.
+
+    Of the products one in `every` is run, to save time; `times` is how many times as many there
+    are. Layers are alike, and all weights together are many times what a cache holds.
+    """
+
+    def __init__(self, contest: "Contest", every: int = 1) -> None:
         self.threads = torch.get_num_threads()
         case, model = contest.case, contest.model
         requests = case.genomes * case.problems // self.threads
@@ -230,11 +238,14 @@ class Floor:
         step = _heights(requests)
         of_layer = _heights(prompts) + step * (case.tokens - 1)
         # Each weight, and the heights of its products on each thread.
-        self._chunks = [(layer.weight.detach(), of_layer) for layer in layers]
-        self._chunks.append((head.weight.detach(), step * case.tokens))
+        of_layers = [(layer.weight.detach(), of_layer) for layer in layers]
+        of_head = step * case.tokens
+        self._chunks = [*of_layers[::every], (head.weight.detach(), of_head[::every])]
+        whole = [*of_layers, (head.weight.detach(), of_head)]
+        self.times = _multiplications(whole) / _multiplications(self._chunks)
         text = model.config.get_text_config()
         of_token = 2 * text.num_key_value_heads * (text.hidden_size // text.num_attention_heads)
-        of_token *= text.num_hidden_layers * getattr(torch, case.dtype).itemsize
+        of_token *= text.num_hidden_layers * model.dtype.itemsize
         positions = sum(
             len(prompt) + step + 1 for prompt in contest.prompts for step in range(case.tokens - 1)
         )
@@ -264,12 +275,15 @@ class Floor:
             )
         except (RuntimeError, AttributeError):
             found.pop("oneDNN packed", None)
-        return {name: self._on_all(products) for name, products in found.items()}
+        return {name: self._on_all(products, dtype) for name, products in found.items()}
+
+    def by(self, product: Callable[..., torch.Tensor], dtype: torch.dtype) -> Callable[[], None]:
+        """All products of rows of this dtype by a kernel that takes the weights as they are."""
+        return self._on_all([(weight, product) for weight, _ in self._chunks], dtype)
 
     def _on_all(
-        self, products: list[tuple[torch.Tensor, Callable[..., torch.Tensor]]]
+        self, products: list[tuple[torch.Tensor, Callable[..., torch.Tensor]]], dtype: torch.dtype
     ) -> Callable[[], None]:
-        dtype = self._chunks[0][0].dtype
         inputs = {w.shape[1]: torch.randn(_ROWS, w.shape[1]).to(dtype) for w, _ in self._chunks}
 
         def work() -> None:
@@ -334,36 +348,41 @@ class Contest:
     """A model in transformers and in the torch engine, and the same requests for both."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, case: Case) -> None:
-        self.loop, self.case = loop, case
+        self.loop = loop
         with tempfile.TemporaryDirectory() as directory:
             path = str(case.make(Path(directory)))
-            dtype = getattr(torch, case.dtype)
-            self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-            tokenizer = AutoTokenizer.from_pretrained(path)
+            self.model = AutoModelForCausalLM.from_pretrained(path, dtype=case.dtype).eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(path)
             builder = TorchEngineBuilder(dtype=case.dtype)
             self.engine = loop.run_until_complete(
                 builder(model_name=path, search_space=LowRank(rank=1))
             )
-        self.prompts = case.prompts(tokenizer, case.problems)
+        self.ask(case)
+
+    def ask(self, case: Case) -> None:
+        """Make the requests of a case of the same model."""
+        self.case = case
+        self.prompts = case.prompts(self._tokenizer, case.problems)
         self.genomes = mirrored_pairs(case.genomes)
-        self._pad = tokenizer.pad_token_id
+        self._pad = self._tokenizer.pad_token_id
         self._longest = max(map(len, self.prompts))
         pads = [self._longest - len(p) for p in self.prompts]
         rows = list(zip(pads, self.prompts, strict=True)) * case.genomes
         self._input_ids = torch.tensor([[self._pad] * n + list(p) for n, p in rows])
         self._mask = torch.tensor([[0] * n + [1] * len(p) for n, p in rows])
 
-    def generate(self) -> None:
-        """All requests as one batch of the unperturbed model, by transformers."""
+    def generate(self, genomes: int | None = None) -> None:
+        """All requests, or so many genomes', as one batch of the unperturbed model."""
+        rows = (genomes or self.case.genomes) * self.case.problems
         with torch.inference_mode():
             out = self.model.generate(
-                self._input_ids,
-                attention_mask=self._mask,
+                self._input_ids[:rows],
+                attention_mask=self._mask[:rows],
                 max_new_tokens=self.case.tokens,
                 do_sample=False,
                 pad_token_id=self._pad,
             )
-        assert out.shape == (len(self._input_ids), self._longest + self.case.tokens)
+        assert out.shape == (rows, self._longest + self.case.tokens)
 
     def answer(self, resident: list[Genome], targets: list[int | str]) -> None:
         """Load genomes, and let targets sample for every prompt."""
@@ -377,6 +396,14 @@ class Contest:
     def population(self) -> None:
         """The same requests, of every genome."""
         self.answer(self.genomes, list(range(self.case.genomes)))
+
+    def one_genome(self) -> None:
+        """Those of the first genome."""
+        self.answer(self.genomes[:1], [0])
+
+    def answer_as_centre(self, prompts: list[tuple[int, ...]]) -> None:
+        """Let the centre sample for some prompts, without a genome."""
+        self.loop.run_until_complete(sample(self.engine, ["centre"], prompts, self.case.tokens))
 
     def one_by_one(self) -> None:
         """Those of some genomes, each alone."""
@@ -405,8 +432,10 @@ class Seconds:
     processor: list[float]
 
 
-def measured(functions: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Seconds]:
-    """Run functions by turns, after a round that does not count, with the collector as in a run."""
+def measured(
+    functions: Mapping[str, Callable[[], object]], repeats: int, warmups: int = 1
+) -> dict[str, Seconds]:
+    """Run functions by turns, after rounds that do not count, with the collector as in a run."""
     processor: dict[str, list[float]] = {name: [] for name in functions}
 
     def timed(name: str, function: Callable[[], object]) -> None:
@@ -416,7 +445,7 @@ def measured(functions: Mapping[str, Callable[[], object]], repeats: int) -> dic
 
     turns = {name: partial(timed, name, function) for name, function in functions.items()}
     with rare_garbage_collection():
-        clock = interleaved(turns, repeats=repeats)
+        clock = interleaved(turns, repeats, warmups)
     return {name: Seconds(clock[name], processor[name][-repeats:]) for name in functions}
 
 
