@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.control_groups import cpu_quota
 from es_cookbook.common.cores import (
     allowed_cpus,
     core_groups,
@@ -73,45 +72,6 @@ def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path: Path) -> None
     damaged = {"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "many 100000"}
     damaged |= {"sys/devices/cpu_atom/cpus": "4-", f"{_CPU}/cpu_capacity".format(0): "?"}
     assert usable_cores(frozenset({0, 3, 5}), _write(tmp_path, damaged)) == 3
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({"sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
-        ({"sys/fs/cgroup/cpu.max": "max 100000"}, float("inf")),
-        (
-            {
-                "proc/self/cgroup": "0::/user.slice/run.scope",
-                "sys/fs/cgroup/user.slice/cpu.max": "150000 100000",
-                "sys/fs/cgroup/user.slice/run.scope/cpu.max": "400000 100000",
-            },
-            1.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/a\n3:cpu,cpuacct:/docker/0abc\n0::/",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": 300000,
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": 100000,
-            },
-            3.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/a",
-                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": -1,
-                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": 100000,
-                "sys/fs/cgroup/memory/cpu.cfs_quota_us": 100000,
-            },
-            float("inf"),
-        ),
-    ],
-    ids=["container", "no limit", "a group around it", "version 1", "version 1 without limit"],
-)
-def test_the_quota_is_the_least_of_all_groups_around_a_process(
-    tmp_path: Path, files: dict[str, object], quota: float
-) -> None:
-    assert cpu_quota(_write(tmp_path, files)) == quota
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,11 @@ def machine_of(text: str) -> Machine:
 
 
 def _this_machine() -> Machine:
-    import psutil
     import torch
 
+    from es_cookbook.engines.torch.memory import free_bytes
+
     if not (count := torch.cuda.device_count()):
-        return Machine(0, psutil.virtual_memory().available / 1e9)
+        return Machine(0, free_bytes(torch.device("cpu")) / 1e9)
     sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
     return Machine(count, min(sizes) / 1e9)

@@ -11,13 +11,13 @@ prompt and `max_tokens`, those that they share once.
 import ctypes
 import dataclasses
 import math
-from pathlib import Path
 
 import psutil
 import torch
 from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import is_linear, named_weights
+from es_cookbook.common.control_groups import memory_left, memory_limit
 from es_cookbook.common.cores import core_share
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB, show_bytes
@@ -33,7 +33,6 @@ BYTES_OF_LOGIT = 16
 """Of one number of one row, while a token is chosen: it and its copies."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context is no help, and the user is asked."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def weight_bytes(
@@ -84,7 +83,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    free = min(psutil.virtual_memory().available, _free_in_container())
+    free = min(psutil.virtual_memory().available, memory_left())
     # Engines of a pool on one machine have a share of its cores each, and leave each other room.
     return int(free * core_share())
 
@@ -95,7 +94,7 @@ def total_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":
         return torch.mps.recommended_max_memory()
-    return int(min(psutil.virtual_memory().total, _container()) * core_share())
+    return int(min(psutil.virtual_memory().total, memory_limit()) * core_share())
 
 
 def trim() -> None:
@@ -106,25 +105,6 @@ def trim() -> None:
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
         give_back(0)
-
-
-def _container() -> int:
-    """What a control group may use, if it limits memory."""
-    try:
-        return int((_CGROUP / "memory.max").read_text())
-    except (OSError, ValueError):  # no such group, or "max" for no limit
-        return 1 << 62
-
-
-def _free_in_container() -> int:
-    """What a control group leaves, if it limits memory; caches of files count as free."""
-    try:
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
-        return 1 << 62
-    stat = dict(line.split() for line in lines)
-    return max(0, _container() - used + int(stat.get("inactive_file", 0)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
