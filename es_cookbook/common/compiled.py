@@ -22,7 +22,10 @@ def features() -> str:
     given = cast(Any, config).CPU_FEATURES
     if isinstance(given, str):
         return given
-    found = binding.get_host_cpu_features().flatten()
+    try:
+        found = binding.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM does not know all processors' features; then it takes the least
+        found = ""
     is_held = os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
     return found.replace("+avx512", "-avx512") if is_held else found
 

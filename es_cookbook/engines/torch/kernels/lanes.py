@@ -8,6 +8,7 @@ float32, of bfloat16, which NumPy knows as `uint16`, and of float16, and write t
 """
 
 import hashlib
+import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.compiled import compiled
+from es_cookbook.common.compiled import compiled, features
 
 LANES = 16
 """Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""
@@ -30,6 +31,8 @@ INTS = ir.VectorType(ir.IntType(32), LANES)
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_BITS = 16
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
+_HAS_HALVES = platform.machine().lower() not in ("x86_64", "amd64") or "+f16c" in features()
+"""Whether there are instructions for float16: x86-64 has them since 2012, but not all of it."""
 
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 SOURCES = hashlib.blake2b(
@@ -127,11 +130,24 @@ def _widened(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
     return builder.bitcast(shifted, floats)
 
 
-def _extended(builder: Any, shorts: Any, floats: Any) -> Any:
+def _extended(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
     """Float32 from float16."""
+    if not _HAS_HALVES:
+        return _extended_by_hand(builder, builder.zext(shorts, ints), ints, floats)
     is_vector = isinstance(floats, ir.VectorType)
     half = ir.VectorType(ir.HalfType(), LANES) if is_vector else ir.HalfType()
     return builder.fpext(builder.bitcast(shorts, half), floats)
+
+
+def _extended_by_hand(builder: Any, bits: Any, ints: Any, floats: Any) -> Any:
+    """The same by shifts and one exact product, where LLVM would call what nobody has."""
+    magnitude = builder.shl(builder.and_(bits, _constant(ints, 0x7FFF)), _constant(ints, 13))
+    scale = builder.bitcast(_constant(ints, (_EXPONENT_BIAS + 112) << _MANTISSA_BITS), floats)
+    scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, floats), scale), ints)
+    is_finite = builder.icmp_unsigned("<", magnitude, _constant(ints, 0x7C00 << 13))
+    endless = builder.or_(magnitude, _constant(ints, 0xFF << _MANTISSA_BITS))
+    sign = builder.shl(builder.and_(bits, _constant(ints, 0x8000)), _constant(ints, 16))
+    return builder.bitcast(builder.or_(builder.select(is_finite, scaled, endless), sign), floats)
 
 
 def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
@@ -156,7 +172,7 @@ def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
             place = pointer_to(context, builder, signature.args[0], array, index, what)
             found = builder.load(place, align=2 if narrow else 4)
             if dtype == types.int16:
-                return _extended(builder, found, floats)
+                return _extended(builder, found, ints, floats)
             return _widened(builder, found, ints, floats) if narrow else found
 
         return result(array, types.intp), emit
