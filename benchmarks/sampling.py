@@ -30,6 +30,7 @@ vLLM beside all of this: `benchmarks.engines`.
 
 import asyncio
 import dataclasses
+import functools
 import json
 import shutil
 import statistics
@@ -250,7 +251,10 @@ class Floor:
             len(prompt) + step + 1 for prompt in contest.prompts for step in range(case.tokens - 1)
         )
         self._cache_bytes = of_token * positions * case.genomes
-        self._buffers = [torch.ones(2, _COPIED // 2) for _ in range(self.threads)]
+
+    @functools.cached_property
+    def _buffers(self) -> list[torch.Tensor]:
+        return [torch.ones(2, _COPIED // 2) for _ in range(self.threads)]
 
     def kernels(self) -> dict[str, Callable[[], None]]:
         """Every kernel for products in the model's dtype, as functions that run all of them."""
