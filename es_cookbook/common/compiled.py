@@ -71,7 +71,7 @@ class _Announcement(event.Listener):
     def on_start(self, event: event.Event) -> None:
         if not self._is_said:
             self._is_said = True
-            say(f"compiling the kernels for this processor, {self.when}: about half a minute")
+            say(f"compiling the kernels for this processor, {self.when}: up to two minutes")
 
     def on_end(self, event: event.Event) -> None:
         """Nothing."""

@@ -58,7 +58,7 @@ def test_only_what_is_really_compiled_is_announced_and_once(tmp_path: Path) -> N
         ).stderr
         for _ in range(2)
     ]
-    sentence = "compiling the kernels for this processor, once: about half a minute\n"
+    sentence = "compiling the kernels for this processor, once: up to two minutes\n"
     assert said == [sentence, ""]
 
 
