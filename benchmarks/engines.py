@@ -37,7 +37,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.harness import Row, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
-from es_cookbook.common.cores import num_cores
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, SampleRequest, Target
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder

@@ -40,7 +40,7 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.cores import num_cores
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES

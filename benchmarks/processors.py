@@ -50,7 +50,7 @@ from benchmarks.engines import generation
 from benchmarks.harness import CHAT_MODEL, Row, mirrored_pairs, processor_flags, ratios, report, row
 from benchmarks.real_model import cases_of
 from benchmarks.sampling import Case, Contest, Floor, measured
-from es_cookbook.common.cores import num_cores
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.kernels.products import multiply

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import interleaved, mirrored_pairs, ratios, report, row
 from benchmarks.sampling import GENOMES, PROBLEMS, TOKENS, endless_model
-from es_cookbook.common.cores import num_cores
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder

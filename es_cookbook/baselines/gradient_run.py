@@ -35,8 +35,8 @@ from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import EngineError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim

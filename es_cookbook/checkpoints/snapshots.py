@@ -16,9 +16,9 @@ import safetensors
 import torch
 
 from es_cookbook.checkpoints.tensors import weight_files
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ESCookbookError, HistoryError
 from es_cookbook.common.files import ANY_SIZE, check_file
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step

@@ -33,8 +33,8 @@ from typing import TypeVar
 
 import torch
 
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.exact import (
     MODULUS,
     apply_rule_,

@@ -30,8 +30,8 @@ from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.quantised_files import quantised_parameters
 from es_cookbook.checkpoints.snapshots import Snapshot, read_snapshot
 from es_cookbook.common.configs import load_fields
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step

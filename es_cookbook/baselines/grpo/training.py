@@ -53,9 +53,9 @@ from es_cookbook.baselines.grpo.arguments import (
 )
 from es_cookbook.baselines.grpo.config import Config
 from es_cookbook.baselines.learner import dtype_of_products, trained_weights
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup

@@ -22,8 +22,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import ModelEngineBuilder
 
 if TYPE_CHECKING:

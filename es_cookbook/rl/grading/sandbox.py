@@ -42,8 +42,8 @@ import chz
 from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import SandboxError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.rl.timeouts import in_turn
 
 _MIB = 2**20

@@ -36,8 +36,8 @@ from typing import TypeVar, TypeVarTuple, cast
 
 import anyio
 
-from es_cookbook.common.cores import num_cores
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
+from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.rl.grading import worker
 from es_cookbook.rl.timeouts import in_turn, nobody_has_control
 

@@ -26,8 +26,8 @@ import chz
 from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
-from es_cookbook.common.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
 

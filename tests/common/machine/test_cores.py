@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.cores import (
+from es_cookbook.common.machine.cores import (
     allowed_cpus,
     core_groups,
     core_share,
@@ -58,7 +58,7 @@ def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cpus = frozenset(range(1000, 1008))
-    monkeypatch.setattr("es_cookbook.common.cores.allowed_cpus", lambda: cpus)
+    monkeypatch.setattr("es_cookbook.common.machine.cores.allowed_cpus", lambda: cpus)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     whole = num_cores()  # 8, or fewer where a container's limit is
     assert threads_of([1000, 1002, 1004, 1006]) == max(1, whole // 2)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from es_cookbook.common.control_groups import cpu_quota
+from es_cookbook.common.machine.control_groups import cpu_quota
 
 _ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"

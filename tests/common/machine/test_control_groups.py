@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.common.control_groups import cpu_quota, memory_left, memory_limit
+from es_cookbook.common.machine.control_groups import cpu_quota, memory_left, memory_limit
 
 _V1 = "sys/fs/cgroup/cpu,cpuacct"
 
