@@ -16,30 +16,37 @@ The σ that is taken loses `LOSS`. That was chosen where grids of runs had told 
 on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, was within a factor of
 2.4 of it, and 88 % or more of the best gain was reached.
 
+The search keeps to a time by the clock: that of two generations as far as the centre's answers tell
+it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. Where all of this does not fit, answers are
+cut when a third of that has gone (`centre_answers`), and as few genomes, tokens and answers are
+read as fit in; the loss of an answer is taken to grow with its length. σ then goes straight to
+where the power law has `LOSS`, and the search ends when it is within a factor of two of that.
+
 α follows: plain ES's step has an RMS of α/√N whatever the fitness, which has unit variance, and
 most of it is noise. The noise of steps whose rates a schedule multiplies by f adds up to
 α/√N · √Σf², which is made `DRIFT` · σ: a little farther than a genome stands from the centre.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-import chz
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.terminal import plural, say
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, mirrored
+from es_cookbook.population.centre_answers import CentreAnswers, centre_answers
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.rollouts import mean_rewards, sequences_of
-from es_cookbook.rl.surrogate import AnswersProblem
-from es_cookbook.rl.types import EnvGroupBuilder, Trajectory
+from es_cookbook.rl.rollouts import mean_rewards
+from es_cookbook.rl.types import EnvGroupBuilder
 
 LOSS = 1.0
 """Nats that the centre's answers lose at the σ that is taken."""
@@ -56,6 +63,17 @@ _FIRST, _FACTOR = 2.0**-12, 4.0
 _RANGE = 2.0**-24, 2.0**8
 _LARGEST = 1e3
 """Of losses: a model may be so far off that its log-probabilities are no numbers."""
+_USUAL = 6
+"""Sigmas that are tried, as a rule."""
+LEAST_SECONDS, MOST_SECONDS = 30.0, 60.0
+"""Within which the search ends, whatever a generation takes."""
+_BATCHED = 0.25
+"""Of the time of a rollout among few, what one among many takes."""
+_FIRST_OF_FEW, _FARTHEST = 2.0**-8, 16.0
+"""Where time is short: the first σ, and the largest factor to the next one."""
+_FEW = 3
+"""Sigmas that are tried then, as a rule."""
+_LEAST_TOKENS, _LEAST_ANSWERS = 32, 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,66 +83,193 @@ class FoundSigma:
     Attributes:
         sigma: standard deviation of the perturbations.
         losses: by σ, for all that were tried.
-        rewards_P_G: of some problems, by the centre and behind it by genomes at `sigma`.
+        rewards_P_G: of some problems, by the centre and behind it by genomes at `sigma`; there may
+            have been no time for genomes, or for any.
         seconds: that it took.
+        shortened: what was left out to keep to the time; empty if nothing.
     """
 
     sigma: float
     losses: Mapping[float, float]
     rewards_P_G: NDArray[np.float64]
     seconds: float
+    shortened: str = ""
 
     def table(self) -> str:
         """As a person reads it."""
         rows = [f"  {sigma:<9.2g} {loss:.3f}" for sigma, loss in sorted(self.losses.items())]
-        centre, *genomes_G = np.nanmean(self.rewards_P_G, axis=0).tolist()
+        rewards = "".join(f"; {each}" for each in self._rewards())
         lines = [
             "  sigma     nats that the centre's answers lose",
             *rows,
-            f"sigma={self.sigma:g} is where they lose {LOSS:g}; reward of the centre {centre:.3g}, "
-            f"of {len(genomes_G)} genomes {min(genomes_G):.3g} to {max(genomes_G):.3g}, on "
-            f"{plural(len(self.rewards_P_G), 'problem')}; {self.seconds:.1f} s",
+            f"sigma={self.sigma:g} is where they lose {LOSS:g}{rewards}; {self.seconds:.1f} s",
         ]
-        if np.nanmin(self.rewards_P_G) == np.nanmax(self.rewards_P_G):
+        if self.shortened:
+            lines.append(self.shortened)
+        given = self.rewards_P_G
+        if given.shape[1] > 1 and np.nanmin(given) == np.nanmax(given):
             lines.append(
-                f"every reward was {centre:g}: answers change at this sigma, and no reward says "
-                "which are better"
+                f"every reward was {np.nanmin(given):g}: answers change at this sigma, and no "
+                "reward says which are better"
             )
         return "\n".join(lines)
 
+    def _rewards(self) -> Iterator[str]:
+        if self.rewards_P_G.size:
+            centre, *genomes_G = np.nanmean(self.rewards_P_G, axis=0).tolist()
+            of_genomes = (
+                f", of {len(genomes_G)} genomes {min(genomes_G):.3g} to {max(genomes_G):.3g},"
+                if genomes_G
+                else ""
+            )
+            yield (
+                f"reward of the centre {centre:.3g}{of_genomes} on "
+                f"{plural(len(self.rewards_P_G), 'problem')}"
+            )
 
-async def find_sigma(sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuilder]) -> FoundSigma:
+
+async def find_sigma(
+    sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuilder], num_rollouts: int = 0
+) -> FoundSigma:
     """The σ at which the centre's answers lose `LOSS`, to two digits.
 
     Args:
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
         batch_P: problems, of which the first few are asked.
+        num_rollouts: of a generation, whose time bounds the search's.
 
     Raises:
         ConfigError: The centre gives no answers, or no σ of a wide range changes them so much.
         TooManyLostError: As `PopulationSampler.rollout`.
     """
     began, problems_P = time.perf_counter(), batch_P[:_PROBLEMS]
-    # Which tokens are the model's own, and not an Env's, shows in their log-probabilities.
-    centre_P = await sampler.rollout_centre(
-        problems_P, chz.replace(sampler.sampling, logprobs=True), generation=0
-    )
-    answers_P: list[AnswersProblem] = []
-    for group in centre_P:
-        for trajectory in group.trajectories_G_K[0]:
-            if isinstance(trajectory, Trajectory) and (said := sequences_of(trajectory, 1.0)):
-                answers_P.append(
-                    AnswersProblem([dataclasses.replace(s, sampled_T=()) for s in said])
-                )
-    if not answers_P:
+    say(f"looking for sigma: the centre answers {plural(len(problems_P), 'problem')} first")
+    answers = await centre_answers(sampler, problems_P, MOST_SECONDS / 3)
+    if not answers.answers_P:
         raise ConfigError(
             f"optimizer.sigma=auto: the centre gave no answer to any of "
             f"{plural(len(problems_P), 'problem')}; give optimizer.sigma a number"
         )
-    seeds_G = [derive_seed(sampler.run_seed, "sigma", i) for i in range(_ANSWERING)]
-    losses: dict[float, float] = {}
+    generation = _BATCHED * answers.seconds * num_rollouts / len(problems_P)
+    seconds = min(max(LEAST_SECONDS, 2 * generation), MOST_SECONDS)
+    search = _Search(sampler, answers, began + seconds)
+    sigma = _two_digits(await search.crossing())
+    rewards_P_G = await _rewards(search, problems_P, sigma)
+    took = time.perf_counter() - began
+    return FoundSigma(sigma, search.losses, rewards_P_G, took, search.shortened)
 
-    async def loss_at(sigma: float) -> float:
+
+async def _rewards(
+    search: "_Search", problems_P: Sequence[EnvGroupBuilder], sigma: float
+) -> NDArray[np.float64]:
+    """Of the centre and of genomes at this σ, if there is time."""
+    answers = search.answers
+    if answers.rewards_P is None:
+        return np.zeros((0, 0))
+    rewards_P_G = answers.rewards_P[:, None]
+    genomes_G = [Genome(), *_genomes(search.seeds_G, sigma)]
+    if _BATCHED * len(genomes_G) * answers.seconds > search.seconds_left:
+        return rewards_P_G
+    with anyio.move_on_after(search.seconds_left):
+        answered_P = await search.sampler.rollout(0, problems_P, genomes_G)
+        rewards_P_G = mean_rewards(answered_P)
+    return rewards_P_G
+
+
+class _Search:
+    """Looks for the σ at which answers lose `LOSS`, until `end_at` by `time.perf_counter`.
+
+    Attributes:
+        losses: by σ.
+        shortened: what was left out to keep to the time.
+    """
+
+    def __init__(self, sampler: PopulationSampler, answers: CentreAnswers, end_at: float) -> None:
+        self.sampler, self.answers, self._end_at = sampler, answers, end_at
+        self.seeds_G = [derive_seed(sampler.run_seed, "sigma", i) for i in range(_ANSWERING)]
+        self.losses: dict[float, float] = {}
+        self.shortened = ""
+        self._read, self._num_pairs = answers, _PAIRS
+        self._seconds_each = math.nan  # Of a token that a genome reads.
+
+    @property
+    def seconds_left(self) -> float:
+        return self._end_at - time.perf_counter()
+
+    async def crossing(self) -> float:
+        """Where the loss is `LOSS`.
+
+        Raises:
+            ConfigError: At no σ of a wide range.
+        """
+        if await self._has_time_for_all():
+            say(f"  about {_USUAL} sigmas are tried, {self._each} each")
+            with contextlib.suppress(_NoTimeLeftError):
+                return await self._by_brackets()
+        self._shorten(self.seconds_left / (_FEW + 1))
+        say(f"  about {_FEW} sigmas are tried, {self._each} each; {self.shortened}")
+        return await self._by_power_law()
+
+    @property
+    def _seconds_of_sigma(self) -> float:
+        return self._seconds_each * (1 + 2 * self._num_pairs) * self._read.num_read
+
+    @property
+    def _each(self) -> str:
+        return f"about {max(self._seconds_of_sigma, 0.1):.1f} s"
+
+    async def _has_time_for_all(self) -> bool:
+        """Measures how long reading takes, in as much of it as the centre's answers suggest."""
+        if self.answers.rewards_P is None:  # Cut already.
+            await self._measure(2)
+            return False
+        # Whoever reads an answer takes no longer than who gave it.
+        num_readers = 1 + 2 * _PAIRS
+        if (most := num_readers * self.answers.seconds) > self.seconds_left / _USUAL:
+            await self._measure(2 + int(self.seconds_left / most))
+            return _USUAL * self._seconds_of_sigma < self.seconds_left
+        await self.loss_at(_FIRST)
+        return (_USUAL - 1) * self._seconds_of_sigma < self.seconds_left
+
+    async def _measure(self, num_answers: int) -> None:
+        """Have the centre read so many of its answers, or their beginnings."""
+        some = self.answers.shortened(num_answers, 2 * _LEAST_TOKENS)
+        await self._timed(some, [Genome()])
+
+    async def _timed(self, read: CentreAnswers, genomes_G: Sequence[Genome]) -> NDArray[np.float64]:
+        began = time.perf_counter()
+        scores_P_G = mean_rewards(await self.sampler.rollout(0, read.answers_P, genomes_G))
+        self._seconds_each = (time.perf_counter() - began) / (len(genomes_G) * read.num_read)
+        return scores_P_G
+
+    def _shorten(self, seconds: float) -> None:
+        """Have fewer genomes read fewer and shorter answers, so that a σ takes so many seconds.
+
+        Genomes tell the least: their losses differ little, those of answers much.
+        """
+        self._read, self._num_pairs = self.answers, 1
+        num_answers, num_tokens = len(self._read.answers_P), self._read.longest
+        while self._seconds_of_sigma > seconds:
+            if num_tokens > _LEAST_TOKENS:
+                num_tokens = max(_LEAST_TOKENS, num_tokens // 2)
+            elif num_answers > _LEAST_ANSWERS:
+                num_answers = max(_LEAST_ANSWERS, num_answers // 2)
+            else:
+                break
+            self._read = self.answers.shortened(num_answers, num_tokens)
+        num_read = math.ceil(self.answers.num_tokens / self._read.scale)
+        self.shortened = (
+            f"for lack of time 2 genomes read {plural(len(self._read.answers_P), 'answer')}, "
+            f"{num_read} tokens of about {self.answers.num_tokens:.0f} in each"
+        )
+
+    async def loss_at(self, sigma: float) -> float:
+        """Nats that an answer loses.
+
+        Raises:
+            ConfigError: The σ is out of range.
+        """
+        losses = self.losses
         if not _RANGE[0] <= sigma <= _RANGE[1]:
             raise ConfigError(
                 f"optimizer.sigma=auto: genomes at no sigma from {min(losses):.2g} to "
@@ -133,27 +278,69 @@ async def find_sigma(sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuild
                 "number"
             )
         if sigma not in losses:
-            tried_G = _genomes(seeds_G[:_PAIRS], sigma)
+            if self._num_pairs == _PAIRS and losses and self.seconds_left < 0:
+                raise _NoTimeLeftError
+            tried_G = _genomes(self.seeds_G[: self._num_pairs], sigma)
             genomes_G = [Genome(), *tried_G, *map(mirrored, tried_G)]
-            scores_P_G = mean_rewards(await sampler.rollout(0, answers_P, genomes_G))
-            lost = float(np.nanmean(scores_P_G[:, :1] - scores_P_G[:, 1:]))
+            scores_P_G = await self._timed(self._read, genomes_G)
+            lost = float(np.nanmean(scores_P_G[:, :1] - scores_P_G[:, 1:])) * self._read.scale
             losses[sigma] = min(lost, _LARGEST) if math.isfinite(lost) else _LARGEST
+            say(f"  sigma {sigma:<9.2g} {losses[sigma]:.3f} nats, {self.seconds_left:.0f} s left")
         return losses[sigma]
 
-    low = _FIRST
-    while await loss_at(low) >= LOSS:
-        low /= _FACTOR
-    while await loss_at(low * _FACTOR) < LOSS:
-        low *= _FACTOR
-    middle = low * math.sqrt(_FACTOR)
-    if await loss_at(middle) < LOSS:
-        low, high = middle, low * _FACTOR
-    else:
-        high = middle
-    sigma = _two_digits(_crossing(low, losses[low], high, losses[high]))
-    genomes_G = [Genome(), *_genomes(seeds_G, sigma)]
-    answered_P = await sampler.rollout(0, problems_P, genomes_G)
-    return FoundSigma(sigma, losses, mean_rewards(answered_P), time.perf_counter() - began)
+    async def _by_brackets(self) -> float:
+        low = _FIRST
+        while await self.loss_at(low) >= LOSS:
+            low /= _FACTOR
+        while await self.loss_at(low * _FACTOR) < LOSS:
+            low *= _FACTOR
+        middle = low * math.sqrt(_FACTOR)
+        if await self.loss_at(middle) < LOSS:
+            low, high = middle, low * _FACTOR
+        else:
+            high = middle
+        return _crossing(low, self.losses[low], high, self.losses[high])
+
+    async def _by_power_law(self) -> float:
+        known = [each for each, loss in self.losses.items() if _is_known(loss)]
+        sigma = self._estimate(known[-1]) if known else _FIRST_OF_FEW
+        while True:
+            was_tried = sigma in self.losses
+            loss = await self.loss_at(sigma)
+            is_late = self.seconds_left < self._seconds_of_sigma
+            if LOSS / 2 <= loss <= 2 * LOSS or (_is_known(loss) and is_late) or was_tried:
+                return await self._by_more(self._estimate(sigma))
+            sigma = self._estimate(sigma)
+
+    async def _by_more(self, sigma: float) -> float:
+        """Try the estimate as well, and read twice as much or more, if there is time for that."""
+        before, said = self._read.num_read, self.shortened
+        self._shorten(0.7 * self.seconds_left)
+        if self._read.num_read < 2 * before or sigma in self.losses:
+            self.shortened = said
+            return sigma
+        self.shortened += " at the last sigma, less before"
+        loss = await self.loss_at(sigma)
+        return sigma * math.sqrt(LOSS / loss) if _is_known(loss) else sigma
+
+    def _estimate(self, sigma: float) -> float:
+        """Where the loss is `LOSS`, by the losses on both sides of it, or by the last one alone."""
+        low = max((each for each, loss in self.losses.items() if loss < LOSS), default=0.0)
+        above = (each for each, loss in self.losses.items() if loss >= LOSS and each > low)
+        high = min(above, default=math.inf)
+        if low and high < math.inf:
+            return _crossing(low, self.losses[low], high, self.losses[high])
+        factor = math.sqrt(LOSS / max(self.losses[sigma], LOSS / _FARTHEST**2))
+        return sigma * max(factor, 1 / _FARTHEST)
+
+
+class _NoTimeLeftError(Exception):
+    """Trying σ in full took longer than it promised to."""
+
+
+def _is_known(loss: float) -> bool:
+    """Whether the power law goes on from it."""
+    return LOSS / 50 <= loss <= 50 * LOSS
 
 
 def _genomes(seeds_G: Sequence[int], sigma: float) -> list[Genome]:

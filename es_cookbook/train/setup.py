@@ -224,9 +224,9 @@ async def tried_sigmas(config: Config) -> FoundSigma:
 
 
 async def _find_sigma(config: Config, engine: Engine, dataset: RLDataset) -> FoundSigma:
-    say("looking for sigma")
-    sampler = config.sampler(engine, sampling=config.sampling_at(0))
-    return await find_sigma(sampler, dataset.get_batch(0))
+    sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
+    size = 2 if config.num_pairs else config.optimizer.population_size
+    return await find_sigma(sampler, batch_P, len(batch_P) * size * config.attempts)
 
 
 async def _found(

@@ -10,10 +10,12 @@ import pytest
 from es_cookbook import train
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import as_program
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.population import step_sizes
 from es_cookbook.population.config import closing
 from es_cookbook.population.step_sizes import LOSS, FoundSigma, learning_rate, options_of
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -136,6 +138,36 @@ def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
     assert same[-1] == (
         "every reward was 0: answers change at this sigma, and no reward says which are better"
     )
+
+
+async def test_a_search_without_time_finds_nearly_the_same_and_says_what_it_left_out(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = config(model, tmp_path / "run", "sampling.max_tokens=8")
+    found = await tried_sigmas(run)
+    monkeypatch.setattr(step_sizes, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(step_sizes, "MOST_SECONDS", 0.0)
+    with as_program():
+        quick = await tried_sigmas(run)
+    assert 0.5 < quick.sigma / found.sigma < 2
+    assert len(quick.losses) <= 3 < len(found.losses)
+    assert quick.rewards_P_G.shape[1] == 1 and found.rewards_P_G.shape[1] == 8
+    assert "for lack of time 2 genomes read" not in found.table()
+    last = quick.table().splitlines()[-1]
+    assert last.startswith("for lack of time 2 genomes read ") and last.endswith(" in each")
+    said = [line for line in capsys.readouterr().err.splitlines() if "sigma" in line]
+    assert "looking for sigma: the centre answers" in said[0]
+    assert "about 3 sigmas are tried, about " in said[1] and last in said[1]
+    tried = [float(line.split()[1]) for line in said[2:]]
+    assert tried == pytest.approx(list(quick.losses), rel=0.1)
+
+
+def test_the_table_without_rewards() -> None:
+    found = FoundSigma(0.008, {0.01: 1.2}, np.zeros((0, 0)), 1.5, "for lack of time less")
+    assert found.table().splitlines()[2:] == [
+        "sigma=0.008 is where they lose 1; 1.5 s",
+        "for lack of time less",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,77 @@
+"""Answers of the centre within a time: whole ones, or what was said until then."""
+
+import math
+
+import anyio
+import pytest
+
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.population.centre_answers import centre_answers
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.types import Action, SamplingParams
+from tests.fakes import FakeEngine, problem
+
+pytestmark = pytest.mark.anyio
+
+PROBLEMS = [problem(number, "train") for number in range(4)]
+
+
+def four(*_: object) -> str:
+    return "1234"
+
+
+class EndlessEngine(FakeEngine):
+    """Ends the answers to the first problems, and of the others says so many tokens."""
+
+    def __init__(self, num_ended: int, num_tokens: int) -> None:
+        super().__init__(answer=four)
+        self.num_ended, self.num_tokens = num_ended, num_tokens
+
+    async def sample(self, request: SampleRequest) -> Action:
+        if len(self.requests) < self.num_ended:
+            return await super().sample(request)
+        if self.num_tokens:
+            assert request.progress is not None
+            request.progress.sampled([16] * self.num_tokens)
+            await anyio.sleep_forever()
+        return await super().sample(request)
+
+
+def sampler(engine: FakeEngine) -> PopulationSampler:
+    return PopulationSampler(engine, sampling=SamplingParams(max_tokens=40))
+
+
+async def test_answers_that_end_in_time_are_whole() -> None:
+    found = await centre_answers(sampler(FakeEngine(answer=four)), PROBLEMS, 60.0)
+    assert len(found.answers_P) == 4
+    assert found.num_tokens == 4 and found.scale == 1
+    assert found.rewards_P is not None and found.rewards_P.shape == (4,)
+
+
+async def test_answers_without_an_end_are_taken_as_far_as_they_came() -> None:
+    found = await centre_answers(sampler(EndlessEngine(0, 5)), PROBLEMS, 0.2)
+    assert [sum(sum(a.learned_T) for a in each.answers) for each in found.answers_P] == [5] * 4
+    assert found.rewards_P is None
+    assert found.num_tokens == 40  # None has ended, so all go on to max_tokens.
+    assert found.scale == 8
+
+
+async def test_how_long_answers_become_follows_from_those_that_have_ended() -> None:
+    found = await centre_answers(sampler(EndlessEngine(2, 4)), PROBLEMS, 0.2)
+    going_on = 4 + 8 * (1 - math.exp(-36 / 8))  # 2 ends in 16 tokens, and room for 36 more
+    assert found.num_tokens == pytest.approx((4 + 4 + 2 * going_on) / 4)
+    assert found.longest == 4
+
+
+async def test_where_nothing_was_said_in_time_answers_are_waited_for() -> None:
+    found = await centre_answers(sampler(EndlessEngine(0, 0)), PROBLEMS, 0.0)
+    assert found.rewards_P is not None and found.num_tokens == 4
+
+
+async def test_shortened_answers_stand_for_whole_ones() -> None:
+    whole = await centre_answers(sampler(FakeEngine(answer=four)), PROBLEMS, 60.0)
+    short = whole.shortened(2, 1)
+    assert [sum(sum(a.learned_T) for a in each.answers) for each in short.answers_P] == [1, 1]
+    assert short.scale == 4 and short.num_tokens == whole.num_tokens
+    assert short.num_read == whole.num_read / 2 - 6
+    assert whole.shortened(9, 99).answers_P == whole.answers_P
