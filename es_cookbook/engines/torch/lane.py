@@ -86,6 +86,8 @@ class Lane:
         self.forward = forward
         self._queue, self._plan = queue, plan
         self._decode_texts, self._eos = texts
+        self._pieces: dict[int, str] = {}
+        """Texts of single tokens, that answers with stop texts ended in."""
         self._deliver, self._tell = deliver, tell
         self._served = served
         self._table = SlotTable(0, 0)
@@ -228,10 +230,21 @@ class Lane:
         observation = work.request.observation
         if tokens[-1] in observation.stop_token_ids:
             return True
-        if not (stops := work.request.stop):
+        stops = [stop for stop in work.request.stop if self._may_end(stop, tokens[-1])]
+        if not stops:
             return False
         (text,) = self._decode_texts([tokens])
         return any(stop in text for stop in stops)
+
+    def _may_end(self, stop: str, token: int) -> bool:
+        """Whether a token may complete a stop text; whether it does shows in the whole text alone.
+
+        A space is not always decoded by itself, and of some characters a token is a part.
+        """
+        if token not in self._pieces:
+            (self._pieces[token],) = self._decode_texts([[token]])
+        piece, last = self._pieces[token], stop[-1]
+        return last in piece or last == " " or "\ufffd" in piece
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
