@@ -85,22 +85,22 @@ def products_of(weights: torch.dtype, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def rates() -> Rates:
-    """Of this machine, as measured before or now."""
+    """Of this machine, as the file says or as measured now."""
     path, key = cache_directory() / "processors.json", _machine()
     known = _read(path)
     if key not in known:
-        known[key] = _measured()
+        known[key] = measured()
         _tell(known[key], path)
         with contextlib.suppress(OSError):  # It is measured again by the next process.
             _write(path, known)
     return known[key]
 
 
-def _tell(measured: Rates, path: Path) -> None:
-    chosen = "bfloat16" if measured.is_native else "float32"
+def _tell(found: Rates, path: Path) -> None:
+    chosen = "bfloat16" if found.is_native else "float32"
     say(
-        f"a core of this processor multiplies {measured.float32:.0f} GFLOP/s in float32 and "
-        f"{measured.bfloat16:.0f} in bfloat16: weights in bfloat16 are multiplied in {chosen} "
+        f"a core of this processor multiplies {found.float32:.0f} GFLOP/s in float32 and "
+        f"{found.bfloat16:.0f} in bfloat16: weights in bfloat16 are multiplied in {chosen} "
         f"(measured once, kept in {path})"
     )
 
@@ -129,7 +129,8 @@ def _write(path: Path, known: dict[str, Rates]) -> None:
     beside.replace(path)
 
 
-def _measured() -> Rates:
+def measured() -> Rates:
+    """Of this machine, as measured now."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, _IN, generator=generator) for n in (_ROWS, _OUT))
     rounded, weight = x.bfloat16(), weight.bfloat16()

@@ -111,7 +111,7 @@ def test_a_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch
     measured = processor.rates()
     (kept,) = json.loads(cache.read_text()).values()
     assert Rates(**kept) == measured
-    monkeypatch.setattr(processor, "_measured", None)  # would be called
+    monkeypatch.setattr(processor, "measured", None)  # would be called
     assert processor.rates() == measured
 
 
