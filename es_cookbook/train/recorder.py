@@ -35,7 +35,7 @@ ANSWER = "rollout_centre"
 """The centre answers, where genomes score what it said."""
 LOOP = "loop"
 """The track of what is timed, in a profile."""
-_LONG = 10.0
+_LONG = 3.0
 """Seconds of an evaluation whose result is told before the generation that it is recorded with."""
 
 
