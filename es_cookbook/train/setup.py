@@ -253,10 +253,15 @@ async def _directory(
     """Open it, with what a run begins with here; the base of a recorded one has been compared."""
     then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
     if state.generations and then is not None and then.weights is not None:
+        if then.products is not None and then.products != (now := engine.traits.products):
+            say(
+                f"going on with products in {now or dtype}: the run began with {then.products}, so "
+                "its rollouts may differ by a rare token; engine.products chooses"
+            )
         header = dataclasses.replace(then, model_name=name, dtype=dtype)
     else:
         header = await asyncio.to_thread(header_of, name, dtype)
-        header = dataclasses.replace(header, found=found)
+        header = dataclasses.replace(header, found=found, products=engine.traits.products)
     length = config.num_generations
     log_path, config_json = Path(config.log_path), config_to_json(config)
     return open_run_directory(log_path, config_json, length, header, state)
