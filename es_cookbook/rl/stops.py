@@ -12,7 +12,7 @@ _ESCAPE = re.compile(r"\\[nt\\]")
 
 
 def read_stop(typed: str) -> tuple[str, ...] | None:
-    r"""What was typed: a text, or a list of them as JSON.
+    r"""What was typed: a text, a list of them as JSON, or nothing for no texts.
 
     In a text `\n`, `\t` and `\\` stand for what they do in most languages, since a shell keeps them
     as they are.
@@ -25,6 +25,8 @@ def read_stop(typed: str) -> tuple[str, ...] | None:
     """
     if typed in ("None", "none"):
         return None
+    if not typed:
+        return ()
     if not typed.startswith("["):
         return (_ESCAPE.sub(lambda found: _ESCAPED[found[0]], typed),)
     try:
