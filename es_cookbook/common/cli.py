@@ -62,6 +62,7 @@ from es_cookbook.common.fields.options import (
     switched_on,
     values_of,
 )
+from es_cookbook.common.left_threads import said_its_last
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
     as_program,
@@ -156,6 +157,7 @@ def mistakes_exit() -> Generator[None]:
         errors = list(leaves(error))
         for each in errors:
             if isinstance(each, KeyboardInterrupt):
+                said_its_last()
                 _exit(str(each) or "interrupted", 130)
         if all(isinstance(each, ESCookbookError) for each in errors):
             _exit(str(errors[0]), 2 if isinstance(errors[0], OptionError) else 1)

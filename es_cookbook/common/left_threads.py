@@ -8,6 +8,7 @@ without it, and the process exits while it runs.
 
 import atexit
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -16,7 +17,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import anyio
 from typing_extensions import override
 
 from es_cookbook.common.files import remove_unfinished
@@ -26,6 +26,7 @@ is_ending = threading.Event()
 _PATIENCE = 0.3
 """Seconds that threads have then, to end by themselves."""
 _TICK = 0.005
+_JUST_NOW = 0.5
 _EXIT_SECONDS = 0.5
 """For the functions that are registered with `atexit`."""
 _calls: set["Future[Any]"] = set()
@@ -49,23 +50,35 @@ class LeavableThreads(ThreadPoolExecutor):
 
 async def ended(threads: Sequence[threading.Thread]) -> None:
     """Wait for the end of daemon threads; not for long once the program is to end."""
+    import asyncio  # The command line starts without it.
+
     patience = _PATIENCE
     while any(thread.is_alive() for thread in threads):
         if is_ending.is_set() and (patience := patience - _TICK) < 0:
             _threads.extend(threads)
             return
-        await anyio.sleep(_TICK)
+        await asyncio.sleep(_TICK)
 
 
-def are_left() -> bool:
-    """Whether any thread runs that nobody waits for."""
-    return bool(_calls) or any(thread.is_alive() for thread in _threads)
+def said_its_last() -> None:
+    """An interrupted command is over: if Python ends now, there is nothing to wait for."""
+    global _over_at
+    _over_at = time.monotonic()
+
+
+_over_at = -math.inf
+
+
+def nobody_waits() -> bool:
+    """Whether the process may exit at once: its command is over, or a thread is left."""
+    is_over = time.monotonic() - _over_at < _JUST_NOW
+    return is_over or bool(_calls) or any(thread.is_alive() for thread in _threads)
 
 
 def exit_without_them(code: int) -> None:
     """End the process now, as Python would: with what is registered for its end, and flushed.
 
-    Libraries are not torn down, which crashes where a thread still uses them.
+    Libraries are not torn down, which takes seconds, and crashes where a thread still uses them.
     """
     threading.Thread(target=_exit_soon, args=(code,), daemon=True).start()
     remove_unfinished()

@@ -207,7 +207,7 @@ class _End:
                 with contextlib.suppress(Exception):
                     stream.flush()
             time.sleep(ending.SECONDS_AFTER_SECOND)  # The thread exits.
-        elif time.monotonic() - self.first_at < _SOON and left_threads.are_left():
+        elif time.monotonic() - self.first_at < _SOON and left_threads.nobody_waits():
             left_threads.exit_without_them(INTERRUPTED)
 
     def _say(self, number: int) -> None:
