@@ -230,7 +230,8 @@ def _weigh(
     one_10, one_11 = load(sums, one + 2 * STEP), load(sums, one + 3 * STEP)
     other_00, other_01 = load(sums, other), load(sums, other + STEP)
     other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
-    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
+    # A run that lies before all that is seen ends before it begins: nothing of it counts.
+    whole = seen[0] + max(0, seen[1] - seen[0]) // 2 * 2
     for position in range(seen[0], whole, 2):
         # The shares of two queries in a position, and in the one after it; their columns.
         of_next = length + position
@@ -279,7 +280,7 @@ def _weigh_three(
     other_00, other_01 = load(sums, other), load(sums, other + STEP)
     other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
     other_20, other_21 = load(sums, other + 4 * STEP), load(sums, other + 5 * STEP)
-    whole = seen[0] + (seen[1] - seen[0]) // 2 * 2
+    whole = seen[0] + max(0, seen[1] - seen[0]) // 2 * 2
     for position in range(seen[0], whole, 2):
         of_second, of_third = length + position, 2 * length + position
         share_0, next_0 = spread(read(scores, position)), spread(read(scores, position + 1))
