@@ -188,25 +188,19 @@ class Lane:
         if self.forward.elastic and (order := table.packed_order()) is not None:
             self.forward.keep(order)
             table.reorder(order)
-        logits = self.forward.decode(table)
-        slots = table.active.nonzero()[0]
-        self._sample(slots, logits, slots)
+        logits, rows = self.forward.decode(table)
+        self._sample(table.active.nonzero()[0], logits, rows)
 
     def _sample(self, slots: np.ndarray, logits_R_V: torch.Tensor, rows: np.ndarray) -> None:
         """Sample a token for each slot from its row of logits, and let go of requests that end."""
         table = self._table
-        if logits_R_V.dtype not in (torch.float32, torch.bfloat16):
-            logits_R_V = logits_R_V.float()
         uniform = table.uniforms[slots, table.count[slots]]
         options = table.temperature[slots], table.top_p[slots], uniform
         tokens = choose_tokens(logits_R_V, *options, rows)
         logprobs = None
         if (asked := table.wants_logprobs[slots]).any():
-            of_rows, chosen = (
-                torch.from_numpy(each[asked]).to(logits_R_V.device) for each in (rows, tokens)
-            )
             logprobs = np.zeros(len(slots), np.float32)
-            logprobs[asked] = token_logprobs(logits_R_V[of_rows], chosen).cpu().numpy()
+            logprobs[asked] = token_logprobs(logits_R_V, rows[asked], tokens[asked])
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
         stopped = np.isin(tokens, self._eos)

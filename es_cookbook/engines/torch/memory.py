@@ -29,8 +29,8 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 CACHE_SHARE, GENOME_SHARE, WORK_SHARE = 0.5, 0.25, 0.25
 _ENDED_SHARE = 0.25
 """Of the caches' share, for what no request reads, if the user leaves that open."""
-BYTES_OF_LOGIT = 16
-"""Of one number of one row, while a token is chosen: it and its copies."""
+BYTES_OF_LOGIT = 8
+"""Of one number of one row, while a token is chosen: in float32, and before that in bfloat16."""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context is no help, and the user is asked."""
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.forward import experts
+from es_cookbook.engines.torch.forward import experts, slots
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -112,7 +112,9 @@ async def test_an_answer_does_not_depend_on_its_place_in_the_batch(
     assert len(found) == 1, found
 
 
-async def test_scores_do_not_depend_on_the_batch(tiny_model: TinyModel) -> None:
+async def test_scores_do_not_depend_on_the_batch(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(5)
     requests = [
         LogprobsRequest(
@@ -123,7 +125,9 @@ async def test_scores_do_not_depend_on_the_batch(tiny_model: TinyModel) -> None:
         for _ in range(40)
     ]
     scores: list[list[list[float]]] = []
-    for options in ({"num_lanes": 1}, {"num_lanes": 3, "prefill_tokens": 30}):
+    cases = {"num_lanes": 1}, {"num_lanes": 3, "prefill_tokens": 30}, {"num_lanes": 2}
+    for options, scored_bytes in zip(cases, (1 << 27, 1 << 27, 1), strict=True):
+        monkeypatch.setattr(slots, "SCORED_BYTES", scored_bytes)  # 1: so few that some are cut
         async with running_engine(tiny_model("llama"), LowRank(), **options) as engine:
             await engine.load(GENOMES_G)
             scores.append(await score_all(engine, requests))

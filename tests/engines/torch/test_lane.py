@@ -9,11 +9,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.forward import slots
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -23,6 +25,7 @@ from tests.engines.torch.reference import (
     request,
     running_engine,
     sample_all,
+    score_all,
     wait_until_sampling,
 )
 from tests.tiny_models import BOS, CONTEXT, EOS, FIRST_CHARACTER, PAD, VOCABULARY, TinyModel
@@ -229,3 +232,41 @@ async def test_an_action_ends_where_its_text_first_has_the_stop_text(
                 assert found.tokens_T == action.tokens_T[:end]
                 num_stopped += end < len(texts)
             assert num_stopped > 2
+
+
+@pytest.fixture
+def logit_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of logits of every forward pass."""
+    forward = PopulationModel.forward
+    rows: list[int] = []
+
+    def noting(self: PopulationModel, *args: object, **inputs: torch.Tensor) -> object:
+        output = forward(self, *args, **inputs)
+        rows.append(output.logits.shape[:-1].numel())
+        return output
+
+    monkeypatch.setattr(PopulationModel, "forward", noting)
+    return rows
+
+
+async def test_logits_are_made_of_running_requests_alone(
+    tiny_model: TinyModel, logit_rows: list[int]
+) -> None:
+    requests = [request(g, [5 + g], max_tokens=4 + g) for g in range(5)]  # a block of 8 for each
+    async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:
+        await engine.load(GENOMES_G)
+        logit_rows.clear()
+        await sample_all(engine, requests)
+    assert logit_rows == [5, 5, 5, 5, 4, 3, 2, 2], "one row has a copy of itself beside it"
+
+
+async def test_scores_make_as_many_logits_at_a_time_as_their_memory_allows(
+    tiny_model: TinyModel, logit_rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "SCORED_BYTES", 20 * 4 * VOCABULARY)
+    scored = [LogprobsRequest(g, (5, 6), (7,) * 30) for g in range(2)]
+    async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:
+        await engine.load(GENOMES_G)
+        logit_rows.clear()
+        await score_all(engine, scored)
+    assert logit_rows == [20, 20, 20]

@@ -41,8 +41,8 @@ def test_a_model_of_half_a_billion_has_its_whole_context_on_a_laptop() -> None:
     found = plan(Memory(16 * GIB, None, None))
     assert (found.num_lanes, found.context_length) == (2, 4096)
     assert found.lane_bytes == 3 * GIB  # of the half, a quarter is for requests that have ended
-    # Logits of a row, 16 bytes each, out of a quarter of the memory.
-    assert found.max_rows == 4 * GIB // (16 * 151_936) // 2
+    # Logits of a row, 8 bytes each, out of a quarter of the memory.
+    assert found.max_rows == min(2048, 4 * GIB // (8 * 151_936)) // 2
 
 
 def test_lanes_then_the_context_go_before_anything_is_refused() -> None:

@@ -7,6 +7,7 @@ Of prompts only those tokens are rows whose keys and values are not there yet, a
 genome that begin alike, only those of the first of them: see `prefix_cache`.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.forward.attention import (
     AttentionRows,
     DecodeRows,
@@ -29,11 +30,14 @@ from es_cookbook.engines.torch.forward.population_layers import (
     MIN_ROWS,
     ROWS_PER_BLOCK,
     Batch,
+    Factors,
+    GroupFactors,
 )
 from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward, SlotTable, token_logprobs, tops
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.kernels.modules import suits_kernels
 
 
 def new_cache(device: torch.device, num_blocks: int, kept: torch.dtype) -> TokenCache:
@@ -92,13 +96,14 @@ class FlatForward(Forward):
             leases = [self._leases[work] for work in works]
             for slot, lease in zip(slots, leases, strict=True):
                 self._runs.put(slot, lease.runs)
-            rows = _FlatRows(works, leases, self.device)
-            attention = rows.attention(self._cache, self._runs, slots)
+            new = zip(works, slots, leases, strict=True)
+            spans = [
+                _Span(work, slot, lease.first, len(work.sequence)) for work, slot, lease in new
+            ]
+            rows = _FlatRows(spans, self.device)
+            attention = rows.attention(self._cache, self._runs)
             last = [start + n - 1 for start, n in zip(rows.starts, rows.lengths, strict=True)]
-            # A batched matmul of one member takes another code path: see `attention`.
-            if len(last) == 1:
-                last *= 2
-            logits = self._run(rows, attention, torch.tensor(last, device=self.device))
+            logits = self._run(rows, attention, _together(last, self.device))
             self._prefixes.computed(leases, self)
             self._count(works, leases)
             yield np.array(slots), logits[: len(works)]
@@ -139,8 +144,8 @@ class FlatForward(Forward):
             yield batch
 
     @override
-    def decode(self, table: SlotTable) -> torch.Tensor:
-        """One more token for every slot: logits of `table.num_rows` rows."""
+    def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
+        """One more token for every slot of `table.num_rows`; on the CPU logits of active ones."""
         n = table.num_rows
         positions = torch.from_numpy(table.position[:n]).to(self.device)
         tokens = torch.from_numpy(table.newest[:n]).to(self.device)
@@ -151,16 +156,29 @@ class FlatForward(Forward):
             attention = KernelRows(slots, positions, self._runs, self._cache)
         else:
             attention = DecodeRows(slots, positions, self._runs, self._cache)
-        batch = Batch(attention, factors)
-        return self._forward(batch, tokens, positions, 0)
+        active = table.active[:n].nonzero()[0]
+        if len(active) == n or not self._picks_rows:
+            return self._forward(Batch(attention, factors), tokens, positions, 0), active
+        # With a large vocabulary, the head is most of a model, and a block may have one row left.
+        chosen = _together(active.tolist(), self.device)
+        head = self._head_factors(factors, torch.from_numpy(genomes), chosen)
+        logits = self._forward(Batch(attention, factors, head), tokens, positions, chosen)
+        return logits, np.arange(len(active))
+
+    @property
+    def _picks_rows(self) -> bool:
+        """Whether a row of the head has the same bits whichever others it is computed with."""
+        table = self._model.head_table
+        on_cpu = self.device.type == "cpu"
+        return on_cpu and (table is None or suits_kernels(table.a_G_R_N))
 
     @override
     def keep(self, order: np.ndarray) -> None:
         self._runs.keep(order)
 
     @override
-    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
-        """Log-probabilities of continuations, in one pass."""
+    def score(self, works: Sequence[Work]) -> list[np.ndarray]:
+        """Log-probabilities of continuations, `rows_scored` tokens of them at a time."""
         for work in sorted(works, key=lambda work: work.row):
             lease = self._prefixes.take(work, self)
             if lease is None:  # running requests have it all, and do not wait for these
@@ -172,29 +190,50 @@ class FlatForward(Forward):
         table = SequenceTable(len(works))
         for sequence, lease in enumerate(leases):
             table.put(sequence, lease.runs)
-        rows = _FlatRows(of_genomes, leases, self.device)
-        attention = rows.attention(self._cache, table, list(range(len(works))))
-        logit_rows: list[int] = []
-        targets: list[int] = []
-        for work, start, lease in zip(of_genomes, rows.starts, leases, strict=True):
-            continuation_T = work.sequence[work.num_prompt :]
-            first = start + work.num_prompt - 1 - lease.first  # the row before a token predicts it
-            logit_rows += range(first, first + len(continuation_T))
-            targets += continuation_T
-        # One more row keeps a single one from being alone (see `prefill`).
-        chosen = torch.tensor([*logit_rows, logit_rows[-1]], device=self.device)
-        logits = self._run(rows, attention, chosen)[:-1]
+        scores: dict[Work, list[np.ndarray]] = {work: [] for work in of_genomes}
+        for spans in self._score_batches(of_genomes, leases):
+            for span, found in zip(spans, self._score(spans, table), strict=True):
+                scores[span.work].append(found)
         self._prefixes.computed(leases, self)
         self._count(of_genomes, leases)
         self._give_back(works)
-        tokens = torch.tensor(targets, device=self.device)
-        scores = token_logprobs(logits, tokens)
-        sizes = [len(work.sequence) - work.num_prompt for work in of_genomes]
-        of_works = dict(zip(of_genomes, scores.split(sizes), strict=True))
-        for work, *given in zip(of_genomes, logits.split(sizes), tokens.split(sizes), strict=True):
-            if work.wants_tops:
-                of_works[work] = tops(*given)
-        return [of_works[work] for work in works]
+        return [np.concatenate(scores[work]) for work in works]
+
+    def _score_batches(
+        self, works: Sequence[Work], leases: Sequence[Lease]
+    ) -> Iterator[list["_Span"]]:
+        """What runs together, so that at most `rows_scored` rows have their logits read.
+
+        A continuation may be cut: keys and values of what ran before are in the cache.
+        """
+        batch: list[_Span] = []
+        free = self.rows_scored
+        for sequence, (work, lease) in enumerate(zip(works, leases, strict=True)):
+            first, last = lease.first, len(work.sequence) - 1  # nobody asks what comes after it
+            while first < last:
+                end = min(last, max(first, work.num_prompt - 1) + free)
+                batch.append(_Span(work, sequence, first, end))
+                free -= batch[-1].num_scored
+                first = end
+                if not free:
+                    yield batch
+                    batch, free = [], self.rows_scored
+        if batch:
+            yield batch
+
+    def _score(self, spans: Sequence["_Span"], table: SequenceTable) -> Iterator[np.ndarray]:
+        """Run these tokens, and score those that come after them in continuations."""
+        rows = _FlatRows(spans, self.device)
+        logit_rows: list[int] = []
+        for span, start, length in zip(spans, rows.starts, rows.lengths, strict=True):
+            logit_rows += range(start + length - span.num_scored, start + length)
+        attention = rows.attention(self._cache, table)
+        logits = self._run(rows, attention, _together(logit_rows, self.device))
+        done = 0
+        for span in spans:
+            of_span = np.arange(done, done := done + span.num_scored)
+            tokens = np.array(span.work.sequence[: span.end + 1][-span.num_scored :], np.int64)
+            yield (tops if span.work.wants_tops else token_logprobs)(logits, of_span, tokens)
 
     def _give_back(self, works: Sequence[Work]) -> None:
         for work in works:
@@ -212,12 +251,19 @@ class FlatForward(Forward):
     def _run(
         self, rows: "_FlatRows", attention: AttentionRows, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        model = self._model
-        head = None
-        if model.head_table is not None:
-            head = model.head_table.rows(rows.genome_of_block[logit_rows // ROWS_PER_BLOCK])
-        batch = Batch(attention, model.gather(rows.genome_of_block), head)
-        return self._forward(batch, rows.tokens_T, rows.positions_T, logit_rows)
+        factors = self._model.gather(rows.genome_of_block)
+        head = self._head_factors(factors, rows.genome_of_block, logit_rows)
+        return self._forward(
+            Batch(attention, factors, head), rows.tokens_T, rows.positions_T, logit_rows
+        )
+
+    def _head_factors(
+        self, factors: Factors | None, genome_of_block: torch.Tensor, logit_rows: torch.Tensor
+    ) -> GroupFactors | None:
+        """What genomes add to these rows' logits; None if no row's genome adds to anything."""
+        if factors is None or self._model.head_table is None:
+            return None
+        return self._model.head_table.rows(genome_of_block[logit_rows // ROWS_PER_BLOCK])
 
     def _forward(
         self,
@@ -237,45 +283,63 @@ class FlatForward(Forward):
         return cast(torch.Tensor, output.logits)[0]
 
 
-class _FlatRows:
-    """What is new of several requests as flat rows, each genome's padded to whole blocks."""
+def _together(rows: list[int], device: torch.device) -> torch.Tensor:
+    """A single one twice: a batched matmul of one member takes another code path."""
+    return torch.tensor(rows if len(rows) > 1 else 2 * rows, device=device)
 
-    def __init__(
-        self, works: Sequence[Work], leases: Sequence[Lease], device: torch.device
-    ) -> None:
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Span:
+    """Neighbouring tokens of a request that run in one batch.
+
+    Attributes:
+        sequence: where a `SequenceTable` has the request.
+        first: position of the first token; all before it is in the cache, or is when this is read.
+        end: one past the last.
+    """
+
+    work: Work
+    sequence: int
+    first: int
+    end: int
+
+    @property
+    def num_scored(self) -> int:
+        """Of a logprobs request: how many, the last ones, come before a token that is scored."""
+        return self.end - max(self.first, self.work.num_prompt - 1)
+
+
+class _FlatRows:
+    """Tokens of several requests as flat rows, each genome's padded to whole blocks."""
+
+    def __init__(self, spans: Sequence[_Span], device: torch.device) -> None:
         tokens: list[int] = []
         positions: list[int] = []
         genomes: list[int] = []
         self.starts: list[int] = []
-        self.lengths: list[int] = []
-        for i, (work, lease) in enumerate(zip(works, leases, strict=True)):
-            sequence, first = work.sequence, lease.first
-            if isinstance(work.request, LogprobsRequest):
-                sequence = sequence[:-1]  # nobody asks what comes next
+        self.lengths = [span.end - span.first for span in spans]
+        for i, span in enumerate(spans):
             self.starts.append(len(tokens))
-            self.lengths.append(len(sequence) - first)
-            tokens += sequence[first:]
-            positions += range(first, len(sequence))
-            last = i + 1 == len(works)
-            if last or works[i + 1].row != work.row:
+            tokens += span.work.sequence[span.first : span.end]
+            positions += range(span.first, span.end)
+            last = i + 1 == len(spans)
+            if last or spans[i + 1].work.row != span.work.row:
                 least = MIN_ROWS if last else 0
                 padding = max(round_up(len(tokens), ROWS_PER_BLOCK), least) - len(tokens)
                 tokens += [0] * padding
                 positions += [0] * padding
-                genomes += [work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
-        self._firsts = [lease.first for lease in leases]
+                genomes += [span.work.row] * (len(tokens) // ROWS_PER_BLOCK - len(genomes))
+        self._spans = spans
         self.tokens_T = torch.tensor(tokens, device=device)
         self.positions_T = torch.tensor(positions, device=device)
         self.genome_of_block = torch.tensor(genomes, device=device)
 
-    def attention(
-        self, cache: TokenCache, table: SequenceTable, sequences: list[int]
-    ) -> AttentionRows:
+    def attention(self, cache: TokenCache, table: SequenceTable) -> AttentionRows:
         """How they attend, each request's in its sequence."""
+        sequences = [span.sequence for span in self._spans]
         if not isinstance(cache, KernelCache):
-            device = self.tokens_T.device
-            rows = self.starts, self.lengths, self._firsts
-            return PrefillRows(rows, device, cache, table, sequences)
+            rows = self.starts, self.lengths, [span.first for span in self._spans]
+            return PrefillRows(rows, self.tokens_T.device, cache, table, sequences)
         sequences_T = torch.full_like(self.tokens_T, _NOBODYS)
         for sequence, start, length in zip(sequences, self.starts, self.lengths, strict=True):
             sequences_T[start : start + length] = sequence

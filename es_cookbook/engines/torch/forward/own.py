@@ -15,7 +15,8 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -23,7 +24,6 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
-from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.path import Path
 from es_cookbook.engines.torch.forward.population_layers import (
@@ -109,14 +109,15 @@ class OwnForward(Forward):
                 continue
             logits, cache = self._run_piece(rows, genomes)
             caches.append(cache)
-            yield here, logits[torch.from_numpy(here - rows.start).to(self.device)].float()
+            yield here, logits[torch.from_numpy(here - rows.start).to(self.device)]
         self._cache = caches[0]
         if len(caches) > 1:
             self._cache = _of_rows(_join([rows.stop - rows.start for rows in pieces]), caches)
 
     @override
-    def decode(self, table: SlotTable) -> torch.Tensor:
+    def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
         """One more token for every row of the cohort."""
+        slots = table.active.nonzero()[0]
         num_rows = len(self._tokens_B_L)
         if self._path.elastic and table.num_rows < 0.8 * num_rows:
             num_rows = table.num_rows
@@ -128,11 +129,11 @@ class OwnForward(Forward):
         if self._path.cached:
             inputs = self._tokens_B_L, self._mask_B_L, self._cache
             logits, self._cache = self._run(self._module, genomes, *inputs)
-            return logits[:, -1]
+            return logits[:, -1], slots
         # A piece of idle rows alone runs as its neighbours do, as in `factors_of_blocks`.
         genomes = np.where(genomes < 0, genomes[genomes >= 0][0], genomes)
         pieces = self._pieces(num_rows)
-        return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces])
+        return torch.cat([self._run_piece(rows, genomes)[0] for rows in pieces]), slots
 
     def _rows_at_once(self, length: int) -> int:
         """How many sequences of this length one forward pass runs: blocks, or part of one."""
@@ -164,9 +165,9 @@ class OwnForward(Forward):
         self._cache = _of_rows(_select(there, num_rows), [self._cache])
 
     @override
-    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+    def score(self, works: Sequence[Work]) -> list[np.ndarray]:
         """Log-probabilities of continuations; nothing is cached."""
-        scores: dict[Work, torch.Tensor] = {}
+        scores: dict[Work, np.ndarray] = {}
         cohorts: dict[Hashable, list[Work]] = {}
         for work in sorted(works, key=lambda work: (work.row, len(work.sequence))):
             cohorts.setdefault(self.alike(work), []).append(work)
@@ -175,32 +176,54 @@ class OwnForward(Forward):
             for work in cohort:
                 rows, _ = _in_blocks([*batch, work])
                 longest = max(len(row.sequence) for row in rows)
-                if batch and len(rows) * longest > self.prefill_tokens:
+                scored = max(len(row.sequence) - row.num_prompt for row in rows)
+                too_many = len(rows) * longest > self.prefill_tokens
+                if batch and (too_many or len(rows) * scored > self.rows_scored):
                     scores |= self._score(batch)
                     batch = []
                 batch.append(work)
             scores |= self._score(batch)
         return [scores[work] for work in works]
 
-    def _score(self, works: Sequence[Work]) -> dict[Work, torch.Tensor]:
+    def _score(self, works: Sequence[Work]) -> dict[Work, np.ndarray]:
         rows, height = _in_blocks(works)
-        tokens_B_L, mask_B_L = _left_padded([work.sequence for work in rows], self.device)
+        inputs = tokens_B_L, _ = _left_padded([work.sequence for work in rows], self.device)
         blocks = np.array([work.row for work in rows[::height]])
-        continuations = {
-            b: len(work.request.continuation_T)
-            for b, work in enumerate(rows)
-            if isinstance(work.request, LogprobsRequest)
-        }
-        keep = max(continuations.values()) + 1
+        last = tokens_B_L.shape[1] - 1  # nobody asks what comes after it
+        firsts = {work: last - len(work.sequence) + work.num_prompt for work in works}
+        scores: dict[Work, list[np.ndarray]] = {work: [] for work in works}
+        for start, logits_B_L_V in self._logits(blocks, *inputs, min(firsts.values())):
+            for work, first in firsts.items():
+                first, end = max(first, start), min(last, start + logits_B_L_V.shape[1])
+                if first < end:
+                    b = rows.index(work)
+                    read = logits_B_L_V[b], np.arange(first - start, end - start)
+                    tokens = tokens_B_L[b, first + 1 : end + 1].cpu().numpy()
+                    scores[work].append(
+                        (tops if work.wants_tops else token_logprobs)(*read, tokens)
+                    )
+        return {work: np.concatenate(parts) for work, parts in scores.items()}
+
+    def _logits(
+        self, blocks: np.ndarray, tokens_B_L: torch.Tensor, mask_B_L: torch.Tensor, first: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Logits of whole sequences from a position on, and where these begin.
+
+        They come a few positions at a time where those of all are too large for the memory.
+        """
         # The cohort's modules may hold its state, and those of scores before would hold theirs.
         module = self._module if self._path.elastic else _shell(self._model)
-        logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
-        return {
-            rows[b]: (tops if rows[b].wants_tops else token_logprobs)(
-                logits[b, -n - 1 : -1], tokens_B_L[b, -n:]
-            )
-            for b, n in continuations.items()
-        }
+        num_rows, length = tokens_B_L.shape
+        some = max(1, self.rows_scored // num_rows)
+        if length - first <= some + 1 or not _picks_positions(type(module).forward):
+            keep = length - first
+            logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
+            yield first, logits[:, -keep:]
+            return
+        with _layers_once(module):
+            for positions in torch.arange(first, length - 1, device=self.device).split(some):
+                logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=positions)
+                yield int(positions[0]), logits
 
     def _run(
         self,
@@ -209,9 +232,12 @@ class OwnForward(Forward):
         tokens_B_L: torch.Tensor,
         mask_B_L: torch.Tensor,
         cache: object = None,
-        keep: int | None = None,
+        keep: int | torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, object]:
-        """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
+        """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache.
+
+        With a tensor they are of these positions.
+        """
         if not self._path.mixed:  # one block for all rows
             genome_of_block = genome_of_block[genome_of_block >= 0][:1]
         batch = Batch(factors=self.factors_of_blocks(genome_of_block))
@@ -259,11 +285,11 @@ def _inputs(
     tokens_B_L: torch.Tensor,
     mask_B_L: torch.Tensor,
     cache: object = None,
-    keep: int | None = None,
+    keep: int | torch.Tensor | None = None,
 ) -> dict[str, object]:
     """For a model's forward: the tokens that are not in the cache, or all without one.
 
-    With `keep`, so many of the last tokens have logits, and nothing is cached.
+    With `keep`, so many of the last tokens have logits, or these positions, and nothing is cached.
     """
     takes = _takes(type(module).forward)
     inputs: dict[str, object] = {"input_ids": tokens_B_L}
@@ -275,7 +301,7 @@ def _inputs(
         inputs["position_ids"] = (mask_B_L.cumsum(1) - 1).clamp(min=0)
     # One token alone can look like the next one of a sequence that went before.
     caches = path.cached and keep is None and tokens_B_L.shape[1] > 1
-    inputs |= {"use_cache": caches, "logits_to_keep": keep or 1}
+    inputs |= {"use_cache": caches, "logits_to_keep": 1 if keep is None else keep}
     name = next((name for name in _CACHES if name in takes), None)
     if name is not None and cache is not None:
         inputs |= {name: cache, "input_ids": tokens_B_L[:, -1:]}
@@ -291,6 +317,33 @@ def _inputs(
 def _takes(forward: Callable[..., object]) -> frozenset[str]:
     """Names of a forward's arguments; asked for every token, and slow to find."""
     return frozenset(inspect.signature(forward).parameters)
+
+
+@functools.cache
+def _picks_positions(forward: Callable[..., object]) -> bool:
+    """Whether a forward makes logits of any positions that it is given."""
+    found = inspect.signature(forward).parameters.get("logits_to_keep")
+    return found is not None and found.annotation == int | torch.Tensor
+
+
+@contextmanager
+def _layers_once(module: PreTrainedModel) -> Generator[None]:
+    """Inside, all but the output head runs in the first forward pass alone, for equal inputs."""
+    body = module.base_model
+    run = body.forward
+    outputs: list[object] = []
+
+    def run_once(*args: object, **inputs: object) -> object:
+        if not outputs:
+            outputs.append(run(*args, **inputs))
+        return outputs[0]
+
+    if body is not module:
+        body.forward = run_once
+    try:
+        yield
+    finally:
+        body.__dict__.pop("forward", None)
 
 
 def _cache_in(output: object, inputs: Mapping[str, object]) -> object:

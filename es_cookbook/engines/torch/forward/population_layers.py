@@ -297,21 +297,25 @@ class LinearGroup:
     def for_kernels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, RankFactors]:
         """`product`, and what the genomes of its rows add to it."""
         rows, y = self.product(x)
-        factors = self._factors()
+        factors = self._factors(len(y))
         return rows, y, NO_FACTORS if factors is None else factors.for_kernels(len(y))
 
-    def _factors(self) -> LowRankRows | None:
+    def _factors(self, num_rows: int) -> LowRankRows | None:
         batch = _batch()
         factors = batch.factors[self.index] if batch.factors is not None else None
         if self.is_head and batch.head_factors is not None:
-            factors = batch.head_factors
+            return cast(LowRankRows, batch.head_factors)
         assert factors is None or isinstance(factors, LowRankRows)
+        if factors is None or batch.attention is None:
+            return factors
+        if num_rows != ROWS_PER_BLOCK * len(factors):  # picked before the head itself
+            raise ValueError("the model runs this layer on other rows than the batch's")
         return factors
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """All members' outputs side by side: (..., in) -> (..., sum of sizes)."""
         rows, y = self.product(x)
-        if (factors := self._factors()) is not None:
+        if (factors := self._factors(len(y))) is not None:
             y = factors.added(y, rows)
         elif not self.is_bare:
             y = y.to(self.dtype)

@@ -278,14 +278,16 @@ class _Check:
             first = len(request.prompt_T)
             expected = self._expected_G_T_V[work.row][first - 1 : first - 1 + len(logprobs_T)]
             targets = torch.tensor(request.continuation_T, device=expected.device)[:, None]
-            differences.append(_most(logprobs_T - expected.gather(1, targets)[:, 0]))
+            found_T = torch.from_numpy(logprobs_T).to(expected.device)
+            differences.append(_most(found_T - expected.gather(1, targets)[:, 0]))
         for step in range(1, _DECODED):
             if step == 1 and forward.elastic:
                 order = np.arange(table.num_rows).reshape(-1, ROWS_PER_BLOCK)[::-1].flatten()
                 forward.keep(order)
                 table.reorder(order)
             slots = table.active.nonzero()[0]
-            differences.append(self._force(table, slots, forward.decode(table)[slots]))
+            logits, of_slots = forward.decode(table)
+            differences.append(self._force(table, slots, logits[of_slots]))
         return float(np.max(differences))
 
     def _request(self, model: PopulationModel, row: int, length: int, score: bool = False) -> Work:

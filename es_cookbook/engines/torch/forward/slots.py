@@ -15,9 +15,11 @@ distributions agree.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import SampleRequest
@@ -28,11 +30,16 @@ from es_cookbook.engines.torch.forward.population_layers import (
     PopulationModel,
 )
 from es_cookbook.engines.torch.forward.work_queue import Admission, Work
-from es_cookbook.engines.torch.kernels.choice import draw, first_largest
+from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
+from es_cookbook.engines.torch.kernels.lanes import Row
 from es_cookbook.engines.torch.kernels.modules import rows_of
 
 _LOGITS_AT_ONCE = 1 << 23
-"""That log-probabilities are taken of: in float32, and twice, they take more than logits do."""
+"""Of which copies are made on a GPU, in float32 or float64, and of these copies again."""
+SCORED_BYTES, SCORED_BYTES_OF_GPU = 1 << 27, 1 << 31
+"""Of logits, in float32, that are made at a time to score: with a large vocabulary enough rows for
+a product to be as fast as with more, 128 of 262,144 tokens. GPUs want more rows."""
+_BYTES_OF_LOGIT = 4
 _NOBODY = -1
 
 
@@ -191,6 +198,7 @@ class Forward(Admission, ABC):
     Attributes:
         elastic: running requests may be moved together.
         num_prefilled: prompt tokens run so far, and `num_cached` those that were there already.
+        rows_scored: of logits that are made at a time to score.
     """
 
     elastic = True
@@ -205,6 +213,9 @@ class Forward(Admission, ABC):
     def turn_to(self, model: PopulationModel) -> None:
         """Run this model from now on; no request is running."""
         self._model = model
+        embedding = cast("nn.Embedding", model.module.get_input_embeddings())
+        most = SCORED_BYTES if self.device.type == "cpu" else SCORED_BYTES_OF_GPU
+        self.rows_scored = max(MIN_ROWS, most // (_BYTES_OF_LOGIT * embedding.num_embeddings))
         self._gathered: tuple[object, np.ndarray, Factors | None] = None, np.empty(0), None
 
     def rest(self) -> None:
@@ -239,8 +250,8 @@ class Forward(Admission, ABC):
         """
 
     @abstractmethod
-    def decode(self, table: SlotTable) -> torch.Tensor:
-        """Run every slot's newest token: logits of at least the slots that are active."""
+    def decode(self, table: SlotTable) -> tuple[torch.Tensor, np.ndarray]:
+        """Run every slot's newest token: logits, and the row of each slot that is active."""
 
     @abstractmethod
     def keep(self, order: np.ndarray) -> None:
@@ -250,7 +261,7 @@ class Forward(Admission, ABC):
         """Requests in these slots run no more; a next turn may begin with what they have."""
 
     @abstractmethod
-    def score(self, works: Sequence[Work]) -> list[torch.Tensor]:
+    def score(self, works: Sequence[Work]) -> list[np.ndarray]:
         """Log-probabilities of the continuations of logprobs requests, or their `tops`.
 
         Slots stay as they are.
@@ -277,7 +288,7 @@ def choose_tokens(
     """Sample one token for each of some rows of logits.
 
     Args:
-        logits_R_V: float32 logits, or bfloat16.
+        logits_R_V: logits, on the CPU best in float32 or bfloat16.
         temperature_B: 0 is greedy.
         top_p_B: nucleus mass in (0, 1].
         uniform_B: float64 in [0, 1).
@@ -288,23 +299,33 @@ def choose_tokens(
     """
     drawn = temperature_B > 0
     if logits_R_V.device.type == "cpu":
-        logits = rows_of(logits_R_V.contiguous())
+        logits = _for_kernels(logits_R_V)
         tokens_B = np.empty(len(rows_B), np.int64)
         first_largest(logits, rows_B, tokens_B)
-        whole = drawn & (top_p_B == 1)
-        drawn &= ~whole
-        tokens_of_whole = tokens_B[whole]
-        options = rows_B[whole], temperature_B[whole], uniform_B[whole]
-        draw(logits, *options, tokens_of_whole)
-        tokens_B[whole] = tokens_of_whole
-    else:
-        tokens_B = logits_R_V.argmax(dim=-1).cpu().numpy()[rows_B]
-    if drawn.any():
-        rows = torch.from_numpy(rows_B[drawn]).to(logits_R_V.device)
-        options = (each[drawn, None] for each in (temperature_B, top_p_B, uniform_B))
+        tokens_of_drawn = tokens_B[drawn]
+        options = temperature_B[drawn], top_p_B[drawn], uniform_B[drawn]
+        draw(logits, rows_B[drawn], *options, tokens_of_drawn)
+        tokens_B[drawn] = tokens_of_drawn
+        return tokens_B
+    tokens_B = logits_R_V.argmax(dim=-1).cpu().numpy()[rows_B]
+    for these in _in_parts(drawn.nonzero()[0], logits_R_V.shape[1]):
+        rows = torch.from_numpy(rows_B[these]).to(logits_R_V.device)
+        options = (each[these, None] for each in (temperature_B, top_p_B, uniform_B))
         there = (torch.from_numpy(each).to(rows.device) for each in options)
-        tokens_B[drawn] = _drawn(logits_R_V[rows].double(), *there).cpu().numpy()
+        tokens_B[these] = _drawn(logits_R_V[rows].double(), *there).cpu().numpy()
     return tokens_B
+
+
+def _for_kernels(logits_R_V: torch.Tensor) -> Row:
+    if logits_R_V.dtype not in (torch.float32, torch.bfloat16):
+        logits_R_V = logits_R_V.float()
+    return rows_of(logits_R_V.contiguous())
+
+
+def _in_parts(rows_B: np.ndarray, vocabulary: int) -> list[np.ndarray]:
+    """Rows of logits, as many together as copies of these may be made of at once."""
+    some = max(1, _LOGITS_AT_ONCE // vocabulary)
+    return [rows_B[first : first + some] for first in range(0, len(rows_B), some)]
 
 
 def _drawn(
@@ -321,19 +342,39 @@ def _drawn(
     return picked.clamp(max=logits_B_V.shape[-1] - 1)
 
 
-def tops(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
-    """One token a row as `Top` has it: (B, 3)."""
-    best_B = logits_B_V.argmax(dim=-1)
-    logprobs = token_logprobs(logits_B_V, tokens_B), token_logprobs(logits_B_V, best_B)
-    return torch.stack([logprobs[0], best_B.float(), logprobs[1]], dim=1)  # Exact below 2 ** 24.
+def tops(logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray) -> np.ndarray:
+    """One token for each of some rows of logits, as `Top` has it: (B, 3)."""
+    best_B, logprobs_B_2 = _log_probabilities(logits_R_V, rows_B, tokens_B)
+    # Tokens are exact below 2 ** 24.
+    return np.stack([logprobs_B_2[:, 0], best_B.astype(np.float32), logprobs_B_2[:, 1]], axis=1)
 
 
-def token_logprobs(logits_B_V: torch.Tensor, tokens_B: torch.Tensor) -> torch.Tensor:
-    """Log-probability (natural log) of one token a row, without temperature: (B,) in float32."""
-    some = max(1, _LOGITS_AT_ONCE // logits_B_V.shape[1])
-    return torch.cat(
-        [
-            torch.log_softmax(logits.float(), dim=-1).gather(1, tokens[:, None]).flatten()
-            for logits, tokens in zip(logits_B_V.split(some), tokens_B.split(some), strict=True)
-        ]
-    )
+def token_logprobs(
+    logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray
+) -> np.ndarray:
+    """Log-probability of one token for each of some rows of logits: (B,) in float32.
+
+    It is a natural logarithm, without temperature.
+    """
+    return _log_probabilities(logits_R_V, rows_B, tokens_B)[1][:, 0]
+
+
+def _log_probabilities(
+    logits_R_V: torch.Tensor, rows_B: np.ndarray, tokens_B: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The most probable tokens, and log-probabilities (B, 2) of `tokens_B` and of these."""
+    best_B, logprobs_B_2 = np.empty(len(rows_B), np.int64), np.empty((len(rows_B), 2), np.float32)
+    if logits_R_V.device.type == "cpu":
+        logits = _for_kernels(logits_R_V)
+        log_probabilities(logits, rows_B, tokens_B, best_B, logprobs_B_2)
+        return best_B, logprobs_B_2
+    for these in _in_parts(np.arange(len(rows_B)), logits_R_V.shape[1]):
+        rows, tokens = (
+            torch.from_numpy(each[these]).to(logits_R_V.device) for each in (rows_B, tokens_B)
+        )
+        logprobs = torch.log_softmax(logits_R_V[rows].float(), dim=-1)
+        best = logprobs.argmax(dim=-1)
+        best_B[these] = best.cpu().numpy()
+        asked = torch.stack([tokens, best], dim=1)
+        logprobs_B_2[these] = logprobs.gather(1, asked).cpu().numpy()
+    return best_B, logprobs_B_2

@@ -17,6 +17,7 @@ from es_cookbook.engines.torch.forward.slots import (
     choose_tokens,
     token_logprobs,
     token_uniforms,
+    tops,
 )
 from es_cookbook.engines.torch.forward.work_queue import Work
 from es_cookbook.rl.types import Observation, SamplingParams
@@ -162,6 +163,41 @@ def test_tokens_of_a_large_vocabulary_are_torchs(size: int, dtype: torch.dtype) 
     assert ((below[:, 0] <= uniform + 1e-12) & (uniform < above + 1e-12)).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [7, 256, 5000])
+def test_a_nucleus_is_what_sorting_says(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randn(1, size, generator=generator) * 3).to(dtype)
+    logits[:, 1::3] = -torch.inf
+    uniform = np.append(np.linspace(0, 0.999, 200), 1 - 2.0**-53)
+    rows, ones = np.zeros(len(uniform), np.int64), np.ones(len(uniform))
+    mass = (logits[0].double() / 0.7).softmax(0)
+    ordered, order = mass.sort(descending=True, stable=True)
+    for top_p in (1e-9, 0.3, 0.9, 1.0):
+        before = ordered.cumsum(0) - ordered
+        inside, maybe = (set(order[before < top_p + by].tolist()) for by in (-1e-6, 1e-6))
+        drawn = choose_tokens(logits, 0.7 * ones, top_p * ones, uniform, rows).tolist()
+        assert set(drawn) <= maybe and drawn == sorted(drawn)
+        allowed = sum(mass[token] for token in inside)
+        likely = {token for token in inside if mass[token] > allowed / 150}
+        assert likely <= set(drawn), "numbers lie closer together than these are wide"
+
+
+def test_of_equal_tokens_at_the_end_of_a_nucleus_the_first_ones_are_in_it() -> None:
+    drawn = _choose([[0.0] * 600] * 300, 1.0, 0.5, np.linspace(0, 0.999, 300).tolist())
+    assert drawn[0] == 0 and drawn[-1] == 299
+
+
+def test_a_token_without_mass_is_never_drawn() -> None:
+    never = -np.inf
+    logits = [[never] * 300 + [1.0, never, 1.0] + [never] * 300]
+    assert _choose(logits * 2, 1.0, 1.0, [0.0, 1 - 2.0**-53]) == [300, 302]
+
+
+def test_the_smallest_temperatures_are_greedy() -> None:
+    assert _choose([[0.0, 2.0, 1.0]] * 2, 1e-300, 1.0, [0.0, 0.999]) == [1, 1]
+
+
 def test_a_hot_row_inverts_the_cumulative_distribution_in_vocabulary_order() -> None:
     logits = np.log([0.5, 0.25, 0.25]).tolist()
     uniform = [0.0, 0.49, 0.51, 0.74, 0.76, 0.999999]
@@ -204,5 +240,28 @@ def test_rows_do_not_see_each_others_options(
 
 def test_logprobs_are_natural_logs_before_any_temperature() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]]).log() + 3
-    logprobs = token_logprobs(logits, torch.tensor([2, 1]))
-    torch.testing.assert_close(logprobs, torch.tensor([0.7, 0.25]).log())
+    logprobs = token_logprobs(logits, np.array([1, 0]), np.array([1, 2]))
+    np.testing.assert_allclose(logprobs, np.log([0.25, 0.7]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [7, 256, 5000])
+def test_logprobs_of_a_large_vocabulary_are_torchs(size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = (torch.randn(40, size, generator=generator) * 4).to(dtype)
+    logits[3, ::2] = -torch.inf
+    rows = np.arange(39, -1, -1)
+    tokens = np.arange(40) % size
+    expected = logits[rows].double().log_softmax(-1)
+    found = tops(logits, rows, tokens)
+    np.testing.assert_allclose(found[:, 0], expected[np.arange(40), tokens], atol=2e-6)
+    assert found[:, 1].tolist() == expected.argmax(-1).tolist()
+    np.testing.assert_allclose(found[:, 2], expected.max(-1).values, atol=2e-6)
+    assert token_logprobs(logits, rows[5:9], tokens[5:9]).tolist() == found[5:9, 0].tolist()
+
+
+def test_what_is_no_number_has_no_logprob() -> None:
+    logits = torch.zeros(3, 300)
+    logits[0, 280], logits[1, 2] = torch.nan, torch.inf
+    found = token_logprobs(logits, np.arange(3), np.zeros(3, np.int64))
+    assert np.isnan(found).tolist() == [True, True, False]
