@@ -51,9 +51,9 @@ class CentreAnswers:
     scale: float = 1.0
 
     @property
-    def num_read(self) -> int:
-        """Tokens that a genome reads, prompts too."""
-        return sum(problem.num_tokens for problem in self.answers_P)
+    def cost(self) -> int:
+        """Of reading them: tokens, and those that are scored twice, which have logits too."""
+        return sum(problem.num_tokens + _num_said(problem) for problem in self.answers_P)
 
     @property
     def longest(self) -> int:

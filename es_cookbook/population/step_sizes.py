@@ -65,7 +65,7 @@ _LARGEST = 1e3
 """Of losses: a model may be so far off that its log-probabilities are no numbers."""
 _USUAL = 6
 """Sigmas that are tried, as a rule."""
-LEAST_SECONDS, MOST_SECONDS = 30.0, 60.0
+LEAST_SECONDS, MOST_SECONDS = 30.0, 45.0
 """Within which the search ends, whatever a generation takes."""
 _BATCHED = 0.25
 """Of the time of a rollout among few, what one among many takes."""
@@ -190,7 +190,7 @@ class _Search:
         self.losses: dict[float, float] = {}
         self.shortened = ""
         self._read, self._num_pairs = answers, _PAIRS
-        self._seconds_each = math.nan  # Of a token that a genome reads.
+        self._seconds_each = math.nan  # For each genome, over the cost of what it reads.
 
     @property
     def seconds_left(self) -> float:
@@ -212,7 +212,7 @@ class _Search:
 
     @property
     def _seconds_of_sigma(self) -> float:
-        return self._seconds_each * (1 + 2 * self._num_pairs) * self._read.num_read
+        return self._seconds_each * (1 + 2 * self._num_pairs) * self._read.cost
 
     @property
     def _each(self) -> str:
@@ -239,7 +239,7 @@ class _Search:
     async def _timed(self, read: CentreAnswers, genomes_G: Sequence[Genome]) -> NDArray[np.float64]:
         began = time.perf_counter()
         scores_P_G = mean_rewards(await self.sampler.rollout(0, read.answers_P, genomes_G))
-        self._seconds_each = (time.perf_counter() - began) / (len(genomes_G) * read.num_read)
+        self._seconds_each = (time.perf_counter() - began) / (len(genomes_G) * read.cost)
         return scores_P_G
 
     def _shorten(self, seconds: float) -> None:
@@ -314,9 +314,9 @@ class _Search:
 
     async def _by_more(self, sigma: float) -> float:
         """Try the estimate as well, and read twice as much or more, if there is time for that."""
-        before, said = self._read.num_read, self.shortened
-        self._shorten(0.7 * self.seconds_left)
-        if self._read.num_read < 2 * before or sigma in self.losses:
+        before, said = self._read.cost, self.shortened
+        self._shorten(self.seconds_left / 2)
+        if self._read.cost < 2 * before or sigma in self.losses:
             self.shortened = said
             return sigma
         self.shortened += " at the last sigma, less before"

@@ -73,5 +73,5 @@ async def test_shortened_answers_stand_for_whole_ones() -> None:
     short = whole.shortened(2, 1)
     assert [sum(sum(a.learned_T) for a in each.answers) for each in short.answers_P] == [1, 1]
     assert short.scale == 4 and short.num_tokens == whole.num_tokens
-    assert short.num_read == whole.num_read / 2 - 6
+    assert short.cost == whole.cost / 2 - 2 * 2 * 3
     assert whole.shortened(9, 99).answers_P == whole.answers_P
