@@ -3,6 +3,7 @@
     python -m benchmarks.processors                   # under every cap that this processor allows
     python -m benchmarks.processors avx2              # under some
     python -m benchmarks.processors llama_cpp         # the same file beside llama.cpp
+    python -m benchmarks.processors llama_cpp avx2    # beside it, under a cap
     python -m benchmarks.processors model.gguf avx2   # a file of your own first, to all of these
 
 What is fast on one kind of CPU may be slow on most others: bfloat16 products take half of float32's
@@ -21,9 +22,11 @@ a step.
 
 llama.cpp's server (`pip install 'es-cookbook[compare]'`) runs in a process of its own, since it may
 abort, with as many slots as there are answers at once, its prompt cache and continuous batching,
-once with a thread per core and once with one alone, of which the better counts. All prompts are new
-in every round; what they begin with is in both caches. The wheel of llama.cpp has kernels for AVX2
-and none for AVX-512; its row names what it was built with.
+once with a thread per core and once with one alone, of which the better counts: its threads wait
+for each other without giving up their cores, which costs them several times their work where other
+programs run. All prompts are new in every round; what they begin with is in both caches. The wheel
+of llama.cpp has kernels for AVX2 and none for AVX-512, as its rows say, so an equal comparison is
+the one under `avx2`.
 """
 
 import asyncio
@@ -383,13 +386,16 @@ def main(words: Sequence[str]) -> None:
     file, *names = words if words and words[0].endswith(".gguf") else [str(CHAT_MODEL), *words]
     if not Path(file).is_file():
         raise SystemExit(f"{file} is not there: make chat-model writes it")
-    if names == [LLAMA]:
-        return report("processors", beside_llama(file), LLAMA)
     caps = caps_of(processor_flags())
-    if unknown := [name for name in names if name not in caps]:
+    if unknown := [name for name in names if name not in (*caps, LLAMA)]:
         raise SystemExit(f"{unknown[0]}: this processor allows {', '.join([*caps, LLAMA])}")
-    chosen = {name: caps[name] for name in names or caps}
-    return report("processors", under_caps(file, chosen), "-".join(names))
+    chosen = [name for name in names if name != LLAMA]
+    if LLAMA in names:
+        cap = caps[chosen[0]] if chosen else NO_CAP
+        rows = in_capped_process(cap, beside_llama, file)
+    else:
+        rows = under_caps(file, {name: caps[name] for name in chosen or caps})
+    report("processors", rows, " ".join(names))
 
 
 if __name__ == "__main__":
