@@ -158,7 +158,7 @@ class _Room(threading.local):
 
 _room = _Room()
 _NONE = np.empty(0, np.float32)
-_SIGNED = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+_STORED_AS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 """What kernels know 16-bit numbers as: see `lanes`."""
 
 
@@ -173,7 +173,7 @@ def multiply(
         bias_N: of any of these.
     """
     x, weight = x_T_K.detach(), weight_N_K.detach()
-    weight = weight.view(_SIGNED.get(weight.dtype, weight.dtype))
+    weight = weight.view(_STORED_AS.get(weight.dtype, weight.dtype))
     bias = _NONE if bias_N is None else bias_N.detach().float().numpy()
     y = torch.empty(len(x), len(weight))
     rows = _room.of(-(-len(x) // LANES) * LANES * x.shape[1])
