@@ -146,7 +146,7 @@ def report(name: str, rows: Sequence[Row], part: str = "") -> None:
         "commit": commit(),
         "rows": [dataclasses.asdict(row) for row in rows],
     }
-    path = RESULTS / (f"{name}-{part}.json" if part else f"{name}.json")
+    path = RESULTS / f"{'-'.join([name, *part.split()])}.json"
     beside = path.with_suffix(".json.new")
     beside.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     beside.replace(path)
