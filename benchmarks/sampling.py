@@ -74,7 +74,7 @@ GENOMES_ONE_BY_ONE = 16
 REPEATS = 9
 _ROWS = 1024
 """Most rows of a product of the floor: more are no faster."""
-_COPIED = 1 << 26
+COPIED = 1 << 26
 """Numbers that a thread copies to measure bandwidth, far more than any cache holds."""
 
 
@@ -254,7 +254,7 @@ class Floor:
 
     @functools.cached_property
     def _buffers(self) -> list[torch.Tensor]:
-        return [torch.ones(2, _COPIED // 2) for _ in range(self.threads)]
+        return [torch.ones(2, COPIED // 2) for _ in range(self.threads)]
 
     def kernels(self) -> dict[str, Callable[[], None]]:
         """Every kernel for products in the model's dtype, as functions that run all of them."""

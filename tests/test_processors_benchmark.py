@@ -48,7 +48,7 @@ def test_a_dtype_that_is_much_slower_is_left_out() -> None:
 def test_a_case_is_measured_against_both_dtypes_generate_and_the_floor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sampling, "_COPIED", 1 << 10)
+    monkeypatch.setattr(sampling, "COPIED", 1 << 10)
     loop = asyncio.new_event_loop()
     case = Case("tiny", endless_model, "auto", genomes=4, problems=2, tokens=2, generate=3)
     contests = {
