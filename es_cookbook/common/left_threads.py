@@ -80,7 +80,9 @@ def exit_without_them(code: int) -> None:
 
     Libraries are not torn down, which takes seconds, and crashes where a thread still uses them.
     """
-    threading.Thread(target=_exit_soon, args=(code,), daemon=True).start()
+    # Python 3.12.0 to 3.12.2 starts no thread while it shuts down: then what follows has no limit.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=_exit_soon, args=(code,), daemon=True).start()
     remove_unfinished()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage] - Python's own way to run them.
     _exit(code)
