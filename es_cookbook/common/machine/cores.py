@@ -43,16 +43,24 @@ def num_cores() -> int:
 
     All that counts threads obeys that variable, so it is how several engines share a machine.
     """
-    cpus = allowed_cpus()
+    cpus, asked = allowed_cpus(), _asked()
+    return usable_cores(cpus) if asked is None else min(asked, _within_quota(len(cpus), _ROOT))
+
+
+def core_share(root: Path = _ROOT) -> float:
+    """What share of this machine's CPUs OMP_NUM_THREADS asks for: 1 where it says nothing.
+
+    Hyper-threads count, as they do for all who place engines: the shares of engines that take every
+    CPU are 1 in all.
+    """
+    asked = _asked()
+    return 1.0 if asked is None else min(1.0, asked / _within_quota(len(allowed_cpus()), root))
+
+
+def _asked() -> int | None:
+    """Threads that OMP_NUM_THREADS asks for."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    if not (asked.isdigit() and int(asked) > 0):
-        return usable_cores(cpus)
-    return min(int(asked), _within_quota(len(cpus), _ROOT))
-
-
-def core_share() -> float:
-    """What share of the machine's cores that is: 1 where OMP_NUM_THREADS says nothing."""
-    return min(1.0, num_cores() / usable_cores(allowed_cpus()))
+    return int(asked) if asked.isdigit() and int(asked) > 0 else None
 
 
 def threads_of(cpus: Collection[int]) -> int:

@@ -48,10 +48,31 @@ def test_a_variable_that_asks_for_nothing_changes_nothing(
 def test_threads_are_at_most_what_omp_num_threads_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert num_cores() == 1
-    assert core_share() == 1 / usable_cores(allowed_cpus())
     monkeypatch.setenv("OMP_NUM_THREADS", "9999")
     assert usable_cores(allowed_cpus()) <= num_cores() <= (os.cpu_count() or 1)
     assert core_share() == 1
+
+
+@pytest.mark.parametrize(
+    ("quota", "asked", "share"),
+    [
+        ("max", "1", 1 / 8),
+        ("max", "4", 1 / 2),
+        ("max", "9", 1),
+        ("max", "", 1),
+        ("200000", "1", 0.5),
+    ],
+)
+def test_shares_of_engines_on_all_hyper_threads_are_one_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, asked: str, share: float
+) -> None:
+    files = _threads((0, 4), (1, 5), (2, 6), (3, 7))
+    _write(tmp_path, {**files, "sys/fs/cgroup/cpu.max": f"{quota} 100000"})
+    monkeypatch.setattr(
+        "es_cookbook.common.machine.cores.allowed_cpus", lambda: frozenset(range(8))
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert core_share(tmp_path) == share
 
 
 def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
