@@ -3,7 +3,8 @@
 An answer may have no end before `sampling.max_tokens`, and a token of a large model may take long.
 So engines tell of answers while they are sampled. When time is up, what was said until then is
 taken, and how long it would have become follows from how many have ended: answers are taken to end
-with the same probability at each token.
+with the same probability at each token. A pool tells of no answer before it ends: those that still
+run are taken to be as far as the others' pace brings them.
 
 Left out: turns that were still to come in a rollout that was cut.
 """
@@ -30,6 +31,7 @@ from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import Action, EnvGroupBuilder, Trajectory, TrajectoryGroup
 
 _SECONDS_BETWEEN_LINES = 5.0
+"""Also between looks for something said, once time is up; at least."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ async def centre_answers(
 ) -> CentreAnswers:
     """Have the centre attempt the problems once each, for so many seconds.
 
-    Longer where nothing was said by then. Without `answers_P` if it gives no answer.
+    Longer where nothing was said by then: until something is said, or all answers have ended.
+    Without `answers_P` if it gives no answer.
 
     Raises:
         TooManyLostError: As `PopulationSampler.rollout_centre`.
@@ -104,15 +107,13 @@ async def centre_answers(
     listening = _Listening(sampler.engine)
     centre = dataclasses.replace(sampler, engine=listening)
     groups_P: Sequence[TrajectoryGroup] | None = None
-    with anyio.move_on_after(seconds):
-        async with _told(listening, len(problems_P) * sampling.max_tokens):
+    with anyio.CancelScope() as scope:
+        async with _watched(listening, len(problems_P) * sampling.max_tokens, seconds, scope):
             groups_P = await centre.rollout_centre(problems_P, sampling, generation=0)
-    if groups_P is None and not any(heard.tokens_T for heard in listening.heard):
-        groups_P = await sampler.rollout_centre(problems_P, sampling, generation=0)
     took = time.perf_counter() - began
     if groups_P is None:
         said = [heard for heard in listening.heard if heard.tokens_T]
-        expected = sum(_expected_lengths(said)) / len(problems_P)
+        expected = sum(_expected_lengths(listening.heard)) / len(problems_P)
         mean = sum(len(heard.tokens_T) for heard in said) / len(said)
         answers_P = [heard.answer for heard in said]
         return CentreAnswers(answers_P, expected, None, took, expected / mean)
@@ -137,11 +138,16 @@ class _Heard(Progress):
         self.prompt_T = request.observation.tokens_T
         self.tokens_T: tuple[int, ...] = ()
         self.most = request.params.max_tokens
-        self.has_ended = False
+        self.was_told = self.is_over = self.has_ended = False
+        self.seconds = 0.0
 
     @override
     def sampled(self, tokens_T: Sequence[int]) -> None:
-        self.tokens_T = tuple(tokens_T)
+        self.tokens_T, self.was_told = tuple(tokens_T), True
+
+    def done(self, action: Action) -> None:
+        self.tokens_T, self.is_over = action.tokens_T, True
+        self.has_ended = action.stop_reason == "stop"
 
     @property
     def answer(self) -> AnswersProblem:
@@ -149,18 +155,38 @@ class _Heard(Progress):
         return AnswersProblem([Example(self.prompt_T + self.tokens_T, learned_T)])
 
 
-def _expected_lengths(said: Sequence[_Heard]) -> Iterator[float]:
+def _expected_lengths(heard_A: Sequence[_Heard]) -> Iterator[float]:
     """Tokens of each answer in its end, if any token may be the last with one probability."""
-    is_last = sum(heard.has_ended for heard in said) / sum(len(heard.tokens_T) for heard in said)
-    for heard in said:
-        length = len(heard.tokens_T)
-        room = 0 if heard.has_ended else max(0, heard.most - length)
+    lengths_A = _lengths_by_now(heard_A)
+    is_last = sum(heard.has_ended for heard in heard_A) / sum(lengths_A)
+    for heard, length in zip(heard_A, lengths_A, strict=True):
+        room = 0 if heard.is_over else max(0, heard.most - length)
         yield length + (-math.expm1(-is_last * room) / is_last if is_last else room)
 
 
+def _lengths_by_now(heard_A: Sequence[_Heard]) -> Sequence[float]:
+    """Tokens that each answer has; where the engine told of none before its end, by their pace.
+
+    An engine that tells has not begun those that it told nothing of.
+    """
+    if any(heard.was_told for heard in heard_A):
+        return [len(heard.tokens_T) for heard in heard_A]
+    over = [heard for heard in heard_A if heard.is_over]
+    longest = max(len(heard.tokens_T) for heard in over)
+    pace = sum(len(heard.tokens_T) for heard in over) / sum(heard.seconds for heard in over)
+    return [
+        len(heard.tokens_T)
+        if heard.is_over
+        else min(heard.most, max(longest, pace * heard.seconds))
+        for heard in heard_A
+    ]
+
+
 @contextlib.asynccontextmanager
-async def _told(listening: "_Listening", most: int) -> AsyncGenerator[None]:
-    """Inside, every few seconds, how far answers have come."""
+async def _watched(
+    listening: "_Listening", most: int, seconds: float, scope: anyio.CancelScope
+) -> AsyncGenerator[None]:
+    """Inside, every few seconds, how far answers have come; cancels `scope` when time is up."""
 
     async def tell() -> None:
         while True:
@@ -168,8 +194,15 @@ async def _told(listening: "_Listening", most: int) -> AsyncGenerator[None]:
             said = sum(len(heard.tokens_T) for heard in listening.heard)
             say(f"  {said:,} tokens of the centre's answers, at most {most:,} a turn")
 
+    async def cut() -> None:
+        await anyio.sleep(seconds)
+        while not any(heard.tokens_T for heard in listening.heard):
+            await anyio.sleep(max(seconds, _SECONDS_BETWEEN_LINES))
+        scope.cancel()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tell)
+        tasks.start_soon(cut)
         yield
         tasks.cancel_scope.cancel()
 
@@ -188,8 +221,12 @@ class _Listening(Engine):
             return await self._engine.sample(request)
         heard = _Heard(request)
         self.heard.append(heard)
-        action = await self._engine.sample(dataclasses.replace(request, progress=heard))
-        heard.tokens_T, heard.has_ended = action.tokens_T, action.stop_reason == "stop"
+        began = time.perf_counter()
+        try:
+            action = await self._engine.sample(dataclasses.replace(request, progress=heard))
+        finally:
+            heard.seconds = time.perf_counter() - began
+        heard.done(action)
         return action
 
     @override

@@ -37,6 +37,21 @@ class EndlessEngine(FakeEngine):
         return await super().sample(request)
 
 
+class SilentEngine(FakeEngine):
+    """Tells of no answer before it ends; only the first so many end, each after a while."""
+
+    def __init__(self, num_ended: int, seconds: float) -> None:
+        super().__init__(answer=four)
+        self.num_asked, self.num_ended, self.seconds = 0, num_ended, seconds
+
+    async def sample(self, request: SampleRequest) -> Action:
+        self.num_asked += 1
+        if self.num_asked > self.num_ended:
+            await anyio.sleep_forever()
+        await anyio.sleep(self.seconds)
+        return await super().sample(request)
+
+
 def sampler(engine: FakeEngine) -> PopulationSampler:
     return PopulationSampler(engine, sampling=SamplingParams(max_tokens=40))
 
@@ -66,6 +81,31 @@ async def test_how_long_answers_become_follows_from_those_that_have_ended() -> N
 async def test_where_nothing_was_said_in_time_answers_are_waited_for() -> None:
     found = await centre_answers(sampler(EndlessEngine(0, 0)), PROBLEMS, 0.0)
     assert found.rewards_P is not None and found.num_tokens == 4
+
+
+async def test_answers_that_the_engine_is_silent_of_go_on_at_the_pace_of_the_others() -> None:
+    found = await centre_answers(sampler(SilentEngine(2, 0.1)), PROBLEMS, 0.4)
+    assert len(found.answers_P) == 2 and found.rewards_P is None
+    by_now = 16  # in 0.4 s; the others had 4 tokens after 0.1 s
+    going_on = by_now + 20 * (1 - math.exp(-24 / 20))  # 2 ends in 40 tokens, and room for 24 more
+    assert found.num_tokens == pytest.approx((4 + 4 + 2 * going_on) / 4, rel=0.5)
+    assert found.scale == pytest.approx(found.num_tokens / 4)
+
+
+async def test_nothing_said_in_time_starts_nothing_again() -> None:
+    engine = SilentEngine(4, 0.2)
+    found = await centre_answers(sampler(engine), PROBLEMS, 0.1)
+    assert found.rewards_P is not None and found.num_tokens == 4
+    assert engine.num_asked == 4
+
+
+async def test_the_first_answer_after_the_time_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("es_cookbook.population.centre_answers._SECONDS_BETWEEN_LINES", 0.1)
+    with anyio.fail_after(10):
+        found = await centre_answers(sampler(SilentEngine(1, 0.2)), PROBLEMS, 0.1)
+    assert len(found.answers_P) == 1 and 4 < found.num_tokens <= 40
 
 
 async def test_shortened_answers_stand_for_whole_ones() -> None:
