@@ -63,8 +63,8 @@ class LightEngineBuilder(EngineBuilder):
 class LightEngine(Engine):
     """Answers with digits that depend on genome, centre, prompt and seed; four genomes fit."""
 
-    def __init__(self, fault: str, flag: str) -> None:
-        self.traits = EngineTraits(4, 64, "float32", max_terms=8)
+    def __init__(self, fault: str, flag: str, products: str | None = None) -> None:
+        self.traits = EngineTraits(4, 64, "float32", max_terms=8, products=products)
         self.tokenizer = cast("PreTrainedTokenizerBase", Letters())
         self.space = FullRankSpace(shapes={"weight": (2, 2)})
         self.fault = fault

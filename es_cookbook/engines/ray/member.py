@@ -11,6 +11,9 @@ A process may die or hang for any reason, and is replaced `max_restarts` times w
 What an engine says itself about why it failed is a reason: if it says the same again after it was
 replaced, within the generation, it would do so for ever, and it is lost at once. So is every other
 engine of the pool that says it.
+
+Each machine chooses the dtype of matrix products that is fastest there. In a pool the first engine
+that is built chooses for all, and one that chose otherwise at the same time is built again.
 """
 
 import asyncio
@@ -22,11 +25,14 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
 
-from es_cookbook.common.errors import EngineError, ESCookbookError, with_notes
+import chz
+
+from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, with_notes
 from es_cookbook.common.spans import NO_SPANS, Spans
-from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.engines.base import EngineBuilder, EngineTraits
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Place
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.wire import Answer, Request, decode_answers, encode_requests
 from es_cookbook.rl.types import Action
 
@@ -264,6 +270,7 @@ class Ledger:
         max_restarts: and the rest up to `start_timeout` are as in `RayPoolBuilder`;
             `request_timeout` is for loading genomes and taking a step, too, `start_timeout` for
             saving.
+        first: traits of the engine that was built first.
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
         fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
@@ -281,6 +288,7 @@ class Ledger:
     max_restarts: int
     request_timeout: float
     start_timeout: float
+    first: EngineTraits | None = None
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
@@ -289,6 +297,15 @@ class Ledger:
         default_factory=lambda: dict.fromkeys(_COUNTERS, 0)
     )
     spans: Spans = NO_SPANS
+
+    def products_for(self, traits: EngineTraits) -> str | None:
+        """Dtype of products that an engine is to have: that of the first, now or before."""
+        if self.first is None:
+            self.first = traits
+            if traits.products is not None and isinstance(self.builder, TorchEngineBuilder):
+                # Whoever is built from now on, on whatever machine, is told.
+                self.builder = chz.replace(self.builder, products=traits.products)
+        return self.first.products
 
 
 class Member:
@@ -506,14 +523,8 @@ class Member:
 
     async def _start(self) -> None:
         """Start a process, in place of any before, and bring it to where the pool is."""
-        ledger = self._ledger
         await self.mailbox.close()
-        if self._actor is not None:
-            self._actor.kill()
-        self._actor = await ledger.cluster.start(self.place)
-        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
-        started = await self._call("build", *recipe)
-        self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
+        await self._build_alike()
         await self._restore()
         if self._disagrees:
             await self._restore(from_base=True)
@@ -522,7 +533,40 @@ class Member:
             raise DisagreementError.of(self.number, self._fingerprint, expected)
         if self._genomes is not None:
             await self._call("load", self._genomes)
+        assert self._actor is not None, "it is built"
         self.mailbox.open(self._actor)
+
+    async def _build_alike(self) -> None:
+        """Build an engine that multiplies as the others do; again if it has chosen otherwise.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        if (differs := await self._build()) and isinstance(
+            self._ledger.builder, TorchEngineBuilder
+        ):
+            _logger.warning("%s; it is built again with theirs", differs)
+            differs = await self._build()
+        if differs:
+            raise ConfigError(f"{differs}; with engine.engine.products=float32 they are alike")
+
+    async def _build(self) -> str | None:
+        """Start a process and build an engine. Returns how it differs from others, if it does."""
+        ledger = self._ledger
+        if self._actor is not None:
+            self._actor.kill()
+        self._actor = await ledger.cluster.start(self.place)
+        recipe = (ledger.builder, ledger.model_name, ledger.search_space)
+        started = await self._call("build", *recipe)
+        self.built, self.pid, self.node = cast("tuple[Built, int, str]", started)
+        traits = self.built[0]
+        if (others := ledger.products_for(traits)) == traits.products:
+            return None
+        own, others = (name or "the dtype of the weights" for name in (traits.products, others))
+        return (
+            f"engine {self.number} of the pool, on {self.node}, has matrix products in {own}, and "
+            f"the others have them in {others}"
+        )
 
     @property
     def _disagrees(self) -> bool:
