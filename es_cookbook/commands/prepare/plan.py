@@ -220,7 +220,7 @@ class Plan:
         self.base_copy = self.slot_rank = 0
         left = max(0, self.usable - self.weights - self.centre)
         self.memory = Memory(left, engine.kv_cache_gib, engine.memory_gib, engine.prefix_cache_gib)
-        is_wide = on_cpu and self.dtype == "bfloat16"  # float32 around its products
+        is_wide = on_cpu and self.size == 2  # float32 around its products
         self.genome = self._table_row(4 if is_wide else self.size) if self.rank else own
         self.at_once = min(self.share, max(1, self.memory.genome_bytes // self.genome))
         self.residents = self.genome * (self.at_once + bool(self.rank))  # the centre's row, too
@@ -230,7 +230,7 @@ class Plan:
         self.gathered = self.genome * blocks if self.rank else 0
         self.prefixes = self.memory.prefix_bytes
         kept = 4 if on_cpu else self.model.dtype.itemsize  # on the CPU the probe counts float32
-        size = self.size if is_wide or not on_cpu else 4
+        size = self.size if self.dtype == "bfloat16" or not on_cpu else 4
         found = self._cache_size(on_cpu)
         self.token = found.per_token * size // kept
         self.cache_size = dataclasses.replace(found, per_token=self.token)

@@ -109,6 +109,9 @@ def _head(run: RunFiles) -> Iterator[Text]:
     if run.header is not None and run.header.fork is not None:
         fork = run.header.fork
         yield Text(f"forked from {one_line(fork.log_path)} after generation {fork.generation}")
+    if run.header is not None and run.header.products is not None:
+        weights = f"weights in {run.header.dtype}, " if run.header.dtype else ""
+        yield Text(f"{weights}products in {run.header.products}")
     if facts := _facts(run.metrics):
         yield Text(facts)
 

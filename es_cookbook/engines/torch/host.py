@@ -134,8 +134,10 @@ def _weight_bytes(
         architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
     )
     space = search_space(parameter_infos(architecture), read_adapter)
-    own = str(architecture.config.dtype or torch.float32).removeprefix("torch.")
-    held: torch.dtype = getattr(torch, own if wanted.dtype == "auto" else wanted.dtype)
+    configured = cast("torch.dtype | None", architecture.config.dtype)
+    held = configured if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
+    if held is None:  # the weights tell, which have at most 32 bits
+        return weight_bytes(architecture, space, torch.float32.itemsize)
     packed = packs_weights(space, wanted.products_of(held), wanted.device)
     return weight_bytes(architecture, space, held.itemsize, packed)
 

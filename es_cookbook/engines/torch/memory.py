@@ -11,6 +11,7 @@ prompt and `max_tokens`, those that they share once.
 import ctypes
 import dataclasses
 import math
+from typing import cast
 
 import psutil
 import torch
@@ -52,7 +53,8 @@ def weight_bytes(
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
     copies = sum(p.numel() for p in linear) if packed else 0
-    own = linear | {p for name, p in named_weights(model) if name in space.shapes}
+    tied = {cast("torch.nn.Embedding", model.get_input_embeddings()).weight}
+    own = linear - tied | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
     beside = copies + sum(p.numel() for p in own)

@@ -206,6 +206,8 @@ class ResidentWeights:
             if isinstance(module, torch.nn.Linear)
             for parameter in module.parameters()
         }
+        embedding = cast("torch.nn.Embedding", self.base.get_input_embeddings())
+        linear.discard(id(embedding.weight))  # of a tied head, which is multiplied as it lies
         perturbed = {split_member(name)[0] for name in self.space.shapes}
         shared = {
             id(parameter): parameter

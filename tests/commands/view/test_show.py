@@ -1,11 +1,14 @@
 """A run's summary says what it is and what it reached, also where the run is damaged."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from es_cookbook.runs.history.format import decode, encode
 from tests.runs.test_damaged_directories import RUNS
 from tests.said import refused, typed
 
@@ -49,6 +52,19 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
         "metrics.jsonl",
     }
     assert "could not be read" not in found
+
+
+def test_products_that_a_run_took_are_told(run: Path) -> None:
+    header, *records = read_history_lines(run)
+    assert not any("products in" in line for line in shown(run)[""])
+    told = dataclasses.replace(header, dtype="bfloat16", products="float32")
+    (run / "history.jsonl").write_bytes(b"".join(map(encode, (told, *records))))
+    assert "weights in bfloat16, products in float32" in shown(run)[""]
+
+
+def read_history_lines(run: Path) -> list[Any]:
+    lines = (run / "history.jsonl").read_bytes().splitlines(keepends=True)
+    return [decode(line)[1] for line in lines]
 
 
 def test_held_out_values_have_an_interval_and_a_number_of_problems(run: Path) -> None:

@@ -1,16 +1,21 @@
 """Sampling with 16-bit weights over the float32 centre: near what float32 says of the same."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.engines.base import LogprobsRequest
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward import self_check
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.path import Path as RowPath
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.kernels.modules import widen
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
@@ -18,7 +23,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import Reference, request, running_engine, score_all, who
-from tests.tiny_models import CONTEXT, TinyModel
+from tests.tiny_models import CONTEXT, TinyModel, save_with_tokenizer
 
 GENOMES_G = [Genome((Term(7, 0.1),)), Genome((Term(7, -0.1),))]
 STEPS = [Step((Term(1, 0.05),)), Step((Term(2, -0.05), Term(3, 1e-6)))]
@@ -90,6 +95,59 @@ async def test_answers_are_those_of_float32_up_to_rounding(
     tiny_model: TinyModel, family: str, space: SearchSpaceBuilder, dtypes: tuple[str, str]
 ) -> None:
     await check(tiny_model(family), space, dtypes)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("products", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "experts"])
+async def test_a_weight_that_the_model_keeps_in_float32_is_not_rounded_for(
+    tiny_model: TinyModel, tmp_path: Path, family: str, products: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family), dtype=torch.bfloat16)
+    kept = [layer.self_attn.o_proj for layer in model.model.layers]
+    for layer in kept:
+        layer.float()
+    space = LowRank()(parameter_infos(model))
+    path, size = self_check.right_path(model, space, CONTEXT, getattr(torch, products))
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model(family))
+    builder = TorchEngineBuilder(device="cpu", num_lanes=1)
+    engine = builder.around(model, tokenizer, space, path, size)
+    try:
+        await engine.load(GENOMES_G)
+        action = await engine.sample(request(0, (5, 6, 7)))
+        again = await engine.logprobs(LogprobsRequest(0, (5, 6, 7), action.tokens_T))
+        assert tuple(again) == action.logprobs_T
+    finally:
+        await engine.close()
+
+
+@pytest.mark.anyio
+async def test_weights_that_lie_transposed_in_memory_stay_what_they_are(
+    tiny_model: TinyModel,
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.bfloat16)
+    expected = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for layer in model.model.layers:
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            linear.weight.data = linear.weight.data.T.contiguous().T
+    population = PopulationModel(model, RowPath(products=torch.float32))
+    for name, weight in population.module.named_parameters():
+        assert torch.equal(weight, expected[name]), name
+
+
+@pytest.mark.anyio
+async def test_a_checkpoint_whose_config_tells_no_dtype_has_that_of_its_weights(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"), dtype=torch.bfloat16)
+    save_with_tokenizer(model, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    for products in ("float32", "bfloat16"):
+        options = {"dtype": "auto", "products": products}
+        async with running_engine(tmp_path / "model", LowRank(), **options) as engine:
+            assert (engine.traits.base_dtype, engine.traits.products) == ("bfloat16", products)
 
 
 @pytest.mark.anyio

@@ -33,8 +33,12 @@ class Path:
     kept: torch.dtype = torch.float32
 
     def rows_of(self, weight: torch.Tensor) -> torch.dtype:
-        """Dtype of the rows that a linear layer of this weight reads and makes."""
-        return self.products if self.wide and self.products is not None else weight.dtype
+        """Dtype of the rows that a linear layer of this weight reads and makes.
+
+        Models keep some weights in float32; what they multiply is not rounded.
+        """
+        is_narrow = weight.dtype.itemsize < torch.float32.itemsize
+        return self.products if self.wide and self.products and is_narrow else weight.dtype
 
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether products with this weight are in float32 on the CPU, by `products.multiply`."""

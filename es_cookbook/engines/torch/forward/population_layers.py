@@ -256,7 +256,7 @@ class LinearGroup:
             self.weight, self.bias = matrices[0], _bias(layers[0])
             if self._multiplies and not self.weight.is_contiguous():
                 self.weight = matrices[0].contiguous()
-                layers[0].weight.data = self.weight.T
+                layers[0].weight.data = self.weight.T if self.transposed else self.weight
             return
         self.weight = torch.cat(matrices)
         biases = [bias for layer in layers if (bias := _bias(layer)) is not None]

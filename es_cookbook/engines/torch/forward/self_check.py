@@ -208,7 +208,9 @@ class _Check:
             Unfit: The model cannot run on it.
         """
         if not path.flat:
-            return own_cache_size(self._model, path)
+            found = own_cache_size(self._model, path)
+            times = torch.float32.itemsize // self._model.dtype.itemsize if path.wide else 1
+            return CacheSize(found.fixed * times, found.per_token * times)
         module = self._unused or self._part(self._model)
         layers = None if self._part is _whole else _layers_like(self._model)
         on_cpu = module.device.type == "cpu"
@@ -237,8 +239,9 @@ class _Check:
             return path
         path = dataclasses.replace(path, products=self._products or own)
         self._unused = self._part(self._model)
-        for parameter in self._unused.parameters():
-            parameter.data = parameter.data.to(own)
+        stored = {name: each.dtype for name, each in self._model.named_parameters()}
+        for name, parameter in self._unused.named_parameters():  # some of it may be in float32
+            parameter.data = parameter.data.to(stored[name])
         kept = own if own == torch.bfloat16 else torch.float32  # of what kernels read
         wide = dataclasses.replace(path, wide=True, kept=kept)
         try:
