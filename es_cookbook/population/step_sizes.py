@@ -17,10 +17,11 @@ on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, w
 2.4 of it, and 88 % or more of the best gain was reached.
 
 The search keeps to a time by the clock: that of two generations as far as the centre's answers tell
-it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. Where all of this does not fit, answers are
-cut when a third of that has gone (`centre_answers`), and as few genomes, tokens and answers are
-read as fit in; the loss of an answer is taken to grow with its length. σ then goes straight to
-where the power law has `LOSS`, and the search ends when it is within a factor of two of that.
+it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. A σ under way when it is up is finished.
+Where all of this does not fit, answers are cut when a third of that has gone (`centre_answers`, as
+soon as something was said), and as few genomes, tokens and answers are read as fit in; the loss of
+an answer is taken to grow with its length. σ then goes straight to where the power law has `LOSS`,
+and the search ends when it is within a factor of two of that, or there is no time for another σ.
 
 α follows: plain ES's step has an RMS of α/√N whatever the fitness, which has unit variance, and
 most of it is noise. The noise of steps whose rates a schedule multiplies by f adds up to
@@ -66,7 +67,7 @@ _LARGEST = 1e3
 _USUAL = 6
 """Sigmas that are tried, as a rule."""
 LEAST_SECONDS, MOST_SECONDS = 30.0, 45.0
-"""Within which the search ends, whatever a generation takes."""
+"""Of the search, whatever a generation takes; the σ under way then is finished."""
 _BATCHED = 0.25
 """Of the time of a rollout among few, what one among many takes."""
 _FIRST_OF_FEW, _FARTHEST = 2.0**-8, 16.0
@@ -74,6 +75,7 @@ _FIRST_OF_FEW, _FARTHEST = 2.0**-8, 16.0
 _FEW = 3
 """Sigmas that are tried then, as a rule."""
 _LEAST_TOKENS, _LEAST_ANSWERS = 32, 4
+"""Fewer answers only where a single σ would take more than all of the time left."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -254,6 +256,8 @@ class _Search:
                 num_tokens = max(_LEAST_TOKENS, num_tokens // 2)
             elif num_answers > _LEAST_ANSWERS:
                 num_answers = max(_LEAST_ANSWERS, num_answers // 2)
+            elif num_answers > 1 and self._seconds_of_sigma > self.seconds_left:
+                num_answers -= 1
             else:
                 break
             self._read = self.answers.shortened(num_answers, num_tokens)
@@ -308,9 +312,18 @@ class _Search:
             was_tried = sigma in self.losses
             loss = await self.loss_at(sigma)
             is_late = self.seconds_left < self._seconds_of_sigma
-            if LOSS / 2 <= loss <= 2 * LOSS or (_is_known(loss) and is_late) or was_tried:
+            if LOSS / 2 <= loss <= 2 * LOSS or was_tried:
                 return await self._by_more(self._estimate(sigma))
+            if is_late:
+                return self._when_late(sigma)
             sigma = self._estimate(sigma)
+
+    def _when_late(self, sigma: float) -> float:
+        """The estimate by the last loss that the power law goes on from, or by that of `sigma`."""
+        known = [each for each, loss in self.losses.items() if _is_known(loss)]
+        if not known:
+            self.shortened += f"; sigma is a guess, since no loss was near {LOSS:g}"
+        return self._estimate(known[-1] if known else sigma)
 
     async def _by_more(self, sigma: float) -> float:
         """Try the estimate as well, and read twice as much or more, if there is time for that."""

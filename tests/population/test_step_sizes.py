@@ -15,14 +15,16 @@ from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.population import step_sizes
+from es_cookbook.population import centre_answers, step_sizes
 from es_cookbook.population.config import closing
+from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.step_sizes import LOSS, FoundSigma, learning_rate, options_of
-from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.train.setup import tried_sigmas
+from tests.fakes import FakeEngine, problem
 from tests.said import refused, typed
 from tests.tiny_run import write_tiny_model
 from tests.train.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
@@ -140,7 +142,7 @@ def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
     )
 
 
-async def test_a_search_without_time_finds_nearly_the_same_and_says_what_it_left_out(
+async def test_a_search_without_time_tries_one_sigma_and_says_what_it_left_out(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = config(model, tmp_path / "run", "sampling.max_tokens=8")
@@ -150,16 +152,73 @@ async def test_a_search_without_time_finds_nearly_the_same_and_says_what_it_left
     with as_program():
         quick = await tried_sigmas(run)
     assert 0.5 < quick.sigma / found.sigma < 2
-    assert len(quick.losses) <= 3 < len(found.losses)
+    assert len(quick.losses) == 1 < len(found.losses)
     assert quick.rewards_P_G.shape[1] == 1 and found.rewards_P_G.shape[1] == 8
     assert "for lack of time 2 genomes read" not in found.table()
     last = quick.table().splitlines()[-1]
-    assert last.startswith("for lack of time 2 genomes read ") and last.endswith(" in each")
+    assert last.startswith("for lack of time 2 genomes read 1 answer, ")
+    assert last.endswith(" in each; sigma is a guess, since no loss was near 1")
     said = [line for line in capsys.readouterr().err.splitlines() if "sigma" in line]
     assert "looking for sigma: the centre answers" in said[0]
-    assert "about 3 sigmas are tried, about " in said[1] and last in said[1]
+    assert "about 3 sigmas are tried, about " in said[1] and last.split("; ")[0] in said[1]
     tried = [float(line.split()[1]) for line in said[2:]]
     assert tried == pytest.approx(list(quick.losses), rel=0.1)
+
+
+def four(*_: object) -> str:
+    return "1234"
+
+
+class SlowEngine(FakeEngine):
+    """Takes so many seconds a token, by its own clock; answers lose (sigma / `one`)² nats."""
+
+    def __init__(self, seconds: float, one: float) -> None:
+        super().__init__(answer=four)
+        self.seconds, self.one, self.now = seconds, one, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    async def sample(self, request: SampleRequest) -> Action:
+        self.now += self.seconds * (len(request.observation.tokens_T) + 4)
+        return await super().sample(request)
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        self.now += self.seconds * (len(request.prompt_T) + len(request.continuation_T))
+        who = self.who(request.target)
+        sigma = abs(who.terms[0].coefficient) if isinstance(who, Genome) and who.terms else 0.0
+        num_tokens = len(request.continuation_T)
+        return [-((sigma / self.one) ** 2) / num_tokens] * num_tokens
+
+
+async def found_slowly(engine: SlowEngine, monkeypatch: pytest.MonkeyPatch) -> FoundSigma:
+    """Of four answers; each takes 7 tokens to read, and 30 seconds are there for all."""
+    for module in (step_sizes, centre_answers):
+        monkeypatch.setattr(module, "time", engine)
+    sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=40))
+    return await step_sizes.find_sigma(sampler, [problem(number, "train") for number in range(4)])
+
+
+async def test_a_search_with_little_time_goes_by_the_power_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = SlowEngine(seconds=0.1, one=0.02)
+    found = await found_slowly(engine, monkeypatch)
+    assert found.sigma == 0.02 and len(found.losses) == 2
+    assert found.shortened.endswith("2 genomes read 4 answers, 4 tokens of about 4 in each")
+
+
+@pytest.mark.parametrize("one", [math.inf, 1e-4, 0.02])
+async def test_a_search_ends_with_the_sigma_under_way_when_time_is_up(
+    one: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SlowEngine(seconds=0.5, one=one)
+    found = await found_slowly(engine, monkeypatch)
+    assert len(found.losses) == 1
+    assert engine.now <= 30 + 3 * 3.5, "three readers of one answer"
+    assert "2 genomes read 1 answer, " in found.shortened
+    assert found.shortened.endswith("no loss was near 1") == (one != 0.02)
+    assert found.sigma == {math.inf: 0.062, 1e-4: 0.00024, 0.02: 0.02}[one]
 
 
 def test_the_table_without_rewards() -> None:
