@@ -30,7 +30,7 @@ from es_cookbook.rl.rollouts import Example, mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import Action, EnvGroupBuilder, Trajectory, TrajectoryGroup
 
-_SECONDS_BETWEEN_LINES = 5.0
+SECONDS_BETWEEN_LINES = 5.0
 """Also between looks for something said, once time is up; at least."""
 
 
@@ -190,14 +190,14 @@ async def _watched(
 
     async def tell() -> None:
         while True:
-            await anyio.sleep(_SECONDS_BETWEEN_LINES)
+            await anyio.sleep(SECONDS_BETWEEN_LINES)
             said = sum(len(heard.tokens_T) for heard in listening.heard)
             say(f"  {said:,} tokens of the centre's answers, at most {most:,} a turn")
 
     async def cut() -> None:
         await anyio.sleep(seconds)
         while not any(heard.tokens_T for heard in listening.heard):
-            await anyio.sleep(max(seconds, _SECONDS_BETWEEN_LINES))
+            await anyio.sleep(max(seconds, SECONDS_BETWEEN_LINES))
         scope.cancel()
 
     async with anyio.create_task_group() as tasks:

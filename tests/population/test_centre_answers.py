@@ -102,7 +102,7 @@ async def test_nothing_said_in_time_starts_nothing_again() -> None:
 async def test_the_first_answer_after_the_time_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("es_cookbook.population.centre_answers._SECONDS_BETWEEN_LINES", 0.1)
+    monkeypatch.setattr("es_cookbook.population.centre_answers.SECONDS_BETWEEN_LINES", 0.1)
     with anyio.fail_after(10):
         found = await centre_answers(sampler(SilentEngine(1, 0.2)), PROBLEMS, 0.1)
     assert len(found.answers_P) == 1 and 4 < found.num_tokens <= 40
