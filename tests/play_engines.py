@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.lowlevel
 import chz
 
 from es_cookbook.engines.base import Engine, EngineBuilder, SampleRequest, check_sample
@@ -64,6 +65,20 @@ class EchoBuilder(EngineBuilder):
 
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
         return EchoEngine()
+
+
+class StopsEngine(EchoEngine):
+    async def sample(self, request: SampleRequest) -> Action:
+        await anyio.lowlevel.checkpoint()
+        return Action((0,), f"ends at {request.stop}", "stop")
+
+
+@chz.chz
+class StopsBuilder(EngineBuilder):
+    """Builds an engine that answers with the texts at which an answer ends."""
+
+    async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> Engine:
+        return StopsEngine()
 
 
 class SilentEngine(FakeEngine):

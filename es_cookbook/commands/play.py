@@ -165,6 +165,7 @@ class _Session:
         self._overrides: dict[str, object] = {}
         self._override("temperature", config.temperature)
         self._override("max_tokens", config.max_tokens)
+        self._run_stop: tuple[str, ...] | None = None
         self._num_lines = 0
         self._over = False
 
@@ -275,11 +276,24 @@ class _Session:
         tokens_T = render_prompt(rebuilt.engine.tokenizer, text, chat=self._chat)
         params = chz.replace(rebuilt.run.config.sampling, **self._overrides)
         seed = derive_seed(self._seed or 0, "play")
-        action = self._call(lambda: rebuilt.answer(self._who, Observation(tokens_T), params, seed))
+        observation = Observation(tokens_T, usual_stop=self._usual_stop())
+        action = self._call(lambda: rebuilt.answer(self._who, observation, params, seed))
         shown = printable(action.text)
         print(shown if self._person else shown.replace("\n", r"\n"), flush=True)
         if self._person and action.stop_reason == "length":
             print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
+
+    def _usual_stop(self) -> tuple[str, ...]:
+        """As in the run; only plain prompts have any."""
+        if self._chat and self._rebuilt.engine.tokenizer.chat_template is not None:
+            return ()
+        if self._run_stop is None:
+            try:
+                self._run_stop = self._call(self._rebuilt.usual_stop)
+            except (ConfigError, DataError) as error:
+                say(f"answers may go on for longer than in the run: {error}")
+                self._run_stop = ()
+        return self._run_stop
 
     def _to_genome(self, number: int) -> None:
         run = self._rebuilt.run

@@ -34,6 +34,7 @@ from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.population.config import RunConfig
 from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
+from es_cookbook.rl.data.task import RowDatasetBuilder
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import (
     Action,
@@ -390,6 +391,19 @@ class RebuiltRun:
         name = getattr(builder, "name", "")
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
 
+    async def usual_stop(self) -> tuple[str, ...]:
+        """Texts that end the run's answers where `sampling.stop` is None: its data set says so.
+
+        Raises:
+            DataError: The dataset cannot be loaded here.
+        """
+        config = self.run.config
+        if config.sampling.stop is not None or not isinstance(config.dataset, RowDatasetBuilder):
+            return ()
+        datasets = await self._loaded()
+        problem = (datasets.test_P or self._batch(datasets.train))[0]
+        return getattr(problem, "usual_stop", ())
+
     async def close(self) -> None:
         """Close the engine; closing twice is harmless."""
         await self.engine.close()
@@ -414,14 +428,13 @@ class RebuiltRun:
     ) -> tuple[EnvGroupBuilder, Callable[[int], int]]:
         """A problem, and the sampling seed that the run gives to the n-th call of an attempt."""
         config = self.run.config
-        if self._datasets is None:
-            self._datasets = await config.dataset(self.engine.tokenizer)
+        datasets = await self._loaded()
         if split == "test":
-            problems_P = self._datasets.test_P
+            problems_P = datasets.test_P
             seed_of = functools.partial(derive_seed, config.seed, "evaluation")
             what, whose = "held-out problem", "the run"
         else:
-            problems_P = self._batch(self._datasets.train)
+            problems_P = self._batch(datasets.train)
             seed_of = functools.partial(derive_seed, config.seed, "sampling", self.generation)
             what, whose = "training problem", f"the batch of generation {self.generation}"
         if not 0 <= number < len(problems_P):
@@ -431,6 +444,11 @@ class RebuiltRun:
         if split == "train" and config.num_pairs:  # As they were dealt out.
             row = number // config.num_pairs
         return problems_P[number], functools.partial(seed_of, row, 0)
+
+    async def _loaded(self) -> Datasets:
+        if self._datasets is None:
+            self._datasets = await self.run.config.dataset(self.engine.tokenizer)
+        return self._datasets
 
     def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
         """This generation's; a dataset that chooses by results is told those before it first."""

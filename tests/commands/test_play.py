@@ -18,12 +18,15 @@ import pytest
 from es_cookbook import train
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, printable
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import open_run, rebuild
 from tests.fakes import FakeEngineBuilder
-from tests.play_engines import HOSTILE
+from tests.play_engines import HOSTILE, StopsBuilder
 from tests.programs import Programs, path_of
+from tests.recipe_problems import write_rows
 from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -131,6 +134,35 @@ def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path)
     assert plain != chat
     assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
     assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
+
+
+@pytest.mark.parametrize(("stop", "ends"), [(None, r"('\n',)"), ((), "()"), (("#",), "('#',)")])
+def test_answers_to_typed_prompts_end_where_those_of_the_run_do(
+    stop: tuple[str, ...] | None, ends: str, tmp_path: Path
+) -> None:
+    examples = "Q: one and one\nA: two\n\nQ: {question}\nA:"
+    source = write_rows(
+        tmp_path / "rows.jsonl",
+        [{"question": f"one and {word}", "answer": word} for word in "abcdefghijklmnopqrst"],
+    )
+    dataset = Task(
+        source=source,
+        prompt=examples,
+        reward=Exact(),
+        test_fraction=0.2,
+        problems_per_generation=4,
+    )
+    sampling = SamplingParams(max_tokens=4, stop=stop)
+    log_path = run(tmp_path, engine=StopsBuilder(), dataset=dataset, sampling=sampling)
+    done = fed(log_path, "A\n")
+    assert (done.stdout, done.stderr) == (f"ends at {ends}\n", "")
+    Path(source).unlink()
+    done = fed(log_path, "A\nB\n")
+    if stop is None:
+        assert done.stdout == "ends at ()\n" * 2
+        assert done.stderr.count("answers may go on for longer than in the run: ") == 1
+    else:
+        assert (done.stdout, done.stderr) == (f"ends at {ends}\n" * 2, "")
 
 
 def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> None:
