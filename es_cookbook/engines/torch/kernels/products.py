@@ -23,11 +23,10 @@ from es_cookbook.engines.torch.kernels.lanes import (
     kernel,
     load,
     prefetch,
-    read,
     spread,
     store,
-    write,
 )
+from es_cookbook.engines.torch.kernels.rows import widen_row
 from es_cookbook.engines.torch.kernels.tiles import (
     DEPTH,
     OUTPUTS,
@@ -65,16 +64,6 @@ def _by_input(x_T_K: _Floats, panels: int, out: _Floats) -> None:
 
 
 @kernel()
-def _widen(w: Row, at: int, size: int, out: _Floats, to: int) -> None:
-    """Out = weights, in float32."""
-    whole = size // LANES * LANES
-    for k in range(0, whole, LANES):
-        store(out, to + k, load(w, at + k))
-    for k in range(whole, size):
-        write(out, to + k, read(w, at + k))
-
-
-@kernel()
 def _sums_of(
     w: Row,
     first: int,
@@ -93,7 +82,7 @@ def _sums_of(
         depth = min(DEPTH, size - begin)
         for m in range(count):
             at = (first + m) * size + begin
-            _widen(w, at, depth, weights, m * STRIDE)
+            widen_row(w, at, depth, weights, m * STRIDE)
             if first + OUTPUTS + m < outputs:
                 # What the next tile reads comes from memory while this one computes.
                 for k in range(0, depth, _LINE // w.itemsize):
