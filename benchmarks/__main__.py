@@ -12,8 +12,12 @@ from pathlib import Path
 from benchmarks.harness import RESULTS, Row, table
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"__init__", "__main__", "gpu", "harness", "plain_loop", "problems", "study"}
-"""Also what runs by itself: on a GPU alone (`python -m benchmarks.gpu`), or for hours (`study`)."""
+NOT_BENCHMARKS = {
+    *("__init__", "__main__", "gpu", "harness", "mutants", "mutations", "plain_loop", "problems"),
+    "study",
+}
+"""Also what runs by itself: on a GPU alone (`python -m benchmarks.gpu`), over what changed
+(`mutants`), or for hours (`study`)."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 

@@ -90,7 +90,7 @@ async def examine(name: str) -> Family:
         (why,) = re.findall(r"as transformers does: (.*); accepted", str(error))
         return Family(name, f"refused: {why}")
     options = TorchEngineBuilder(num_lanes=2, max_model_len=CONTEXT, max_batch_size=64)
-    engine = options.around(model, character_tokenizer(), space, path, size)
+    engine = options.around(model, character_tokenizer(VOCABULARY), space, path, size)
     try:
         difference = await difference_from_merged(engine, model)
     finally:
@@ -179,7 +179,7 @@ def exported(model: PreTrainedModel) -> str:
 def save(model: PreTrainedModel, path: Path) -> None:
     """As a checkpoint; of a class that is a part of another, with the config of the whole."""
     model.save_pretrained(path)
-    character_tokenizer().save_pretrained(path)
+    character_tokenizer(VOCABULARY).save_pretrained(path)
     own, wholes = type(model.config), list(MODEL_FOR_CAUSAL_LM_MAPPING)
     if own not in wholes:
         (whole,) = (w for w in wholes if w.sub_configs.get("text_config") is own)

@@ -41,6 +41,7 @@ from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.message import parse_tool_calls
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, letters
@@ -48,7 +49,7 @@ from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.judge import mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
-from es_cookbook.rl.rewards.math_answers import Math, as_latex
+from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.types import Observation
 
 CASES = 100_000
@@ -84,7 +85,7 @@ def _reply(text: str) -> float:
 
 def _math(text: str) -> list[str]:
     """What math-verify would be given: it runs in a process of its own, with a deadline."""
-    return [as_latex(answer) for answer in Math().golds_and_answers(text, {"answer": "1"})[1]]
+    return Math().golds_and_answers(text, {"answer": "1"})[1]
 
 
 def _code_rows(text: str) -> None:
@@ -97,6 +98,7 @@ def _code_rows(text: str) -> None:
 PARSERS: Mapping[str, Parser] = {
     "extracted": Parser(partial(extracted, extract="auto")),
     "extract_answer": Parser(extract_answer),
+    "spoken": Parser(spoken),
     "boxed": Parser(boxed),
     "evaluate": Parser(evaluate),
     "grade_countdown": Parser(

@@ -10,11 +10,12 @@ What is fast on one kind of CPU may be slow on most others: bfloat16 products ta
 time where the processor has instructions for them, ten times as long where it has none. A cap sets
 environment variables that keep torch, oneDNN and the kernels from instructions that the processor
 has, so that it stands for one that has not: `no_bfloat16` for one with AVX-512 and VNNI, `avx2` for
-most laptops. Which there are is read from the processor's flags.
+laptops before 2021, `avx_vnni` for later ones. Which there are is read from the processor's flags.
 
 Under each cap, in a process of its own, the population answers as in `benchmarks.real_model`, by
 turns and in processor time of all threads: `engine.dtype=auto`, `float32`, `bfloat16`. A dtype that
-takes more than twice as long as the other in a short generation is left out of the whole one.
+takes more than twice as long as the other in a short generation is left out of the whole one; and
+`engine.products=int8`, where there are instructions for it.
 Beside these: `generate` of transformers, in the better dtype for it, with some genomes' requests;
 and the floor of `benchmarks.sampling`, by the fastest kernel of any dtype that there is, MKL,
 oneDNN, or the engine's own. Peak memory is of processes that do nothing but a short generation and
@@ -57,10 +58,11 @@ from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.kernels.products import multiply
+from es_cookbook.engines.torch.processor import has_int8
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import SamplingParams
 
-AUTO, DTYPES, LLAMA = "auto", ("float32", "bfloat16"), "llama_cpp"
+AUTO, DTYPES, INT8, LLAMA = "auto", ("float32", "bfloat16"), "int8", "llama_cpp"
 GENOMES = {"sums": 16, "examples": 8}
 """Half of those of `benchmarks.real_model`, to save time."""
 REPEATS = 2
@@ -72,6 +74,7 @@ _EVERY = 8
 _SHARE, _AUTO, _MEMORY, _LLAMA = 0.8, 0.95, 1.1, 4
 """Goals; the last for `_MANY` answers at once and more."""
 _MANY = 32
+_TORCH = "torch"
 AT_ONCE = {1: 5, 8: 3, 32: 2, 128: 1}
 """Answers at once beside llama.cpp -> repeats."""
 SLOT_TOKENS = 96
@@ -117,6 +120,15 @@ CAPS = {
             "NUMBA_CPU_FEATURES": "+sse4.2,+popcnt,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe",
         },
     ),
+    "avx_vnni": Cap(
+        frozenset({"avx2", "fma", "avx_vnni"}),
+        frozenset({"avx512f"}),
+        {
+            "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        },
+    ),
 }
 
 
@@ -149,6 +161,8 @@ def speed_rows(file: str, cap: str) -> list[Row]:
         dtype: Contest(loop, dataclasses.replace(cases[0], dtype=dtype))
         for dtype in (AUTO, *DTYPES)
     }
+    if has_int8():
+        contests[INT8] = Contest(loop, dataclasses.replace(cases[0], dtype=AUTO, products=INT8))
     short = _processor_seconds({name: each.one_genome for name, each in contests.items()})
     kept = kept_of(short)
     generates = {dtype: partial(contests[dtype].generate, 1) for dtype in kept}
@@ -156,7 +170,7 @@ def speed_rows(file: str, cap: str) -> list[Row]:
     rows = [row(f"{cap}: one genome's sums, {name}", found, "s") for name, found in short.items()]
     for case in cases:
         for dtype, contest in contests.items():
-            contest.ask(dataclasses.replace(case, dtype=dtype))
+            contest.ask(dataclasses.replace(case, dtype=AUTO if dtype == INT8 else dtype))
         rows += case_rows(f"{cap}, {case.name}", contests, kept, best)
     for contest in contests.values():
         contest.close()
@@ -184,7 +198,8 @@ def case_rows(
     name: str, contests: Mapping[str, Contest], kept: Sequence[str], best: str
 ) -> list[Row]:
     """Rows of the case that the contests are at: dtypes that are kept; the best for `generate`."""
-    populations = {dtype: contests[dtype].population for dtype in (AUTO, *kept)}
+    own = [each for each in (AUTO, *kept, INT8) if each in contests]
+    populations = {dtype: contests[dtype].population for dtype in own}
     generate = partial(contests[best].generate, _GENERATED)
     floor = Floor(contests[AUTO], _EVERY)
     products = {"the engine's own, float32": (floor.by(multiply, torch.float32), floor.times)}
@@ -220,10 +235,13 @@ def _ratio_rows(
     to_better, to_generate = ratios(spent[better], auto), ratios(generated, auto)
     what = f"{name}: auto / the better of both dtypes, {better}"
     beside = f"{name}: population / generate in {best}"
-    return [
+    rows = [
         row(what, to_better, "x", at_least=_AUTO),
         row(beside, to_generate, "x", at_least=case.generate),
     ]
+    if INT8 in spent:
+        rows.append(row(f"{name}: int8 / auto", ratios(auto, spent[INT8]), "x"))
+    return rows
 
 
 def _share_rows(
@@ -312,22 +330,25 @@ def llama_processes(file: str, slots: int) -> Generator[dict[str, ProcessPoolExe
         yield processes
 
 
-def llama_rows(contest: Contest, file: str, at_once: int, repeats: int) -> list[Row]:
+def llama_rows(contests: Mapping[str, Contest], file: str, at_once: int, repeats: int) -> list[Row]:
     """Rows of so many answers at once of the unperturbed model, by turns, new ones every time."""
+    contest = next(iter(contests.values()))
     tokens = contest.case.tokens
     prompts_P = contest.case.prompts(contest.engine.tokenizer, at_once * (repeats + 1))
     rounds = [prompts_P[n * at_once : (n + 1) * at_once] for n in range(repeats + 1)]
     clock: dict[str, list[float]] = defaultdict(list)
     processor: dict[str, list[float]] = defaultdict(list)
     with llama_processes(file, at_once) as processes:
-        contest.answer_as_centre(rounds[0])
+        for each in contests.values():
+            each.answer_as_centre(rounds[0])
         for process in processes.values():  # What prompts begin with is then in every slot.
             process.submit(ask_llama, rounds[0], 1).result()
         for prompts in rounds[1:]:
-            began, spent = time.perf_counter(), time.process_time()
-            contest.answer_as_centre(prompts)
-            clock["torch"].append(time.perf_counter() - began)
-            processor["torch"].append(time.process_time() - spent)
+            for name, each in contests.items():
+                began, spent = time.perf_counter(), time.process_time()
+                each.answer_as_centre(prompts)
+                clock[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - spent)
             for name, process in processes.items():
                 seconds = process.submit(ask_llama, prompts, tokens).result()
                 clock[name].append(seconds[0])
@@ -346,11 +367,20 @@ def _beside_llama(
         row(f"{at_once} at once: {name}", [at_once * tokens / each for each in found], unit)
         for name, found in seconds.items()
     ]
-    best = _fastest({name: found for name, found in seconds.items() if name != "torch"})
-    goal = _LLAMA if at_once >= _MANY else None
-    faster = ratios(seconds[best], seconds["torch"])
-    name = f"{at_once} at once: torch / the better of llama.cpp's, {unit}"
-    return [*rows, row(name, faster, "x", at_least=goal)]
+    ours = {name: found for name, found in seconds.items() if name.startswith(_TORCH)}
+    best = _fastest({name: found for name, found in seconds.items() if name not in ours})
+    return [
+        *rows,
+        *(
+            row(
+                f"{at_once} at once: {name} / the better of llama.cpp's, {unit}",
+                ratios(seconds[best], found),
+                "x",
+                at_least=_LLAMA if at_once >= _MANY and name == _fastest(ours) else None,
+            )
+            for name, found in ours.items()
+        ),
+    ]
 
 
 def beside_llama(file: str) -> list[Row]:
@@ -358,16 +388,20 @@ def beside_llama(file: str) -> list[Row]:
     if importlib.util.find_spec("xllamacpp") is None:
         raise SystemExit("xllamacpp is not installed: pip install 'es-cookbook[compare]'")
     loop = asyncio.new_event_loop()
-    contest = Contest(loop, dataclasses.replace(cases_of(file)["sums"], dtype=AUTO))
+    case = dataclasses.replace(cases_of(file)["sums"], dtype=AUTO)
+    contests = {_TORCH: Contest(loop, case)}
+    if has_int8():
+        contests[f"{_TORCH}, int8"] = Contest(loop, dataclasses.replace(case, products=INT8))
     try:
         rows = [
             found
             for at_once, repeats in AT_ONCE.items()
-            for found in llama_rows(contest, file, at_once, repeats)
+            for found in llama_rows(contests, file, at_once, repeats)
         ]
     except BrokenProcessPool as error:
         raise SystemExit("llama.cpp has ended its process: see above") from error
-    contest.close()
+    for contest in contests.values():
+        contest.close()
     loop.close()
     return rows
 

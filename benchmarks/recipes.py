@@ -3,6 +3,8 @@
     python -m benchmarks.recipes                                            # all
     python -m benchmarks.recipes code logic                                 # some
     OMP_NUM_THREADS=2 python -m benchmarks.recipes chat_sums chat_extraction    # a chat model's
+    OMP_NUM_THREADS=2 python -m benchmarks.recipes record              # for a test: see RECORDED
+    python -m benchmarks.recipes record logic failing/constant         # some of them
 
 Each run is a process of its own, `es-cookbook <recipe> seed=<seed>`, without other options but
 where a task of the recipe `chat` is one; its model is that of `make chat-model`. Before and after
@@ -11,14 +13,23 @@ answer has the right form, so what a gain in form could explain is seen.
 """
 
 import dataclasses
+import hashlib
+import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.tracking.jsonl import finite, read_metrics
 
 SEEDS = (0, 1, 2)
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests/runs/tracking/data"
+"""Where recorded runs are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +80,51 @@ JOBS: Mapping[str, Job] = {
     "chat_extraction": chat("extraction"),
 }
 """By the recipe's name, and perhaps a task's behind it; Countdown has `main_job`."""
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The command of a job."""
+    return ("chat" if name.startswith("chat_") else name, *JOBS[name].options)
+
+
+def broken(*options: str) -> tuple[str, ...]:
+    """Countdown with settings that cannot learn."""
+    return ("countdown", "num_generations=6", "eval_every=3", *options)
+
+
+def scored(reward: str, num_generations: int = 6) -> tuple[str, ...]:
+    """Countdown's model with a reward of this module, on bundled rows."""
+    given = f"reward=benchmarks.recipes:{reward}", f"model_name={BUNDLED_MODEL}"
+    data = f"data={ROOT / 'recipes/questions.jsonl'}", "prompt={numbers}={target}\n"
+    size = "batch=8", "sampling.max_tokens=32", "optimizer.population_size=32"
+    step = "optimizer.sigma=0.01", "optimizer.learning_rate=0.02"
+    length = f"num_generations={num_generations}", "eval_every=3"
+    return ("train", *data, *given, *size, *step, *length)
+
+
+RECORDED: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in ("alignment", "countdown")},
+    **{name: words(name) for name in JOBS if not name.startswith("chat_")},
+    "chat_sums": (*words("chat_sums"), "engine.products=int8"),
+    "failing/sigma_large": broken("optimizer.sigma=0.3"),
+    "failing/sigma_small": broken("optimizer.sigma=1e-6", "optimizer.learning_rate=2e-6"),
+    "failing/rate_large": broken("optimizer.learning_rate=2"),
+    "failing/rate_small": broken("optimizer.learning_rate=1e-7"),
+    "failing/cut": broken("sampling.max_tokens=8"),
+    "failing/constant": scored("constant"),
+    "failing/never": scored("never"),
+    "failing/lacking": scored("lacking"),
+    "failing/chance": scored("chance", 30),
+}
+"""Runs of seed 0 whose metrics `tests/runs/tracking/test_findings.py` reads, and their commands.
+
+One at least of every recipe, each of which learns, and some that cannot.
+"""
+_READ = re.compile(
+    "progress/generation|test/(?!low|high)|test/(low|high)/reward/mean|reward/|objective/|genomes/"
+    "|rollouts/|optimizer/|step/rms|genetic/|reported/partly/|env/all/correct$"
+)
+"""Keys of metrics that findings read."""
 FALLS = {"loses_to_random"}
 """Metrics that are to fall."""
 
@@ -86,8 +142,7 @@ class Measured:
 def measured(name: str, seed: int, log_path: Path) -> Measured:
     """Run one seed."""
     job = JOBS[name]
-    command = "chat" if name.startswith("chat_") else name
-    clock, processor = call(command, *job.options, f"seed={seed}", f"log_path={log_path}")
+    clock, processor = call(*words(name), f"seed={seed}", f"log_path={log_path}")
     values, forms = (
         [100 * value for value in before_and_after(log_path, f"test/env/all/{metric}")]
         for metric in (job.metric, job.form)
@@ -116,8 +171,55 @@ def rows_of(job_name: str, seed: int) -> list[Row]:
     ]
 
 
+def constant(text: str, row: Mapping[str, object]) -> float:
+    """A reward of which nothing can be learned."""
+    del text, row
+    return 0.5
+
+
+def never(text: str, row: Mapping[str, object]) -> float:
+    """A reward that takes no answer as right."""
+    del text, row
+    return 0.0
+
+
+def chance(text: str, row: Mapping[str, object]) -> float:
+    """A coin for every answer to every question."""
+    return float(hashlib.sha256(f"{text} {row}".encode()).digest()[0] % 2)
+
+
+def lacking(text: str, row: Mapping[str, object]) -> object:
+    """A reward that reports a metric of some answers alone."""
+    length = 10 / (10 + len(text))
+    return (length, {"even": 1.0}) if chance(text, row) else length
+
+
+def thinned(log_path: Path) -> str:
+    """The metrics of a run that findings read, a line per generation."""
+    rows = [
+        {key: float(f"{value:.6g}") for key, value in row.items() if _READ.match(key)}
+        for row in read_metrics(log_path / METRICS)
+    ]
+    return "".join(f"{json.dumps(finite(row))}\n" for row in rows)
+
+
+def record(name: str) -> None:
+    """Run one of RECORDED, and keep its metrics."""
+    with tempfile.TemporaryDirectory() as directory:
+        log_path = Path(directory) / "run"
+        call(*RECORDED[name], "seed=0", f"log_path={log_path}")
+        path = DATA / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(thinned(log_path))
+    print(f"{path}: {path.stat().st_size:,} bytes", flush=True)
+
+
 def main(chosen: list[str]) -> None:
     """Run recipes and seeds one after the other, and report on each recipe."""
+    if chosen[:1] == ["record"]:
+        for name in chosen[1:] or RECORDED:
+            record(name)
+        return
     for name in chosen or JOBS:
         report("recipes", [each for seed in SEEDS for each in rows_of(name, seed)], name)
 

@@ -41,7 +41,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from transformers import (
@@ -109,6 +109,7 @@ class Case:
     unperturbed: float | None = None
     share: float | None = None
     prompts: Callable[[PreTrainedTokenizerBase, int], list[tuple[int, ...]]] = _countdown_prompts
+    products: Literal["auto", "int8"] = "auto"
 
 
 def endless_model(directory: Path, source: str | Path = BUNDLED_MODEL) -> Path:
@@ -357,7 +358,7 @@ class Contest:
             path = str(case.make(Path(directory)))
             self.model = AutoModelForCausalLM.from_pretrained(path, dtype=case.dtype).eval()
             self._tokenizer = AutoTokenizer.from_pretrained(path)
-            builder = TorchEngineBuilder(dtype=case.dtype)
+            builder = TorchEngineBuilder(dtype=case.dtype, products=case.products)
             self.engine = loop.run_until_complete(
                 builder(model_name=path, search_space=LowRank(rank=1))
             )

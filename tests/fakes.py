@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 import anyio.lowlevel
 import chz
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from es_cookbook.engines.base import (
@@ -105,6 +105,7 @@ class FakeEngine(Engine):
         vocabulary = {chr(code): code - 32 for code in range(32, 127)}
         model = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
         model.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        model.decoder = decoders.Fuse()
         self.traits = EngineTraits(capacity, 64, base_dtype, max_terms)
         self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="?")
         self.space = FullRankSpace(shapes={"weight": (2, 2)})

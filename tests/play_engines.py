@@ -4,7 +4,7 @@ One of them attacks, one repeats, one keeps silent.
 """
 
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -39,6 +39,8 @@ class Codes:
 
     chat_template = None
     unk_token_id = None
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
+    all_special_ids = all_special_tokens = ()
 
     def encode(self, text: str, **_: object) -> list[int]:
         return [ord(character) for character in text]

@@ -198,7 +198,9 @@ def attend(connection: socket.socket) -> None:
 def serve(listening: socket.socket) -> None:
     """Fork the programs that are asked for, until the standard input ends."""
     import numba  # noqa: F401
+    from peft import PeftModel  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
     from transformers.models.qwen2 import modeling_qwen2  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for those who attend.

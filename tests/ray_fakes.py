@@ -43,6 +43,8 @@ def digest(*parts: object) -> int:
 class Letters:
     """A tokenizer, as much as a run needs."""
 
+    chat_template = None
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(chr(token + 32) for token in tokens)
 

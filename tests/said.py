@@ -13,7 +13,7 @@ _DOES = (
     r".*: loading .* on \w+",
     r"starting vLLM, .*",
     r"checking [\d,]+ training problems",
-    r"evaluating [\d,]+ held-out problems before the first generation",
+    r"evaluating [\d,]+ held-out problems (before|after) .*",
     r"rebuilding the centre after \d+ generations",
     r".*: rebuilding its centre for .*",
     r"reading .*",

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from benchmarks import analytic, harness, main_job, momentum_divergence, optimizers, pass_at_k
 from benchmarks.__main__ import rewrite_readme
 from benchmarks.model_families import Family, documented, rewrite
+from benchmarks.mutations import mutants
 from benchmarks.problems import Points, Problem, Values, ackley, rastrigin, rosenbrock, sphere
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.evolution.genome import Step, Term
@@ -54,6 +56,37 @@ def test_results_are_written_with_their_machine_and_the_readme_is_rewritten_from
     assert "old" not in once and once.startswith("before") and once.endswith("after\n")
     assert "## speed\n\n`python -m benchmarks.speed` at" in once
     assert "## speed-uphill\n\n`python -m benchmarks.speed uphill` at" in once
+
+
+MODULE = """
+RATE: float = 0.5
+def step(rate, count=3, *, scale: 1 = None):
+    say(2)
+    if count > 1 and not rate:
+        raise ValueError(4)
+    return [max(rate * each, 0) for each in scale if each]
+"""
+
+
+def test_a_mutant_is_a_change_of_one_operator_number_or_condition() -> None:
+    found = list(mutants(str(Path("x.py")), MODULE))
+    changes = [mutant.change for mutant in found]
+    assert changes == [
+        "2: 0.5 -> 0.25",
+        "3: 3 -> 4",
+        "5: count > 1 and (not rate) -> count > 1 or not rate",
+        "5: count > 1 -> count >= 1",
+        "5: 1 -> 2",
+        "5: not rate -> not not rate",
+        "7: max -> min",
+        "7: rate * each -> rate / each",
+        "7: 0 -> 1",
+        "7: [max(rate * each, 0) for each in scale if each] -> "
+        "[max(rate * each, 0) for each in scale if not each]",
+    ]
+    assert [bool(mutant.functions) for mutant in found] == [False, False] + [True] * 8
+    (function,) = found[7].functions.values()
+    assert FunctionType(function, {"say": print})(6, 0, scale=[2]) == [3]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,13 +58,15 @@ def blocks() -> list[Block]:
 
 
 BLOCKS = blocks()
+START = "docs/start.md", "python"
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.kind == "python"})
 COMMANDS = r"es-cookbook|python -m es_cookbook|python -m benchmarks|make"
 RUN = {(page, line) for page, line in lines(COMMANDS)}
 OF_OTHERS = re.compile(
     r"pip install .*|(RAY_AUTH_MODE=token )?ray (start|status|get-auth-token)\b.*|inspect view .*"
+    r"|python rows\.py"
 )
-"""Commands of other programs."""
+"""Commands of other programs; `test_guide` runs what a page writes."""
 SET_UP = {
     "CONTRIBUTING.md": "import chz\n"
     "from es_cookbook.common.cli import run_cli\n"
@@ -162,13 +165,29 @@ def test_the_python_of_a_page_runs(page: str, runs: Path) -> None:
     module = ModuleType("__main__")
     exec(SET_UP.get(page, ""), module.__dict__)
     given: list[train.Config] = []
+
+    def run(config: train.Config) -> mock.Mock:
+        given.append(config)
+        return mock.Mock()
+
     with (
         contextlib.chdir(runs),
         mock.patch.dict(sys.modules, {"__main__": module}),
-        mock.patch.object(train, "run", given.append),
+        mock.patch.object(train, "run", run),
         mock.patch.object(train, "cli", given.append),
     ):
         execute(page, module.__dict__)
         made: Mapping[str, Any] = module.__dict__
         configs = [each for each in made.values() if isinstance(each, train.Config)]
         assert all(config_to_json(config) for config in [*given, *configs])
+
+
+def test_the_first_example_in_python_learns_as_it_is_written(tmp_path: Path) -> None:
+    """From an empty folder, as a script."""
+    (script,) = [block.text for block in BLOCKS if (block.page, block.kind) == START]
+    (tmp_path / "first.py").write_text(script)
+    given = [sys.executable, "first.py"]
+    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    key, first, _, last, _ = done.stdout.splitlines()[-1].split()
+    assert key == "test/reward/mean" and float(last) > float(first) + 0.2

@@ -177,6 +177,7 @@ PARSED_ONLY = {
     r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
     r"report .*watch=true": "serves until Ctrl-C; the command's test does",
     r"serve .*": "serves until Ctrl-C; the command's test does",
+    r"plan model_name=SmolLM2.*": "the chat model; tests/test_guide.py runs it with another",
     r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
     r"countdown max_staleness=1 engine=ray .*": "a Ray; tests/integration/test_ray_pool.py has one",
     r"countdown model_name=(quantised|fp8) .*": "what the line before it writes",
@@ -532,7 +533,7 @@ def test_a_line_runs_as_it_stands(
     here = tmp_path / "here"
     shutil.copytree(made, here, symlinks=True)
     if name in {"countdown", "arithmetic", "policy_gradient", "grpo"}:
-        for run in {"essa", "es", "gradient", "grpo"}:
+        for run in {"mine", "essa", "es", "gradient", "grpo"}:
             if f"log_path=runs/{run}" in options:
                 shutil.rmtree(here / "runs" / run)
     for option in options:

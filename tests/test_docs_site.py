@@ -109,7 +109,7 @@ def test_agents_are_told_the_commands_the_style_and_where_parts_are_explained() 
     titles = ["Dependencies", "How it reads", "The layout", "Where to read on"]
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == titles
     assert all(each in text for each in ("| `make fast` |", "| `_P` |", "| 8 | `__main__` |"))
-    assert text.count("](CONTRIBUTING.md#adding-") == 5
+    assert text.count("](CONTRIBUTING.md#adding-") == 6
 
 
 def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:

@@ -12,6 +12,7 @@ from benchmarks import processors, sampling
 from benchmarks.harness import CHAT_MODEL, machine, processor_flags
 from benchmarks.processors import CAPS, caps_of, in_capped_process, kept_of
 from benchmarks.sampling import Case, Contest, Floor, endless_model
+from es_cookbook.engines.torch.processor import has_int8
 
 AVX2 = frozenset({"sse4_2", "avx", "avx2", "fma"})
 CASCADE_LAKE = AVX2 | {"avx512f", "avx512_vnni"}
@@ -21,7 +22,7 @@ ZEN_5 = CASCADE_LAKE | {"avx512_bf16", "avx_vnni"}
 @pytest.mark.parametrize(
     ("flags", "caps"),
     [
-        (ZEN_5, ["none", "no_bfloat16", "avx2"]),
+        (ZEN_5, ["none", "no_bfloat16", "avx2", "avx_vnni"]),
         (CASCADE_LAKE, ["none", "avx2"]),
         (AVX2, ["none"]),
         (frozenset({"asimd", "bf16"}), ["none"]),
@@ -55,6 +56,8 @@ def test_a_case_is_measured_against_both_dtypes_generate_and_the_floor(
         dtype: Contest(loop, dataclasses.replace(case, dtype=dtype))
         for dtype in ("auto", "float32", "bfloat16")
     }
+    if has_int8():
+        contests["int8"] = Contest(loop, dataclasses.replace(case, products="int8"))
     rows = processors.case_rows("tiny", contests, ["float32", "bfloat16"], "float32")
     floor = Floor(contests["auto"], every=2)
     for contest in contests.values():
@@ -64,6 +67,7 @@ def test_a_case_is_measured_against_both_dtypes_generate_and_the_floor(
     assert all(row.value > 0 and row.repeats == processors.REPEATS for row in rows)
     assert {"a generation, auto", "bfloat16, by the clock"} <= found.keys()
     assert found["population / generate in float32"].goal == ">= 3"
+    assert ("int8 / auto" in found) == has_int8()
     shares = [row for name, row in found.items() if name.startswith("share of the floor")]
     assert {"the engine's own, float32", "MKL, float32", "oneDNN, bfloat16"} <= {
         row.name.partition("products by ")[2] for row in shares

@@ -64,7 +64,10 @@ def make_tiny_model(family: str, path: Path) -> Path:
 def save_with_tokenizer(
     model: PreTrainedModel, path: Path, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> None:
-    """Fill a model with seeded noise and write it, with the character tokenizer or another."""
+    """Fill a model with seeded noise and write it, with a character tokenizer or another.
+
+    Unless it is another, it knows all of the model's tokens: what it does not is never sampled.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -74,13 +77,14 @@ def save_with_tokenizer(
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
         model.get_output_embeddings().weight[EOS] = 0
     model.save_pretrained(path)
-    (tokenizer or character_tokenizer()).save_pretrained(path)
+    size = model.get_input_embeddings().num_embeddings
+    (tokenizer or character_tokenizer(size)).save_pretrained(path)
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
+def character_tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """One token a character, from `-` on; decoding puts nothing between them."""
     vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
-    for token in range(FIRST_CHARACTER, VOCABULARY):
+    for token in range(FIRST_CHARACTER, size):
         vocabulary[chr(ord("-") + token - FIRST_CHARACTER)] = token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -44,7 +44,7 @@ def tiny(log_path: Path, **fields: Any) -> TinyConfig:
     return TinyConfig(log_path=str(log_path), **settings | fields)
 
 
-def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95) -> Path:
+def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95, context: int = 32) -> Path:
     """A model for a tiny run's problems, the same for the same seed; gives the path.
 
     The end of sequence is token 95.
@@ -59,7 +59,7 @@ def write_tiny_model(path: Path, seed: int = 0, vocab_size: int = 95) -> Path:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=32,
+        max_position_embeddings=context,
     )
     with torch.random.fork_rng():  # transformers initialises from torch's global generator
         torch.manual_seed(seed)

@@ -18,7 +18,6 @@ What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL
 
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,12 +36,15 @@ from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.common.terminal import done_saying, no_silence, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
+from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
+from es_cookbook.rl.golds import validate
 from es_cookbook.rl.rollouts import (
     answer_lengths,
     count_answers,
@@ -62,7 +64,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 from es_cookbook.runs.checkpoints import MODEL, STATE, Checkpoint, next_checkpoint, state_json
-from es_cookbook.runs.directory import LOG, METRICS, keep_options, keep_trained_on
+from es_cookbook.runs.directory import LOG, METRICS, keep_date, keep_options, keep_trained_on
 from es_cookbook.runs.report.writing import ReportWriter
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
@@ -248,8 +250,10 @@ async def opened(
             engine = await config.engine(model_name=name, search_space=space)
             await stack.enter_async_context(closing(engine))
             learner = await _learner(config, checkpoint, engine, make_learner)
+            keep_date(log_path, engine.tokenizer)
             datasets = await config.dataset(engine.tokenizer)
-        await datasets.train.validate(engine.traits.context_length)
+        context_length = engine.traits.context_length
+        await validate(datasets, engine.tokenizer, context_length, config.sampling)
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
         start = checkpoint.generation if checkpoint else 0
@@ -279,6 +283,7 @@ async def _learner(
     """The model that learns; a checkpoint, if given, is loaded into it and the engine."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = await anyio.to_thread.run_sync(load_causal_lm, config.model_name, "float32", device)
+    learn_tokens_alone(model, engine.tokenizer)
     learner = make_learner(model, engine)
     if checkpoint is not None:
         stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
@@ -296,8 +301,8 @@ async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> N
     taken = {name: weight.detach().float().cpu().contiguous() for name, weight in weights.items()}
     spans = (fingerprint_span(name, weight.view(-1), 0) for name, weight in taken.items())
     fingerprint = sum(spans) % MODULUS
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "weights.safetensors"
+    with scratch() as directory:
+        path = directory / "weights.safetensors"
         save_file(taken, path, metadata(0, fingerprint))
         if await engine.restore([], path) != fingerprint:
             raise EngineError(f"the engine could not take the moved weights from {path}")

@@ -31,6 +31,7 @@ from es_cookbook.common.terminal import say
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
@@ -41,6 +42,7 @@ from es_cookbook.runs.directory import (
     PUSHED,
     TENSORBOARD,
     checked_names,
+    keep_date,
     locked,
 )
 from es_cookbook.runs.opening import decided
@@ -167,6 +169,7 @@ def opened(config: SFTConfig) -> Generator[_SFTRun]:
             decided(log_path, config_to_json(config), "resume", _MAY_DIFFER, elsewhere)
         say(f"loading {config.model_name}")
         tokenizer = load_tokenizer(config.model_name)
+        keep_date(log_path, tokenizer)
         data = _shortened(config.dataset(tokenizer), config.max_length)
         model = _model(config)
         evaluated: Callable[[], Metrics] = dict
@@ -252,6 +255,8 @@ def _evaluated(
         stack.callback(portal.call, engine.close)
         stack.callback(end_idle_workers)
         test_P = portal.call(evaluation.dataset, engine.tokenizer).test_P
+        of = engine.tokenizer, engine.traits.context_length, evaluation.sampling
+        portal.call(check_attempted, test_P, *of)
         sampler = PopulationSampler(engine, sampling=evaluation.sampling, run_seed=config.seed)
         how = evaluation.attempts, evaluation.temperature
 

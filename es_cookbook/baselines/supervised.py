@@ -7,9 +7,9 @@ the model learns in the form in which it will be asked.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 import chz
 
@@ -17,12 +17,22 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, ModelError
 from es_cookbook.common.schedules import Schedule, schedule_field
+from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.population.config import ENGINES
 from es_cookbook.population.evaluate import check_evaluation
-from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.rows import (
+    ON_BAD_ROW_DOC,
+    Fields,
+    OnBadRow,
+    Remarks,
+    Row,
+    messages_of,
+    tools_of,
+)
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
-from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.encoder import Controls, inside, plain
+from es_cookbook.rl.messages.message import Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
@@ -30,9 +40,7 @@ from es_cookbook.runs.hub.background_push import CheckpointPush
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
-ROLES = ("system", "user", "assistant")
-
-
+T = TypeVar("T")
 Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
 """Sequences to learn, and held-out ones whose loss is measured."""
 
@@ -52,18 +60,21 @@ class SupervisedRows:
         default=False, doc="accept a chat template that rewrites earlier turns; all stay as written"
     )
     num_test: int = chz.field(default=0, doc="last rows, held out: their loss is measured")
+    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
 
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "num_test", at_least=0)
 
     def check(self) -> None:
-        """Refuse, before a model is loaded, a source that is not there.
+        """Refuse, before a model is loaded, a source that is not there, or rows that lack fields.
 
         Raises:
             DataError: Why.
         """
         check_source(self.source, "dataset.source")
+        rows = list(load_rows(self.source, option="dataset.source"))
+        self._usable(rows, _check_said, Remarks(self.source, self.on_bad_row))
 
     def __call__(self, tokenizer: Tokenizer) -> Split:
         """Every row as a sequence, in order.
@@ -72,15 +83,31 @@ class SupervisedRows:
             DataError: A row that cannot be used; names the file and the line.
             ModelError: The tokenizer cannot do what the rows need.
         """
-        encoder = _Encoder(tokenizer, self)
-        examples = [encoder.example(row) for row in load_rows(self.source, option="dataset.source")]
-        if len(examples) <= self.num_test:
-            raise DataError(
-                f"{self.source}: there are {len(examples)} rows and dataset.num_test is "
-                f"{self.num_test}, so none is left to learn from"
-            )
+        encoder, remarks = _Encoder(tokenizer, self), Remarks(self.source, self.on_bad_row)
+        rows = list(load_rows(self.source, option="dataset.source"))
+        examples = self._usable(rows, encoder.example, remarks)
+        remarks.say(len(rows), "row", len(examples))
         split = len(examples) - self.num_test
         return examples[:split], examples[split:]
+
+    def _usable(self, rows: Sequence[Row], make: Callable[[Row], T], remarks: Remarks) -> list[T]:
+        """What is made of each row that is not skipped."""
+        made = (remarks.unless_bad(row.where, functools.partial(make, row)) for row in rows)
+        found = [each for each in made if each is not None]
+        if len(found) <= self.num_test:
+            raise DataError(
+                f"{self.source}: {plural(len(found), 'row')} can be used and dataset.num_test is "
+                f"{self.num_test}, so none is left to learn from"
+            )
+        return found
+
+
+def _check_said(row: Row) -> bool:
+    if row.fields.get("messages") is not None:
+        _messages(row)
+    else:
+        _ = row.text("prompt"), row.text("completion")
+    return True
 
 
 _ROWS = Names({"rows": "es_cookbook.baselines.supervised:SupervisedRows"}, default="rows")
@@ -178,40 +205,76 @@ class _Encoder:
         self._tokenizer = tokenizer
         self._how = how
         self._eos = eos
-        self._renderer: Renderer | None = None
 
     def example(self, row: Row) -> Example:
         if row.fields.get("messages") is not None:
             return self._of_chat(_messages(row), row)
         prompt, completion = row.text("prompt"), row.text("completion")
         if self._how.chat:
-            return self._of_chat([Message("user", prompt), Message("assistant", completion)], row)
-        prompt_T = self._tokenizer.encode(prompt)
-        completion_T = [*self._tokenizer.encode(completion, add_special_tokens=False), self._eos]
-        return joined([(prompt_T, False), (completion_T, True)])
+            chat = [(Message("user", prompt), True), (Message("assistant", completion), True)]
+            return self._of_chat(chat, row)
+        prompt_T = plain(self._tokenizer, prompt)
+        said = inside(self._tokenizer, completion)
+        said = said if said[-1:] == (self._eos,) else (*said, self._eos)
+        self._check_one_end(said, None, row)
+        return joined([(prompt_T, False), (said, True)])
 
-    def _of_chat(self, messages: Sequence[Message], row: Row) -> Example:
-        if self._renderer is None:
-            self._renderer = Renderer(self._tokenizer, keep_history=self._how.keep_history)
-        renderer, parts = self._renderer, list[tuple[Sequence[int], bool]]()
-        if self._how.system and messages[0].role != "system":
-            messages = [Message("system", self._how.system), *messages]
+    def _of_chat(self, chat: Sequence[tuple[Message, bool]], row: Row) -> Example:
+        keep_history = self._how.keep_history
+        renderer = Renderer.best(self._tokenizer, tools_of(row), keep_history=keep_history)
+        messages = [message for message, _ in chat]
         turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if not turns or turns[0] == 0 or any(b - a == 1 for a, b in pairwise(turns)):
             raise row.error(
                 "messages must begin with somebody else than the assistant, who must speak at "
                 "least once and never twice in a row"
             )
-        parts.append((renderer.prompt(messages[: turns[0]]), False))
-        end = self._eos if renderer.end_of_turn is None else renderer.end_of_turn
+        if turns[-1] + 1 < len(messages):
+            raise row.error("messages must end with the assistant's: behind it nothing is learned")
+        for turn in turns:
+            if not messages[turn].content.strip() and not messages[turn].tool_calls:
+                raise row.error(f"messages[{turn}] of the assistant says nothing")
+        try:
+            return self._in_turns(renderer, chat, turns, row)
+        except ModelError as error:
+            raise row.error(str(error)) from error
+
+    def _in_turns(
+        self,
+        renderer: Renderer,
+        chat: Sequence[tuple[Message, bool]],
+        turns: Sequence[int],
+        row: Row,
+    ) -> Example:
+        messages = [message for message, _ in chat]
+        opening = with_system(self._how.system, messages[: turns[0]])
+        parts: list[tuple[Sequence[int], bool]] = [(renderer.prompt(opening), False)]
         for turn, after in zip(turns, [*turns[1:], None], strict=True):
-            text = messages[turn].content
-            said = (*self._tokenizer.encode(text, add_special_tokens=False), end)
-            parts.append((said, True))
+            said = self._said(renderer, messages[turn], row)
+            parts.append((said, chat[turn][1]))
             if after is not None:
-                between = renderer.added(Action(said, text, "stop"), messages[turn + 1 : after])
-                parts.append((between, False))
+                action = Action(said, messages[turn].content, "stop")
+                parts.append((renderer.added(action, messages[turn + 1 : after]), False))
         return joined(parts)
+
+    def _said(self, renderer: Renderer, message: Message, row: Row) -> tuple[int, ...]:
+        """The assistant's turn and its end."""
+        said = renderer.turn(message)
+        if said[-1] not in Controls.of(self._tokenizer).ids:
+            said = (*said, self._eos)
+        self._check_one_end(said, renderer.end_of_turn, row)
+        return said
+
+    def _check_one_end(self, said: Sequence[int], end: int | None, row: Row) -> None:
+        """Refuse what nothing can be sampled behind, but in the end."""
+        body = list(said)
+        while body and body[-1] in Controls.of(self._tokenizer).ids:
+            body.pop()
+        ends = [token for token in said if token in (self._eos, end)]
+        inner = [token for token in ends if token in body or ends.count(token) > 1]
+        if inner:
+            name = self._tokenizer.decode(inner[:1])
+            raise row.error(f"an answer has the end of a turn in it, {name!r}: take it out")
 
 
 def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
@@ -227,18 +290,13 @@ def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
     )
 
 
-def _messages(row: Row) -> list[Message]:
-    found = row.value("messages")
-    messages: list[Message] = []
-    for i, each in enumerate(cast("list[object]", found) if isinstance(found, list) else []):
-        plain = cast("dict[str, object]", each) if isinstance(each, dict) else {}
-        role, content = plain.get("role"), plain.get("content")
-        if role not in ROLES or not isinstance(content, str):
-            raise row.error(
-                f"messages[{i}] must have a role ({', '.join(ROLES)}) and a text as content, found "
-                f"{repr(each)[:80]}"
-            )
-        messages.append(Message(role, content))
-    if not messages:
-        raise row.error(f"field 'messages' must be a list of messages, found {repr(found)[:80]}")
-    return messages
+def _messages(row: Row) -> list[tuple[Message, bool]]:
+    """The messages of a row, and whether each is learned, which a `weight` of 0 says it is not."""
+    messages = messages_of(row, also=("weight",))
+    weights = [
+        cast(Fields, each).get("weight") for each in cast("list[object]", row.value("messages"))
+    ]
+    for at, weight in enumerate(weights):
+        if weight not in (None, 0, 1):
+            raise row.error(f"messages[{at}].weight must be 0 or 1, found {weight!r:.60}")
+    return [(message, weight != 0) for message, weight in zip(messages, weights, strict=True)]

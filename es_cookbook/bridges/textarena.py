@@ -39,6 +39,7 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt, render_prompt
 from es_cookbook.rl.types import (
     Action,
@@ -174,7 +175,7 @@ class _TextArenaEnv(Env):
     ) -> None:
         self._game, self._player, self._opponent = game, player, opponent
         self._max_turns, self._tokenizer = max_turns, tokenizer
-        self._num_turns = 0
+        self._num_turns, self._opened = 0, ""
         self._opponent_rng = random.Random(derive_seed(seed, "textarena/opponent"))
         self._played = _Played(game, num_players, seed)
 
@@ -188,7 +189,7 @@ class _TextArenaEnv(Env):
     @override
     async def step(self, action: Action) -> StepResult:
         self._num_turns += 1
-        self._played.move(action.text)
+        self._played.move(self._said(action))
         shown = await self._shown_next()
         if shown is not None and self._num_turns < self._max_turns:
             return StepResult(0.0, False, self._asked(shown))
@@ -205,7 +206,7 @@ class _TextArenaEnv(Env):
 
     async def _opponents_move(self, shown: str) -> str:
         if self._opponent == "base":
-            return (await self.policy.base.sample(self._asked(shown))).text
+            return self._said(await self.policy.base.sample(self._asked(shown)))
         moves = legal_moves(shown)
         if not moves:
             raise EnvError(_no_list(self._game))
@@ -216,7 +217,13 @@ class _TextArenaEnv(Env):
         return self._asked(self._played.shown()[1])
 
     def _asked(self, shown: str) -> Observation:
-        return Observation(render_prompt(self._tokenizer, shown, chat=True))
+        prompt_T = render_prompt(self._tokenizer, shown, chat=True)
+        self._opened = opened_thought(self._tokenizer, prompt_T)
+        return Observation(prompt_T)
+
+    def _said(self, action: Action) -> str:
+        """A turn without its thoughts, in which games would find moves too."""
+        return spoken(whole_turn(action.text, self._opened))
 
     def _ended(self) -> StepResult:
         finished = self._played.done

@@ -223,10 +223,10 @@ def base_parameters(
     """A base model's parameters, each read when it is asked for, as an engine holds them.
 
     A parameter is looked up in the checkpoint under its own name, or under another that is tied to
-    it, an expert's as a part of its parameter, and cast to the engine's dtype. Where the checkpoint
-    stores the model otherwise (some architectures fuse or rename on loading, or keep parameters in
-    float32 whatever the dtype), transformers loads all of it, as an engine does, and then it does
-    take the memory of the model. Threads may share it.
+    it, an expert's as a part of its parameter, dequantised, and cast to the engine's dtype. Where
+    the checkpoint stores the model otherwise (some architectures fuse or rename on loading, or keep
+    parameters in float32 whatever the dtype), transformers loads all of it, as an engine does, and
+    then it does take the memory of the model. Threads may share it.
 
     Args:
         model_name: directory or Hub name.
@@ -242,6 +242,8 @@ def base_parameters(
     """
     files = weight_files(weight_paths(model_name))
     cast_to = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
+    if is_quantised(model_name):
+        files = quantised_checkpoint(model_name).plain(files, cast_to)
     parameters = dict(architecture.named_parameters())
     tied = reversed(first_names(architecture).items())
     stored_as = {first: name for name, first in tied if name in files}

@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
-from es_cookbook.checkpoints.model_files import is_on_hub
 from es_cookbook.checkpoints.models import load_architecture
 from es_cookbook.checkpoints.tensors import TensorFile
 from es_cookbook.common.errors import ModelError
@@ -33,11 +32,45 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _LARGEST = 10**6
 """Of a rank or an alpha."""
-_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of PEFT's config that change what an adapter does, in ways that are not done here.
+_READ = ("r", "lora_alpha", "use_rslora", "target_parameters")
+_WITHOUT_EFFECT = (
+    # Where it comes from, and what it was trained for.
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "unsloth_fixed",
+    # Of training alone.
+    "lora_dropout",
+    # Which layers have factors; the file of weights says it.
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    # PEFT corrects it for each layer by its class.
+    "fan_in_fan_out",
+    # Details of what other fields turn on, which are checked.
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "megatron_core",
+    "qalora_group_size",
+)
+"""Fields of PEFT's config that may have any value: A and B change the base alike."""
+_PLAIN = {
+    "peft_type": (None, "LORA"),
+    "bias": (None, "none"),
+    "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva", "mica"),
+}
+"""Field of PEFT's config -> values with which A and B are a change of the unchanged base.
 
-`fan_in_fan_out` is none of them: PEFT corrects it for each layer by its class.
+All that is not named here is off if it is empty, also what later releases of PEFT add.
 """
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of values of `init_lora_weights` with which PEFT changes the base that it adapts."""
 
 _RENAMED = r".*\.(gate|gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
 """Layers beside experts that PEFT would take for those that became one parameter in transformers 5.
@@ -65,11 +98,10 @@ def read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAd
             f"search_space.start: {str(path)!r} is no PEFT adapter: it needs {_CONFIG} and "
             f"{_WEIGHTS} ({error})"
         ) from error
-    for field in _UNSUPPORTED:
-        if config.get(field):
+    for field, value in config.items():
+        if not _is_plain(field, value):
             raise ModelError(
-                f"search_space.start: the adapter in {str(path)!r} has {field}, and only plain "
-                "LoRA and rsLoRA can be perturbed"
+                f"search_space.start: the adapter in {str(path)!r} has {_not_plain(field, value)}"
             )
     if not stored:
         raise ModelError(f"search_space.start: {str(path / _WEIGHTS)!r} holds no tensors")
@@ -100,10 +132,36 @@ def _checked_config(config: object) -> dict[str, Any]:
         value = cast("float", found.get(name))
         if type(value) not in kinds or not 0 < value <= _LARGEST:
             raise ValueError(f"{_CONFIG}: {name} must be a number above 0, found {value!r:.60}")
+    if not isinstance(rslora := found.get("use_rslora"), bool | None):
+        raise ValueError(f"{_CONFIG}: use_rslora must be true or false, found {rslora!r:.60}")
     targets = found.get("target_parameters") or []
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ValueError(f"{_CONFIG}: target_parameters must be names, found {targets!r:.60}")
     return found
+
+
+def _is_plain(field: str, value: object) -> bool:
+    """Whether A and B alone say what an adapter with this field does to the base."""
+    if field in _READ or field in _WITHOUT_EFFECT:
+        return True
+    value = value.lower() if field == "init_lora_weights" and isinstance(value, str) else value
+    return value in _PLAIN.get(field, (None, False, "", [], {}))
+
+
+def _not_plain(field: str, value: object) -> str:
+    """Why a field is refused, and what to do."""
+    found = f"{field}={value!r:.60}"
+    if field == "init_lora_weights" and str(value).lower().startswith(_CHANGES_BASE):
+        return (
+            f"{found}, with which PEFT changes the base's weights, so that A and B do not fit the "
+            "base itself; save it as plain LoRA, in PEFT by "
+            "save_pretrained(..., path_initial_model_for_weight_conversion=...), or take the "
+            "changed base as model_name and set init_lora_weights to true"
+        )
+    return (
+        f"{found}, and only plain LoRA and rsLoRA can be perturbed; merge it into the base, or, "
+        f"if A and B mean the same without it, remove the field from {_CONFIG}"
+    )
 
 
 def _read_factors(path: Path, weights: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -126,12 +184,12 @@ def write_adapter(
     weights: Mapping[str, tuple[int, ...]],
     factors: Iterable[tuple[str, torch.Tensor, torch.Tensor]],
     model_name: str,
+    base: str,
 ) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` into a directory.
 
     `weights` are (out, in), in the model's order. `factors` are name, A and B of each of them, in
-    any order, and taken one at a time. Loaders are to put the adapter on the base model of that
-    name.
+    any order, and taken one at a time. The adapter is of a model that loaders find as `base`.
     """
     architecture = load_architecture(model_name)
     linear = linear_weights(architecture)
@@ -165,7 +223,7 @@ def write_adapter(
     config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": location(model_name),
+        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,
@@ -225,11 +283,6 @@ def _stored_shapes(
 def _targeted(parameter: str, targets: Collection[str]) -> bool:
     """As PEFT decides it."""
     return any(f".{parameter}".endswith(f".{target}") for target in targets)
-
-
-def location(model_name: str) -> str:
-    """Where loaders find a model from any directory."""
-    return model_name if is_on_hub(model_name) else str(Path(model_name).resolve())
 
 
 def target_modules(adapted: Collection[str], modules: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ Left out: 3 bits, whose numbers cross words, other floats (nf4, e5m2), and forma
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -49,6 +49,8 @@ _ACCEPTED = (
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _Numbers: TypeAlias = Literal["words", "int8", "float8", "float4"]
+QUANTISATION = ("quantization_config", "compression_config")
+"""Fields of config.json that say how weights are quantised, the first that is there."""
 _STORED_AS: Mapping[_Numbers, torch.dtype] = {
     "words": torch.int32,
     "int8": torch.int8,
@@ -285,6 +287,27 @@ class QuantisedCheckpoint:
                     )
                 yield name, tensor
 
+    def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
+        """The parameters whose tensors are stored under these names, as in a plain checkpoint.
+
+        Quantised weights are dequantised, in `dtype`; all else is as stored.
+        """
+        part_of = {name: layer for layer in self.layers for name in self._stored_names(layer)}
+        codes = self.layout.names["codes"]
+        quantised = {
+            f"{part_of[name]}.weight": part_of[name]
+            for name in names
+            if name in part_of and name == f"{part_of[name]}.{codes}"
+        }
+
+        def read(name: str) -> torch.Tensor:
+            if name not in quantised:
+                return self.files[name]
+            return self.weight(quantised[name]).dequantised().to(dtype)
+
+        others = [name for name in names if name not in part_of]
+        return ReadTensors({*others, *quantised}, read)
+
     def _stored_names(self, layer: str) -> list[str]:
         names = (f"{layer}.{suffix}" for suffix in self.layout.suffixes)
         return [name for name in names if name in self.files]
@@ -412,7 +435,7 @@ def _quantisation(model_name: str) -> dict[str, Any] | None:
         return None
     try:
         config = cast("dict[str, Any]", parsed(read_file(path, LARGEST_CONFIG, None)))
-        return config.get("quantization_config") or config.get("compression_config")
+        return next((how for key in QUANTISATION if (how := config.get(key))), None)
     except (OSError, ValueError, AttributeError):  # who loads the model says so
         return None
 

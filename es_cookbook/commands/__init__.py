@@ -8,7 +8,7 @@ import pkgutil
 import sys
 
 from es_cookbook.common.errors import nearest
-from es_cookbook.common.terminal import program, until_stdout_closes
+from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
 
 
 def _summary(package: str) -> str:
@@ -77,7 +77,9 @@ def main() -> None:
             print(_overview())
     elif name in known:
         sys.argv = [f"{sys.argv[0]} {name}", *options]
-        importlib.import_module(known[name][0]).cli()
+        with ended_at_once():  # Imports take a second.
+            module = importlib.import_module(known[name][0])
+        module.cli()
     else:
         found = nearest(_ALIASES.get(name, name), known)
         print(f"unknown command {name!r}: {found}", file=sys.stderr)

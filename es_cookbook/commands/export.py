@@ -17,7 +17,7 @@ import chz
 from es_cookbook.checkpoints.gguf.conversion import FloatType
 from es_cookbook.commands.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import run_cli
+from es_cookbook.common.cli import run_cli, sigterm_interrupts
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
 
@@ -31,7 +31,9 @@ class ExportConfig(RecordedAt):
 
     output: str = chz.field(doc="directory to create; must not exist")
     merge: bool = chz.field(
-        default=False, doc="adapter runs: write the whole model, with the adapter merged"
+        default=False,
+        doc="write the whole model in plain numbers: of adapter runs with the adapter merged, of "
+        "quant_scales and quant_codes dequantised",
     )
     rank: int | Literal["exact"] | None = chz.field(
         default=None,
@@ -88,8 +90,8 @@ def export(config: ExportConfig) -> str:
         bfloat16 = dtype_name(replay.dtype) == "bfloat16"
         gguf = config.matrices or ("bfloat16" if bfloat16 else "float16")
     written = write_export(replay, output, merge=config.merge, rank=config.rank, gguf=gguf)
-    said = list(written.said)
-    if config.merge and replay.space.adapter is None:
+    said = [*written.said, *written.notes]
+    if config.merge and replay.space.adapter is None and not replay.search_space.moves_quantised:
         said.append("merge=true changes nothing: this run moves the model's own weights")
     which = "the base" if replay.fingerprint is None else f"fingerprint {replay.fingerprint:016x}"
     what = f"the centre after {plural(replay.generation, 'generation')} ({which})"
@@ -99,11 +101,6 @@ def export(config: ExportConfig) -> str:
 def _check_options(config: ExportConfig, replay: "Replay") -> None:
     if config.matrices is not None and config.form != "gguf":
         raise ConfigError(f"matrices={config.matrices} is for form=gguf")
-    if config.form == "gguf" and replay.search_space.moves_quantised:
-        raise ConfigError(
-            "form=gguf: this run moves a quantised checkpoint, which has a format of its own; "
-            "leave form out"
-        )
     if config.rank is None:
         return
     if config.merge:
@@ -123,7 +120,18 @@ def _check_options(config: ExportConfig, replay: "Replay") -> None:
 
 
 def main(config: ExportConfig) -> None:
-    print(export(config))
+    """Export, and say what was written.
+
+    Raises:
+        KeyboardInterrupt: It was stopped; there is no output.
+    """
+    try:
+        with sigterm_interrupts():
+            said = export(config)
+    except KeyboardInterrupt:
+        again = "nothing was written, so run the same command again"
+        raise KeyboardInterrupt(f"interrupted; {again}") from None
+    print(said)
 
 
 def cli() -> None:

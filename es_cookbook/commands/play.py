@@ -31,7 +31,7 @@ from es_cookbook.commands.options import Answering, RecordedAt
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural, printable, say
+from es_cookbook.common.terminal import command, plural, printable, say
 from es_cookbook.engines.base import Target
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import LostRollout, Observation
@@ -359,7 +359,8 @@ def main(config: PlayConfig) -> None:
             return
         session.say(
             f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
-            "A line is a prompt; /help lists commands."
+            "A line is a prompt; /help lists commands. "
+            f"For other programs: {command('serve')} log_path={config.log_path}"
         )
         session.run(config.split)
 

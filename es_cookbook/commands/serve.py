@@ -13,7 +13,7 @@ until those before have their answers. Several runs of one base are in one engin
 seeds; their models are `mine/centre`, `other/genome-3` and so on, and `base`. A model without a run
 has its own name.
 
-A request that says nothing of temperature and top_p has the run's. It needs a key, which is
+A request that says nothing of temperature, top_p and stop has the run's. It needs a key, which is
 printed. The run directory is only read.
 """
 
@@ -40,7 +40,8 @@ from es_cookbook.commands.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import Names
-from es_cookbook.common.errors import ConfigError, serving
+from es_cookbook.common.errors import ConfigError, DataError, serving
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,
@@ -117,11 +118,13 @@ class ServedRun:
 
     Attributes:
         params: of requests that say nothing.
+        usual_stop: texts that end answers to plain prompts where `params.stop` is None.
     """
 
     rebuilt: RebuiltRun
     generation: int
     params: SamplingParams
+    usual_stop: tuple[str, ...] = ()
 
     def names(self) -> Sequence[str]:
         """Its models, but for the base."""
@@ -184,7 +187,14 @@ class Served(Endpoint):
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
         check_name(name, self.names(key))
-        return _Speaker(self, name, self._translator, self._kept.setdefault(name, KeptTurns()))
+        kept = self._kept.setdefault(name, KeptTurns())
+        speaker = _Speaker(self, name, self._translator, kept)
+        place = self._place_of(name)
+        stop = (self._runs[place[0]].params if place else self._params).stop
+        speaker.chat_stop = stop or ()
+        usual = self._runs[place[0]].usual_stop if place else ()
+        speaker.text_stop = usual if stop is None else stop
+        return speaker
 
     async def sample(
         self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
@@ -192,7 +202,8 @@ class Served(Endpoint):
         """One answer of a model of `names`."""
         place = self._place_of(name)
         default = self._runs[place[0]].params if place else self._params
-        params = chz.replace(draw.params(default), max_tokens=observation.max_tokens)
+        own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
+        params = chz.replace(draw.params(default), **own)
         seed = draw.seed_of(number)
         if seed is None:
             seed = secrets.randbits(63)
@@ -306,10 +317,10 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
             (generation,) = subject.generations
             params = chz.replace(rebuilt.run.config.sampling, **given)
             labels = config.labels if others else [""]
-            runs[labels[0]] = ServedRun(rebuilt, generation, params)
+            runs[labels[0]] = await served_run(rebuilt, generation, params)
             for label, run in zip(labels[1:], others, strict=True):
                 own = chz.replace(run.config.sampling, **given)
-                runs[label] = ServedRun(RebuiltRun(run, engine), run.last_generation, own)
+                runs[label] = await served_run(RebuiltRun(run, engine), run.last_generation, own)
         served = Served(engine, runs, Path(subject.name).name, key, params, tasks)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -318,6 +329,16 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
         await serve(served, bound)
         tasks.cancel_scope.cancel()
+
+
+async def served_run(rebuilt: RebuiltRun, generation: int, params: SamplingParams) -> ServedRun:
+    """A run whose answers end where they did in it."""
+    try:
+        stop = await rebuilt.usual_stop()
+    except (ConfigError, DataError) as error:
+        say(f"answers may go on for longer than in the run: {error}")
+        stop = ()
+    return ServedRun(rebuilt, generation, params, stop)
 
 
 def _beside(first: Subject, log_path: str, trust: Collection[str]) -> RecordedRun:

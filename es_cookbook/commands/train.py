@@ -19,23 +19,28 @@ works on the rows, with the model behind OpenAI's API:
     python -m es_cookbook train program="node agent.mjs" data=rows.jsonl reward=number
         model_name=Qwen/Qwen2.5-0.5B-Instruct
 
+Sizes that are not given (`population_size`, generations, tokens) are chosen: as much as fits into
+ten minutes here, or into `minutes=60`, by what the model's first answers take. `size=none` leaves
+them as they are.
+
 Or the model calls tools of an MCP server before it answers: tools="mcp:python server.py" in place
 of the program.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import chz
 
 from es_cookbook import train
 from es_cookbook.commands.options import recipe_config
 from es_cookbook.common.cli import arguments, built, run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import AUTO, OptimizerBuilder, OptimizerNames
 from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.train.config import SIZES
+from es_cookbook.train.presets import PRESETS
 
 SHORT = {
     "data": "dataset.source",
@@ -57,8 +62,8 @@ _SAMPLING = functools.partial(SamplingParams, stop=None)
 class TrainConfig(train.Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    optimizer: OptimizerBuilder = Names(
-        OPTIMIZER_NAMES, "es", settings={"es": {"sigma": AUTO, "learning_rate": AUTO}}
+    optimizer: OptimizerBuilder = OptimizerNames(
+        {"es": {"sigma": AUTO, "learning_rate": AUTO}}
     ).field("how the population is made and the centre moves")
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
@@ -78,7 +83,33 @@ def main(config: TrainConfig) -> None:
 
 def cli() -> None:
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
-    run_cli(main, TrainConfig, whole_names(arguments()), f"\n\nShort: {short}.")
+    run_cli(main, TrainConfig, with_sizes(whole_names(arguments())), f"\n\nShort: {short}.")
+
+
+def with_sizes(options: Sequence[str]) -> list[str]:
+    """Options with the names of the sizes that are free in place of `size=auto`, the default.
+
+    Whoever says for how many generations, and not for how long, has decided on the time as well.
+
+    >>> with_sizes(["eval_every=3", "size=none"])
+    ['eval_every=3', 'size=']
+    >>> with_sizes(["preset=es_at_scale", "num_generations=5"])[2]
+    'size=sampling.max_tokens,sampling.stop'
+    >>> with_sizes(["preset=es_at_scale", "eval_every=3"])[2]
+    'size=dataset.num_test,sampling.max_tokens,sampling.stop,num_generations'
+    """
+    given = {
+        name.lstrip("-"): value for name, _, value in (each.partition("=") for each in options)
+    }
+    size = given.get("size", "auto")
+    if size not in ("auto", "none"):
+        return list(options)
+    taken = {*given, *(PRESETS[given["preset"]].options if given.get("preset") in PRESETS else ())}
+    if "num_generations" in taken and "minutes" not in taken:
+        taken |= {path for path in SIZES if not path.startswith("sampling.")}
+    free = [path for path in SIZES if size == "auto" and path not in taken]
+    others = [each for each in options if each.lstrip("-").partition("=")[0] != "size"]
+    return [*others, f"size={','.join(free)}"]
 
 
 def config_class_of(recipe: str) -> type[train.Config]:

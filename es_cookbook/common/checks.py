@@ -7,6 +7,9 @@ import chz
 
 from es_cookbook.common.errors import ConfigError
 
+LEAST, MOST = 1e-30, 1e30
+"""The sizes of numbers that are multiplied and divided in float32, which ends at 1e-38 and 3e38."""
+
 
 def check_range(
     config: object,
@@ -20,8 +23,9 @@ def check_range(
 ) -> None:
     """Refuse fields of a config that are out of range; `prefix` comes before their names.
 
-    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False. `above` and
-    `below` are exclusive, and an upper limit needs a lower one.
+    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False, and so are
+    sizes beyond `LEAST` and `MOST`. `above` and `below` are exclusive, and an upper limit needs a
+    lower one.
 
     Raises:
         ConfigError: Names the field, the range and the value.
@@ -45,6 +49,10 @@ def check_range(
             and (not finite or abs(value) < math.inf)
         ):
             raise ConfigError(f"{prefix}{name} must be {accepted}, found {value}")
+        if value and finite and not LEAST <= abs(value) <= MOST:
+            sizes = f"and its size from {LEAST:g} to {MOST:g}"
+            found = f"{value:.6g}" if isinstance(value, float) else "a larger integer"
+            raise ConfigError(f"{prefix}{name} must be {accepted} {sizes}, found {found}")
 
 
 def check_literals(config: object) -> None:

@@ -18,6 +18,7 @@ import math
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
 import typing
@@ -62,10 +63,11 @@ from es_cookbook.common.fields.options import (
     switched_on,
     values_of,
 )
-from es_cookbook.common.left_threads import said_its_last
+from es_cookbook.common.left_threads import failed, said_its_last
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
     as_program,
+    handled,
     printable,
     program,
     say_once,
@@ -122,10 +124,13 @@ def run_cli(
         with until_stdout_closes(), as_program():
             if any(word in _HELP for word in words):
                 print(help_page(config, given) + more_help)
-            elif isinstance(config, type):
-                main(built(cast("type[_Config]", config), given))
-            else:
-                main(changed(config, given))
+                return
+            with sigterm_interrupts():
+                if isinstance(config, type):
+                    whole = built(cast("type[_Config]", config), given)
+                else:
+                    whole = changed(config, given)
+            main(whole)
 
 
 def run_with_fields(
@@ -141,6 +146,11 @@ def run_with_fields(
     """
     own, fields = split_options(config_class, argv)
     run_cli(lambda config: main(config, fields), config_class, own, more_help)
+
+
+def sigterm_interrupts() -> contextlib.AbstractContextManager[None]:
+    """Inside, SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does: what was begun is cleaned up."""
+    return handled((signal.SIGTERM,), signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -160,7 +170,10 @@ def mistakes_exit() -> Generator[None]:
                 said_its_last()
                 _exit(str(each) or "interrupted", 130)
         if all(isinstance(each, ESCookbookError) for each in errors):
-            _exit(str(errors[0]), 2 if isinstance(errors[0], OptionError) else 1)
+            if isinstance(errors[0], OptionError):
+                _exit(str(errors[0]), 2)
+            failed()
+            _exit(str(errors[0]), 1)
         raise
 
 

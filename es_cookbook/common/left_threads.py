@@ -8,6 +8,8 @@ without it, and the process exits while it runs.
 
 import atexit
 import contextlib
+import faulthandler
+import functools
 import math
 import os
 import sys
@@ -15,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TextIO
 
 from typing_extensions import override
 
@@ -29,6 +31,8 @@ _TICK = 0.005
 _JUST_NOW = 0.5
 _EXIT_SECONDS = 0.5
 """For the functions that are registered with `atexit`."""
+_END_SECONDS = 2.0
+"""For threads and libraries after a mistake."""
 _calls: set["Future[Any]"] = set()
 _threads: list[threading.Thread] = []
 
@@ -67,6 +71,32 @@ def said_its_last() -> None:
 
 
 _over_at = -math.inf
+
+
+def failed() -> None:
+    """A command has told of a mistake: if Python ends now, that takes no longer than seconds.
+
+    It waits for threads of the user's code and of libraries, and tears libraries down. Either may
+    never come to an end, and the user has read already what to put right. The exit code is 1.
+    """
+    global _failed_at
+    if _failed_at == -math.inf:
+        threading._register_atexit(_end_in_time)  # type: ignore[attr-defined]
+    _failed_at = time.monotonic()
+
+
+_failed_at = -math.inf
+
+
+def _end_in_time() -> None:
+    if time.monotonic() - _failed_at < _JUST_NOW:
+        # A thread of C, which needs no interpreter.
+        faulthandler.dump_traceback_later(_END_SECONDS, exit=True, file=_nowhere())
+
+
+@functools.cache
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")  # For as long as the process lives.
 
 
 def nobody_waits() -> bool:

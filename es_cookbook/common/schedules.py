@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import LEAST, MOST, check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
@@ -216,10 +216,11 @@ def check_temperatures(schedule: Schedule, temperature: float, num_generations: 
             "set that above 0"
         )
     for generation in range(num_generations):
-        if not schedule(generation, num_generations):
+        found = temperature * schedule(generation, num_generations)
+        if not LEAST <= found <= MOST:
             raise ConfigError(
-                "temperature_schedule must stay above 0 (which would be greedy), found 0 in "
-                f"generation {generation}"
+                f"temperature_schedule must stay above 0 (which would be greedy), from {LEAST:g} "
+                f"to {MOST:g}, found {found:g} in generation {generation}"
             )
 
 

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import Any, TextIO
 
 BEGAN = time.monotonic()
 """When this process did, as far as Python knows: whoever is called imports this module early."""
@@ -149,6 +150,33 @@ def stderr_into(stream: TextIO) -> Generator[None]:
             yield
     finally:
         _screen = before
+
+
+@contextlib.contextmanager
+def handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], Any]
+) -> Generator[None]:
+    """Inside, these signals have this handler; only the main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)
+
+
+def ended_at_once() -> contextlib.AbstractContextManager[None]:
+    """Inside, Ctrl-C and SIGTERM end the process at once, with exit code 130: nothing has begun."""
+    return handled((signal.SIGINT, signal.SIGTERM), _end_at_once)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"interrupted; nothing has changed: run the same command again\n")
+    os._exit(130)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ wrong time (`Usage`).
 import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -81,16 +81,11 @@ class SampleRequest:
     @property
     def stop(self) -> tuple[str, ...]:
         """Texts that end the action: its observation's, and those of the sampling parameters."""
-        return self.observation.stop + self._sampling_stop
-
-    def answer(self, text: str) -> str:
-        """The text of an action: without what the sampling parameters end it at."""
-        for stop in self._sampling_stop:
-            text = text.partition(stop)[0]
-        return text
+        return self.observation.stop + self.cut_at
 
     @property
-    def _sampling_stop(self) -> tuple[str, ...]:
+    def cut_at(self) -> tuple[str, ...]:
+        """Those of the sampling parameters, which are not part of the action's text."""
         given = self.params.stop
         return self.observation.usual_stop if given is None else given
 
@@ -141,9 +136,10 @@ class Host(ABC):
     async def sample(self, request: SampleRequest) -> Action:
         """Sample one action; requests in flight are batched by the engine.
 
-        Every engine draws from the softmax of logits / temperature, with top-p from its smallest
-        set of most probable tokens; greedily at temperature 0, whatever seed and top-p. The
-        log-probabilities of an action are those of `logprobs`: before temperature and top-p.
+        Every engine draws from the softmax of logits / temperature over the tokenizer's tokens
+        (`es_cookbook.engines.vocabulary`), with top-p from its smallest set of most probable
+        tokens; greedily at temperature 0, whatever seed and top-p. The log-probabilities of an
+        action are those of `logprobs`: before temperature and top-p.
         Targets with one seed have common random numbers: the same tokens, as long as their
         distributions are the same. Engines of different kinds draw differently from one seed.
 
@@ -331,8 +327,8 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
         Most tokens to sample: what is asked for, or what the context has room for.
 
     Raises:
-        RequestError: No prompt, one that fills the context, an empty stop string, a token or seed
-            out of range.
+        RequestError: No prompt, one that fills the context, an empty stop string, no such token,
+            a seed out of range.
     """
     prompt_T = request.observation.tokens_T
     _check_tokens("a prompt", prompt_T, vocabulary_size)
@@ -351,14 +347,24 @@ def check_sample(request: SampleRequest, context_length: int, vocabulary_size: i
     return min(request.params.max_tokens, context_length - len(prompt_T))
 
 
-def check_logprobs(request: LogprobsRequest, context_length: int, vocabulary_size: int) -> None:
-    """Check a request's prompt and continuation.
+def check_logprobs(
+    request: LogprobsRequest,
+    context_length: int,
+    vocabulary_size: int,
+    never: Collection[int] = (),
+) -> None:
+    """Check a request's prompt and continuation, in which there is no token that never comes.
 
     Raises:
-        RequestError: One of them is empty, both together exceed the context, a token out of range.
+        RequestError: One of them is empty, both together exceed the context, no such token.
     """
     _check_tokens("a prompt", request.prompt_T, vocabulary_size)
     _check_tokens("a continuation", request.continuation_T, vocabulary_size)
+    if never and (found := set(request.continuation_T).intersection(never)):
+        raise RequestError(
+            f"a continuation has token {min(found)}, for which the model has a row and its "
+            "tokenizer no text, so that it is never sampled"
+        )
     length = len(request.prompt_T) + len(request.continuation_T)
     if length > context_length:
         raise RequestError(

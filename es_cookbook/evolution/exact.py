@@ -30,6 +30,7 @@ from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.rules import (
     AdamRule,
     ErrorFeedbackRule,
+    FullRankMuonRule,
     MuonRule,
     Offsets,
     Rule,
@@ -224,8 +225,12 @@ def _muon_(
     # A rank of a tensor-parallel group generates the whole matrix too: noise needs no traffic.
     total = torch.zeros(shape, dtype=torch.float32, device=weight.device)
     add_terms_(name, total, Part.whole(shape))
-    # U Vᵀ · RMS of the plain sum · √max(rows, columns), whose RMS is that of the plain sum
-    update = orthogonalised(total, rule.iterations) * (rule.scale * math.sqrt(max(shape)))
+    update = orthogonalised(total, rule.iterations)
+    if isinstance(rule, FullRankMuonRule):
+        # U Vᵀ · RMS of the plain sum · √max(rows, columns), of that RMS if all directions are there
+        update *= rule.scale * math.sqrt(max(shape))
+    elif length := norm(update):
+        update *= norm(total) / length
     own = update[slice(*part.rows), slice(*part.columns)]
     weight.add_(own.reshape(weight.shape).to(torch.float32))
 
@@ -235,21 +240,38 @@ def orthogonalised(matrix: torch.Tensor, iterations: int) -> torch.Tensor:
 
     Five iterations bring singular values of 1/1000 and more near 1. Zeros stay zeros.
     """
-    largest = matrix.abs().max().double()
+    x, largest = _whole_numbers(matrix)
     if not largest:
-        return torch.zeros_like(matrix, dtype=torch.float64)
+        return x
     wide = matrix.shape[0] <= matrix.shape[1]
-    x = torch.round((matrix if wide else matrix.T).double() / largest * 2**18)
-    # Whole numbers up to 2¹⁸: their squares add up exactly in int64.
-    norm = math.sqrt(int(x.to(torch.int64).square_().sum()))
+    x = x if wide else x.T
     # A tensor, since CUDA multiplies by the reciprocal of a plain number.
-    x = torch.round(x / torch.tensor(norm, dtype=x.dtype, device=x.device) * _GRID)
+    x = torch.round(x / torch.tensor(_norm(x), dtype=x.dtype, device=x.device) * _GRID)
     for _ in range(iterations):
         gram = _product(x, x.T)
         polynomial = torch.round(_B * gram + _C * _product(gram, gram))
         x = torch.round(_A * x + _product(polynomial, x))
     x = x / _GRID
     return x if wide else x.T
+
+
+def norm(matrix: torch.Tensor) -> float:
+    """The root of the sum of squares to about five digits, the same bits on every machine."""
+    x, largest = _whole_numbers(matrix)
+    return _norm(x) / 2**18 * largest
+
+
+def _whole_numbers(matrix: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """A matrix over its largest number, in units of 2⁻¹⁸, as float64; and that number."""
+    largest = matrix.abs().max().double()
+    if not largest:
+        return torch.zeros_like(matrix, dtype=torch.float64), 0.0
+    return torch.round(matrix.double() / largest * 2**18), float(largest)
+
+
+def _norm(x: torch.Tensor) -> float:
+    # Whole numbers up to 2¹⁸: their squares add up exactly in int64.
+    return math.sqrt(int(x.to(torch.int64).square_().sum()))
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ Left out: fitness as a function of anything but rewards (novelty); an Env puts t
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import chz
 import numpy as np
@@ -51,6 +51,9 @@ of their mean reward relative to the main problems'."""
 class Fitness(ABC):
     """How rewards become fitness."""
 
+    has_unit_variance: ClassVar[bool] = False
+    """In every generation with a signal; a learning rate that is `auto` is for such."""
+
     @abstractmethod
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """Fitness of each genome: finite, or NaN for a genome that lost all its rollouts.
@@ -75,6 +78,8 @@ class ZScore(Fitness):
     >>> ZScore()(np.array([[0.0, 1.0], [0.0, 1.0]]))
     array([-1.,  1.])
     """
+
+    has_unit_variance: ClassVar[bool] = True
 
     def __call__(self, rewards_P_G: Floats, added: Added = ()) -> Floats:
         """Scores minus their mean, over their (population) standard deviation."""

@@ -13,6 +13,7 @@ Two things are no sums of noise. Optimizers of small spaces (CMA-ES) specify poi
 import dataclasses
 import math
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.rules import Offsets, Rule, grouped
 
 MAX_COEFFICIENT = 3.4028234663852886e38
@@ -39,9 +40,9 @@ class Term:
                 f"a term's seed must be a 63-bit integer (0 to 2**63 - 1), found {self.seed}"
             )
         if not abs(self.coefficient) <= MAX_COEFFICIENT:
-            raise ValueError(
+            raise ConfigError(
                 f"a term's coefficient must be finite as a float32, found {self.coefficient} "
-                f"for seed {self.seed}"
+                f"for seed {self.seed}: lower optimizer.sigma, the learning rate or the rewards"
             )
 
 

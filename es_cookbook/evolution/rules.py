@@ -125,11 +125,12 @@ class MuonRule(Rule):
 
     Keller Jordan's Muon (https://kellerjordan.github.io/posts/muon/): a Newton-Schulz iteration
     brings the singular values of G = Σ c ε to about 1 and keeps its singular vectors. The result is
-    scaled to the RMS of the plain sum, so learning rates keep their meaning. To parameters that are
-    no matrices the plain sum is added.
+    scaled to the RMS of the matrix's own plain sum, so learning rates keep their meaning, whatever
+    the rank of the noise, the factors on σ and the blocks. To parameters that are no matrices the
+    plain sum is added.
 
     Attributes:
-        scale: RMS of the plain sum, √(Σ c²).
+        scale: RMS of the plain sum, √(Σ c²), where nothing is a factor on it.
         iterations: of Newton and Schulz.
     """
 
@@ -145,6 +146,11 @@ class MuonRule(Rule):
 
     def rms(self, coefficients_S: Sequence[float]) -> float:
         return self.scale
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FullRankMuonRule(MuonRule):
+    """The same, scaled as if all directions were there: in histories of older versions."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +212,8 @@ class ErrorFeedbackRule(Rule):
 
 RULES: Mapping[str, type[Rule]] = {
     "adam": AdamRule,
-    "muon": MuonRule,
+    "muon": FullRankMuonRule,
+    "muon_by_matrix": MuonRule,
     "offsets": OffsetsRule,
     "error_feedback": ErrorFeedbackRule,
 }

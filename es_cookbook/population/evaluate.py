@@ -20,6 +20,7 @@ from es_cookbook.population.results import Estimate, results_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.objectives import REWARD, SOLVED, PassAtK, outcomes
 from es_cookbook.rl.rollouts import (
+    REPORTED,
     answer_lengths,
     env_metrics,
     lost_rollouts,
@@ -74,7 +75,8 @@ async def evaluate(
         `test/pass@<k>`: the mean over the problems that have k attempts left; and `test/maj@<k>`,
         of the answer that most of k give, where Envs say what they read. `test/problems` counts the
         problems, and `test/low/<key>` and `test/high/<key>` are the 95 % interval over them of each
-        mean that is not of a tag. Nothing without problems.
+        mean that is not of a tag. Where not all rollouts report it, `test/reported/<key>` says how
+        many did. Nothing without problems.
 
     Raises:
         TooManyLostError: More than the sampler's `max_failed_fraction` of the rollouts were lost.
@@ -99,18 +101,21 @@ def _intervals(
 ) -> dict[str, float]:
     results = results_of(env_group_builders_P, groups_P)
     estimate = functools.partial(results.estimate, resamples=_RESAMPLES)
+    count = len(groups_P) * attempts
     found: dict[str, Estimate] = {"reward/mean": estimate(REWARD)}
     found |= {f"env/all/{name}": estimate(name) for name in results.outcomes.metrics}
     votes: dict[str, Estimate] = {}
     if attempts > 1 and SOLVED in results.outcomes.metrics:
-        found |= {f"pass@{k}": results.pass_at(k, resamples=_RESAMPLES) for k in ks_of(attempts)}
+        found |= {f"pass@{k}": results.pass_at(k) for k in ks_of(attempts)}
         if results.can_vote:
             ks = majority_ks_of(attempts)
-            votes = {f"maj@{k}": results.majority_at(k, resamples=_RESAMPLES) for k in ks}
+            votes = {f"maj@{k}": results.majority_at(k) for k in ks}
             found |= votes
     known = {key: estimate for key, estimate in found.items() if estimate.problems}
+    few = {key: each.answers for key, each in known.items() if each.answers < count}
     return {
         "problems": float(len(groups_P)),
+        **{f"{REPORTED}{key}": float(answers) for key, answers in few.items()},
         **{key: estimate.value for key, estimate in votes.items()},
         **{f"low/{key}": estimate.low for key, estimate in known.items()},
         **{f"high/{key}": estimate.high for key, estimate in known.items()},

@@ -22,7 +22,7 @@ from es_cookbook.population.statistics import (
     bootstrap_interval,
     mcnemar,
     paired_bootstrap,
-    wilson_interval,
+    share_interval,
 )
 from es_cookbook.rl.objectives import REWARD, SOLVED, Outcomes, PassAtK, outcomes
 from es_cookbook.rl.rollouts import mean_over_attempts
@@ -41,6 +41,7 @@ class Estimate:
     Attributes:
         problems: how many it is over.
         is_share: whether every attempt had 0 or 1.
+        answers: how many attempts it is over: those that reported the metric.
     """
 
     value: float
@@ -49,6 +50,7 @@ class Estimate:
     method: Literal["Wilson", "bootstrap"]
     problems: int
     is_share: bool
+    answers: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,16 +163,14 @@ class Results:
         present = values_P_K[~np.isnan(values_P_K)]
         is_share = bool(np.isin(present, (0.0, 1.0)).all()) and len(present) > 0
         value = _mean(means_P if metric == REWARD else present)
-        if is_share and values_P_K.shape[1] == 1:
-            low, high = wilson_interval(int(present.sum()), len(present))
-            return Estimate(value, low, high, "Wilson", len(present), is_share)
         weights_P = None if metric == REWARD or len(set(counts_P)) == 1 else counts_P
+        if is_share:
+            low, high = share_interval(means_P, weights_P, len(present))
+            return Estimate(value, low, high, "Wilson", len(means_P), is_share, len(present))
         low, high = bootstrap_interval(means_P, _seed(seed), weights_P, resamples)
-        return Estimate(value, low, high, "bootstrap", len(means_P), is_share)
+        return Estimate(value, low, high, "bootstrap", len(means_P), is_share, len(present))
 
-    def pass_at(
-        self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
-    ) -> Estimate:
+    def pass_at(self, k: int, metric: str = SOLVED) -> Estimate:
         """The chance that one of k attempts solves a problem, over problems with k attempts left.
 
         An attempt solves it whose metric is 1 or more.
@@ -179,13 +179,9 @@ class Results:
             ConfigError: No attempt reported the metric.
         """
         scores_P = PassAtK(k=k, metric=metric)(self.outcomes)[:, 0]
-        scores_P = scores_P[~np.isnan(scores_P)]
-        low, high = bootstrap_interval(scores_P, _seed(seed), resamples=resamples)
-        return Estimate(_mean(scores_P), low, high, "bootstrap", len(scores_P), is_share=True)
+        return self._estimate_of_shares(scores_P[~np.isnan(scores_P)])
 
-    def majority_at(
-        self, k: int, seed: int = 0, metric: str = SOLVED, resamples: int = RESAMPLES
-    ) -> Estimate:
+    def majority_at(self, k: int, metric: str = SOLVED) -> Estimate:
         """The metric of the answer that most of k attempts give (maj@k), over all problems.
 
         The mean over as many separate sets of k attempts as there are, one after the other.
@@ -194,8 +190,12 @@ class Results:
             ConfigError: No attempt reported the metric.
         """
         values_P = majorities(self.answers_P, self.values(metric), k)
-        low, high = bootstrap_interval(values_P, _seed(seed), resamples=resamples)
-        return Estimate(_mean(values_P), low, high, "bootstrap", len(values_P), is_share=True)
+        return self._estimate_of_shares(values_P)
+
+    def _estimate_of_shares(self, values_P: NDArray[np.float64]) -> Estimate:
+        answers = int((~np.isnan(self.outcomes.rewards_P_G_K)).sum())
+        low, high = share_interval(values_P, attempts=answers)
+        return Estimate(_mean(values_P), low, high, "Wilson", len(values_P), True, answers)
 
     def voted(self, metric: str) -> "Results":
         """The same with the metric `VOTE`: that of the answer that most of the attempts give."""

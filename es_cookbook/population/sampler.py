@@ -45,7 +45,7 @@ from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
-from es_cookbook.rl.data.problem_dataset import ChangedProblem
+from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.regularisers import KLProblem
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.timeouts import Watch
@@ -295,8 +295,7 @@ class PopulationSampler:
 
 def _earns(problem: EnvGroupBuilder) -> bool:
     """Whether each attempt has a reward by itself, and one that tells how good it is."""
-    while isinstance(problem, ChangedProblem):
-        problem = problem.problem
+    problem = unchanged(problem)
     alone = type(problem).compute_group_rewards is EnvGroupBuilder.compute_group_rewards
     return alone and not isinstance(problem, AnswersProblem | KLProblem)
 
@@ -354,7 +353,7 @@ class _Loss:
     def kind(self) -> tuple[str, str]:
         """The same where the same class of exception came from the same line of code."""
         first = re.split(_CAUSE_OF, self.lost.traceback, maxsplit=1)[0].rstrip()
-        places = [line for line in first.splitlines() if line.startswith("  File ")]
+        places = [line for line in first.split("\n") if line.startswith("  File ")]
         error = first.rpartition("\n")[2] or self.lost.reason
         return error.partition(":")[0], places[-1] if places else ""
 

@@ -23,9 +23,10 @@ soon as something was said), and as few genomes, tokens and answers are read as 
 an answer is taken to grow with its length. σ then goes straight to where the power law has `LOSS`,
 and the search ends when it is within a factor of two of that, or there is no time for another σ.
 
-α follows: plain ES's step has an RMS of α/√N whatever the fitness, which has unit variance, and
-most of it is noise. The noise of steps whose rates a schedule multiplies by f adds up to
-α/√N · √Σf², which is made `DRIFT` · σ: a little farther than a genome stands from the centre.
+α follows: plain ES's step has an RMS of α/√N for fitness of unit variance, and most of it is noise;
+other fitness is told in units of its RMS (`optimizers.spread`). The noise of steps whose rates a
+schedule multiplies by f adds up to α/√N · √Σf², which is made `DRIFT` · σ: a little farther than a
+genome stands from the centre.
 """
 
 import contextlib
@@ -131,7 +132,10 @@ class FoundSigma:
 
 
 async def find_sigma(
-    sampler: PopulationSampler, batch_P: Sequence[EnvGroupBuilder], num_rollouts: int = 0
+    sampler: PopulationSampler,
+    batch_P: Sequence[EnvGroupBuilder],
+    num_rollouts: int = 0,
+    answers: CentreAnswers | None = None,
 ) -> FoundSigma:
     """The σ at which the centre's answers lose `LOSS`, to two digits.
 
@@ -139,14 +143,19 @@ async def find_sigma(
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
         batch_P: problems, of which the first few are asked.
         num_rollouts: of a generation, whose time bounds the search's.
+        answers: of the centre to these problems and maybe to more, if they are known.
 
     Raises:
         ConfigError: The centre gives no answers, or no σ of a wide range changes them so much.
         TooManyLostError: As `PopulationSampler.rollout`.
     """
     began, problems_P = time.perf_counter(), batch_P[:_PROBLEMS]
-    say(f"looking for sigma: the centre answers {plural(len(problems_P), 'problem')} first")
-    answers = await centre_answers(sampler, problems_P, MOST_SECONDS / 3)
+    if answers is None:
+        say(f"looking for sigma: the centre answers {plural(len(problems_P), 'problem')} first")
+        answers = await centre_answers(sampler, problems_P, MOST_SECONDS / 3)
+    else:
+        say(f"looking for sigma: what genomes lose of the first {len(problems_P)} answers")
+    answers = answers.first(len(problems_P))
     if not answers.answers_P:
         raise ConfigError(
             f"optimizer.sigma=auto: the centre gave no answer to any of "

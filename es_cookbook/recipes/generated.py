@@ -24,6 +24,7 @@ from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.row_checks import check_count
 from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, Fields, OnBadRow, Remarks, Row, write_rows
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
 from es_cookbook.rl.data.splits import load_splits
@@ -232,14 +233,19 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     @override
     def check(self) -> None:
         check_sources(self.source, self.test_source)
+        if self.source is not None:
+            train, _ = self._read(Remarks(self.source, self.on_bad_row), None)
+            if not train:
+                raise DataError(f"{self.origin}: there are no training problems")
+            check_count(len(train), self.problems_per_generation)
 
     @abstractmethod
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, P]]:
         """Distinct problems with their names; not of "train" means of `fold`."""
 
     @abstractmethod
-    def read(self, row: Row, tokenizer: Tokenizer) -> P:
-        """The problem of a row.
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> P:
+        """The problem of a row; without a tokenizer it is only checked, before a model is loaded.
 
         Raises:
             DataError: It cannot be used.
@@ -263,14 +269,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         if self.source is None:
             return super().splits(tokenizer)
         remarks = Remarks(self.source, self.on_bad_row)
-        splits = load_splits(
-            self.source,
-            self.test_source,
-            lambda row: remarks.unless_bad(row.where, lambda: self.read(row, tokenizer)),
-            lambda problem: problem.fold == self.fold,
-            num_train=self.num_train,
-            num_test=self.num_test,
-        )
+        splits = self._read(remarks, tokenizer)
 
         def built(problems: Mapping[str, P]) -> list[ProblemGroupBuilder]:
             made = (
@@ -282,6 +281,19 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         train, test = map(built, splits)
         remarks.say(len(train) + len(test) + remarks.num_bad, "row", len(train))
         return train, test
+
+    def _read(
+        self, remarks: Remarks, tokenizer: "Tokenizer | None"
+    ) -> tuple[dict[str, P], dict[str, P]]:
+        assert self.source is not None, "asked of builders that have one"
+        return load_splits(
+            self.source,
+            self.test_source,
+            lambda row: remarks.unless_bad(row.where, lambda: self.read(row, tokenizer)),
+            lambda problem: problem.fold == self.fold,
+            num_train=self.num_train,
+            num_test=self.num_test,
+        )
 
 
 _Row = TypeVar("_Row")

@@ -14,6 +14,7 @@ Both are signs, not proofs: a model that thinks in lines as short as the gold an
 import math
 from collections.abc import Callable, Sequence
 
+from es_cookbook.rl.letters import folded
 from es_cookbook.rl.types import EnvGroupBuilder
 
 _LONGER = 2
@@ -37,7 +38,7 @@ def runs_on(text: str, gold: str | None) -> bool:
     if not (first and rest.strip() and gold) or "\n" in gold:
         return False
     is_short = len(first) <= _LONGER * len(gold) + _BESIDE
-    return is_short or gold.casefold() in first.casefold()
+    return is_short or folded(gold) in folded(first)
 
 
 def repeats_itself(text: str) -> bool:

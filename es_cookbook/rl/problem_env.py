@@ -13,7 +13,8 @@ import math
 import traceback
 import weakref
 from array import array
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,14 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
+from es_cookbook.rl.messages.encoder import Controls, framed, inside, plain
+from es_cookbook.rl.messages.message import Message, with_system
 from es_cookbook.rl.messages.message_env import MessageEnv, Script
-from es_cookbook.rl.messages.renderer import render_chat
+from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.messages.template import ChatTemplate
+from es_cookbook.rl.messages.thoughts import whole_turn
+from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -76,6 +83,8 @@ class ProblemEnv(Env):
     """What a perfect answer earns; `RLDataset.validate` compares gold answers with it."""
     gold_hint: str = ""
     """What to tell a user whose gold answer earns less: a clause with its options."""
+    opened: str = ""
+    """The tag of a thought that the prompt has opened: an answer that does not close it is one."""
 
     def __init__(self, observation: Observation) -> None:
         self.observation = observation
@@ -96,7 +105,7 @@ class ProblemEnv(Env):
         return dataclasses.replace(self.observation, is_last=True)
 
     async def step(self, action: Action) -> StepResult:
-        return await self.graded(action.text)
+        return await self.graded(whole_turn(action.text, self.opened))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         problem_tags: names under which the problem's metrics are reported, in addition to `all`.
         contents: digests of what the problem is, whatever its prompt.
         usual_stop: texts that end an answer where `SamplingParams.stop` is None.
+        opened: the tag of a thought that the prompt has opened (`opened_thought`).
+        accepted: in place of `gold` several answers, of which the best must earn the reward.
     """
 
     make_env: Callable[[], Env]
@@ -120,13 +131,16 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     problem_tags: tuple[str, ...] = ()
     contents: tuple[int, ...] = ()
     usual_stop: tuple[str, ...] = ()
+    opened: str = ""
+    accepted: tuple[str, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
         envs = [self.make_env() for _ in range(num_envs)]
-        for env in envs if self.usual_stop else ():
+        for env in envs if self.usual_stop or self.opened else ():
             if isinstance(env, ProblemEnv):
                 env.observation = dataclasses.replace(env.observation, usual_stop=self.usual_stop)
+                env.opened = self.opened
         return EnvGroup(envs)
 
     @property
@@ -150,6 +164,9 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         if self.gold is not None:
             with self._named():
                 await self._check_gold(self.gold, context_length)
+        elif self.accepted:
+            with self._named():
+                await self._check_accepted()
 
     async def prompt_length(self, context_length: int = 2**20) -> int | None:
         """Tokens of its first prompt; None where only a rollout can tell.
@@ -181,13 +198,67 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         """
         assert self.gold is not None, "asked of problems that have one"
         texts = (self.gold,) if isinstance(self.gold, str) else self.gold
-        return await run_rollout(self.make_env(), Script(texts, tokenizer, context_length))
+        script = Script(texts, tokenizer, context_length, closes_thoughts=True)
+        return await run_rollout(self.make_env(), script)
+
+    async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> int:
+        """Grade its gold answers as a model says them; that of several turns is so by `check`.
+
+        Args:
+            texts: of the model's tokenizer.
+            stop: of the sampling parameters.
+
+        Returns:
+            How many of several the model cannot say; it can say another that is as good.
+
+        Raises:
+            DataError: All earn less than as texts; says what is lost on the way.
+        """
+        env, stop = self.make_env(), self.usual_stop if stop is None else stop
+        golds = (self.gold,) if isinstance(self.gold, str) else self.accepted
+        said = {gold: texts.said(gold, stop) for gold in golds}
+        if not isinstance(env, ProblemEnv) or all(gold == left for gold, left in said.items()):
+            return 0
+        with self._named():
+            worth = {gold: (await env.graded(gold)).reward for gold in said}
+            earned = {gold: (await env.graded(left)).reward for gold, left in said.items()}
+        lost = [each for each in worth if _is_less(earned[each], worth[each])]
+        best = max(worth, key=worth.__getitem__)
+        if all(_is_less(each, worth[best]) for each in earned.values()):
+            self._refuse(best, said[best], texts, f"earns {earned[best]:g} of {worth[best]:g}")
+        return len(lost)
+
+    def _refuse(self, gold: str, left: str, texts: AnswerTexts, earns: str) -> NoReturn:
+        why = texts.lost_in(gold) or "the model's tokenizer does not keep all its characters"
+        if texts.said(gold) == gold:
+            why = (
+                "sampling.stop ends it before its end ([] ends answers nowhere; else take such "
+                "rows out of the source, since on_bad_row does not know sampling.stop)"
+            )
+        raise DataError(
+            f"{self.name}: the model cannot say its own solution {gold!r:.200}: {why}; what is "
+            f"left, {left!r:.200}, {earns}"
+        )
+
+    async def _check_accepted(self) -> None:
+        env = self.make_env()
+        if not isinstance(env, ProblemEnv):
+            return
+        earned = {gold: (await env.graded(gold)).reward for gold in self.accepted}
+        best = max(earned, key=earned.__getitem__)
+        if not math.isclose(earned[best], env.full_reward):
+            raise DataError(
+                f"{self.name}: none of its own solutions earns {env.full_reward:g}; the best, "
+                f"{best!r:.200}, earns {earned[best]:g}{env.gold_hint}"
+            )
 
     async def _check_gold(self, gold: str | tuple[str, ...], context_length: int) -> None:
         env, hint = self.make_env(), ""
         if isinstance(env, MessageEnv):
             told = await self.told_gold(env.chat.tokenizer, context_length)
             earned, full_reward = told.reward, env.full_reward
+            lost = AnswerTexts(env.chat.tokenizer).lost_in("".join(gold))
+            hint = lost and f": {lost}"
         elif isinstance(env, ProblemEnv):
             earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
             hint = env.gold_hint
@@ -198,6 +269,10 @@ class ProblemGroupBuilder(EnvGroupBuilder):
                 f"{self.name}: its own solution earns {earned:g} of {full_reward:g}: "
                 f"{gold!r:.200}{hint}"
             )
+
+
+def _is_less(earned: float, worth: float) -> bool:
+    return earned < worth and not math.isclose(earned, worth)
 
 
 def with_gold(asked: EnvGroupBuilder, use: str) -> ProblemGroupBuilder:
@@ -293,60 +368,92 @@ PREFILL_DOC = "text after the chat template, with which every answer begins: '<t
 
 def render_prompt(
     tokenizer: Tokenizer,
-    question: str,
+    question: str | None,
     *,
     chat: bool,
     system: str = "",
     prefill: str = "",
     most: int | None = None,
-    before: Sequence[Mapping[str, str]] = (),
+    before: Sequence[Message] = (),
+    tools: Sequence[ToolSchema] = (),
 ) -> tuple[int, ...]:
     """The prompt as tokens.
 
     With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
-    else plain text, in which a blank line separates the system message from the question. What the
-    tokenizer does not know is told once a character: the model cannot see it.
+    else plain text, in which a blank line separates the system message from the question. The name
+    of a control token in the question is text in a chat, and that token in plain text. That is said
+    once a name, and what the tokenizer does not know once a character: the model cannot see it.
 
     Args:
         tokenizer: the model's own.
-        question: what the user asks.
+        question: what the user asks; None: the chat ends with the last message of `before`.
         chat: use the template.
         system: message before the question; empty for none.
         prefill: text behind all that, with which the answer begins.
         most: tokens that are wanted: the question loses its beginning until all of it fits. It is
             longer where everything but the question is.
-        before: messages of the chat before the question, of which the first may be the system's.
+        before: messages of the chat before the question.
+        tools: that the template is to show.
 
     Raises:
         ModelError: The template cannot render the chat; says why.
         ConfigError: The template ends in the prefill itself, or there are messages and no template.
     """
-    _tell_unknown(tokenizer, f"{system}{question}{prefill}")
-    if before and (not chat or tokenizer.chat_template is None):
+    _tell_unknown(tokenizer, f"{system}{question or ''}{prefill}")
+    is_chat = chat and tokenizer.chat_template is not None
+    if (before or tools) and not is_chat:
         raise ConfigError("a chat of several messages needs chat=True and a model's chat template")
+    said = "\n".join([*(message.content for message in before), question or ""])
+    _tell_control(tokenizer, said, ChatTemplate.of(tokenizer) if is_chat else None)
 
-    def rendered(question: str) -> tuple[int, ...]:
-        if chat and tokenizer.chat_template is not None:
-            first = [{"role": "system", "content": system}] if system else []
-            text = render_chat(tokenizer, [*first, *before, {"role": "user", "content": question}])
-            if prefill and text.rstrip().endswith(prefill.rstrip()):
+    def rendered(question: str | None) -> tuple[int, ...]:
+        if is_chat:
+            last = [] if question is None else [Message("user", question)]
+            chat = with_system(system, [*before, *last])
+            template = ChatTemplate.of(tokenizer)
+            if tools:
+                template = Renderer.best(tokenizer, tools, keep_history=True)
+            text = template.text(chat)
+            if prefill.strip() and text.rstrip().endswith(prefill.rstrip()):
                 raise ConfigError(
                     f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
                     "out"
                 )
-            return tuple(tokenizer.encode(text + prefill, add_special_tokens=False))
+            return framed(tokenizer, text + prefill)
         opening = f"{system}\n\n" if system else ""
-        return tuple(tokenizer.encode(f"{opening}{question}{prefill}"))
+        return plain(tokenizer, f"{opening}{question or ''}{prefill}")
 
     tokens_T = rendered(question)
-    if most is None or len(tokens_T) <= most:
+    if question is None or most is None or len(tokens_T) <= most:
         return tokens_T
-    left_T = tokenizer.encode(question, add_special_tokens=False)
+    left_T = inside(tokenizer, question, split_special_tokens=is_chat)
     while left_T and len(tokens_T) > most:
         left_T = left_T[len(tokens_T) - most :]
-        left = tokenizer.decode(left_T, clean_up_tokenization_spaces=False)
+        left = tokenizer.decode(list(left_T), clean_up_tokenization_spaces=False)
         tokens_T = rendered(str(left).lstrip("\ufffd"))  # Half of a character.
     return tokens_T
+
+
+_told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.WeakKeyDictionary()
+"""Names of control tokens that a user was told of, in plain text or in chats."""
+
+
+def _tell_control(tokenizer: Tokenizer, question: str, template: ChatTemplate | None) -> None:
+    """Say that a question names a control token, or has been put into the template before."""
+    name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
+    if name is None and template is not None and template.looks_framed(question):
+        name = question.lstrip()[:20]
+    if name is None or (key := (name, template is None)) in told:
+        return
+    told.add(key)
+    if template is None:
+        logger.warning("%r in %.60r is read as that control token of the model", name, question)
+        return
+    logger.warning(
+        "%r in %.60r belongs to the model's chat template, and is shown to the model as text; "
+        "questions that have been put into the template before need chat=False",
+        *(name, question),
+    )
 
 
 _characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()
@@ -359,7 +466,7 @@ def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:
     asked |= new
     unknown = [character for character in sorted(new) if not _is_known(tokenizer, character)]
     if unknown:  # Alone; a tokenizer of words may know them inside of words.
-        seen = set(str(tokenizer.decode(tokenizer.encode(text))))
+        seen = set(str(tokenizer.decode(list(inside(tokenizer, text)))))
         unknown = [character for character in unknown if character not in seen]
     if unknown:
         shown = ", ".join(map(repr, unknown[:_MOST_SHOWN]))
@@ -371,5 +478,5 @@ def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:
 
 
 def _is_known(tokenizer: Tokenizer, character: str) -> bool:
-    tokens_T = tokenizer.encode(character, add_special_tokens=False)
-    return character.isspace() or (bool(tokens_T) and tokens_T != [tokenizer.unk_token_id])
+    tokens_T = inside(tokenizer, character)
+    return character.isspace() or (bool(tokens_T) and tokens_T != (tokenizer.unk_token_id,))

@@ -29,6 +29,9 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
+from es_cookbook.rl.messages.encoder import Controls, inside
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.problem_env import digest_of, render_prompt
 from es_cookbook.rl.types import (
     Action,
@@ -198,7 +201,7 @@ class KLToBase(Regulariser):
     @override
     def check(self) -> None:
         if self.source is not None:
-            check_source(self.source, "kl.source")
+            _check_texts(self.source, "kl.source", "prompt")
 
     def __call__(self, tokenizer: Tokenizer, context_length: int, run_seed: int) -> AddedProblems:
         """Load and render the prompts, if there are any to load."""
@@ -215,6 +218,17 @@ class KLToBase(Regulariser):
                 )
             problems.append(KLProblem(Observation(tokens_T), self.max_tokens))
         return self._in_epochs(problems, f"{self.source}: there are no prompts", run_seed, "kl")
+
+
+def _check_texts(source: str, option: str, *names: str) -> None:
+    """Refuse, before a model is loaded, a source without rows, or with one that lacks a text."""
+    check_source(source, option)
+    rows = list(load_rows(source, option=option))
+    if not rows:
+        raise DataError(f"{option}={source}: there are no rows")
+    for row in rows:
+        for name in names:
+            row.text(name)
 
 
 def log_sigmoid(x: float) -> float:
@@ -325,7 +339,7 @@ class PreferencePairs(Regulariser):
 
     @override
     def check(self) -> None:
-        check_source(self.source, "preference.source")
+        _check_texts(self.source, "preference.source", "prompt", "chosen", "rejected")
 
     @override
     def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
@@ -342,11 +356,18 @@ class PreferencePairs(Regulariser):
         return self._in_epochs(problems, none, run_seed, "preference")
 
     def _pair(self, row: Row, tokenizer: Tokenizer, context_length: int) -> PairProblem:
+        is_chat = self.chat and tokenizer.chat_template is not None
         end = cast("int | None", tokenizer.eos_token_id)
 
         def answer(name: str) -> tuple[int, ...]:
-            tokens_T = tokenizer.encode(row.text(name), add_special_tokens=False)
-            return (*tokens_T, *([] if end is None else [end]))
+            said = row.text(name)
+            if is_chat:
+                said_T = ChatTemplate.of(tokenizer).turn(Message("assistant", said))
+                if said_T[-1] in Controls.of(tokenizer).ids:
+                    return said_T
+            else:
+                said_T = inside(tokenizer, said)
+            return (*said_T, *([] if end is None else [end]))
 
         prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=self.chat)
         chosen_T, rejected_T = answer("chosen"), answer("rejected")

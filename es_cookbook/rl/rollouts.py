@@ -43,6 +43,10 @@ from es_cookbook.rl.types import (
 
 MAX_STEPS = 10_000
 """An Env that takes more steps than this has no end."""
+REPORTED = "reported/"
+"""Before the key of a metric's mean: over how many answers it is, if not over all."""
+PARTLY = f"{REPORTED}partly/"
+"""Before a metric: the same, if answers to one problem differ in whether they report it."""
 _DECIMALS = 4
 """Of what is recorded of a problem."""
 
@@ -189,15 +193,31 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Means of the metrics: `env/all/<metric>` and, by tag, `env/<tag>/<metric>`.
 
     They come from the Envs and from group rewards. A metric's value for one rollout is its mean
-    over the steps that report it; its mean is over the rollouts that report it.
+    over the steps that report it; its mean is over the rollouts that report it. Where some rollouts
+    at problems of the same tags do not, `reported/env/...` says how many did: a mean of 29 of 32
+    answers does not compare with another's of 32. Where some do not and others at the same problem
+    do, so does `reported/partly/<metric>`: it depends on the answer, not on what there was to
+    measure.
     """
-    values: dict[str, list[float]] = {}
+    of_tags: dict[tuple[str, ...], list[Metrics]] = {}
+    partly: set[str] = set()
     for group in groups_P:
-        of_group = _by_metric(_all_metrics(group))
-        for tag in dict.fromkeys(("all", *group.tags)):
-            for metric, values_GK in of_group.items():
-                values.setdefault(f"env/{tag}/{metric}", []).extend(values_GK)
-    return {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
+        reports = list(_reports(group))
+        of_tags.setdefault(tuple(group.tags), []).extend(reports)
+        found = _by_metric(reports).items()
+        partly |= {metric for metric, values in found if len(values) < len(reports)}
+    values: dict[str, list[float]] = {}
+    due: dict[str, int] = {}
+    for tags, reports in of_tags.items():
+        for metric, found in _by_metric(reports).items():
+            for tag in dict.fromkeys(("all", *tags)):
+                key = f"env/{tag}/{metric}"
+                values.setdefault(key, []).extend(found)
+                due[key] = due.get(key, 0) + len(reports)
+    means = {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
+    few = {key: len(values[key]) for key in means if len(values[key]) < due[key]}
+    counts = {f"{REPORTED}{key}": float(count) for key, count in few.items()}
+    return means | counts | {f"{PARTLY}{m}": counts[f"{REPORTED}env/all/{m}"] for m in partly}
 
 
 def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
@@ -209,12 +229,12 @@ def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
     return {**own, **group.group_rewards_G_K[g][k].metrics}
 
 
-def _all_metrics(group: TrajectoryGroup) -> Iterable[Metrics]:
-    for trajectory in _trajectories([group]):
-        if isinstance(trajectory, Trajectory):
-            yield _mean_over_steps(trajectory)
-    for given_K in group.group_rewards_G_K or ():
-        yield from (given.metrics for given in given_K)
+def _reports(group: TrajectoryGroup) -> Iterable[Metrics]:
+    """The metrics of each rollout that finished."""
+    for g, trajectories_K in enumerate(group.trajectories_G_K):
+        for k, trajectory in enumerate(trajectories_K):
+            if isinstance(trajectory, Trajectory):
+                yield rollout_metrics(group, g, k)
 
 
 def _mean_over_steps(trajectory: Trajectory) -> Metrics:

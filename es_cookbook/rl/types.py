@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.errors import EnvError
 from es_cookbook.common.fields.parts import parts
 from es_cookbook.rl.stops import check_stop, read_stop
 
@@ -120,9 +120,7 @@ class SamplingParams:
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "max_tokens", at_least=1)
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            found = self.temperature
-            raise ConfigError(f"temperature must be 0 (greedy) or positive, found {found}")
+        check_range(self, "temperature", at_least=0)
         check_range(self, "top_p", above=0, at_most=1)
         check_stop(self.stop)
 
@@ -160,8 +158,8 @@ class Action:
     Attributes:
         tokens_T: sampled tokens, the last one included that completes a stop string or stops.
         text: all of the tokens decoded, the tokenizer's special tokens left out, so that an Env
-            needs no tokenizer. An observation's stop string is in it, and what its last token has
-            after it; of the sampling parameters' there is neither.
+            needs no tokenizer. An observation's stop string is in it, unless it is a special token,
+            and what its last token has after it; of the sampling parameters' there is neither.
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and

@@ -19,7 +19,7 @@ from es_cookbook.runs.directory import (
     REPORT,
     SNAPSHOTS,
     check_is_run,
-    copy_trained_on,
+    copy_asked,
     lines_before,
     locked,
     new_directory,
@@ -64,7 +64,7 @@ def fork_run(
             if (source / name).exists():
                 replace_file(beside / name, lines_before(source / name, key, taken))
         if taken:
-            copy_trained_on(source, beside)
+            copy_asked(source, beside)
         copy_scripts(source, beside)
     return taken
 

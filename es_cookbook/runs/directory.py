@@ -17,6 +17,7 @@ import os
 import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -35,8 +36,9 @@ from es_cookbook.common.files import (
     whole_directory,
 )
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.template import ChatTemplate, fix_date
 from es_cookbook.rl.problem_env import TrainedOn
-from es_cookbook.rl.types import Datasets
+from es_cookbook.rl.types import Datasets, Tokenizer
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
@@ -57,7 +59,9 @@ PUSHED = "pushed"
 PROFILE = "profile.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"
+WANDB_ID = "wandb_id"
 TRAINED_ON = "trained_on.bin"
+DATE = "date.txt"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
@@ -65,12 +69,14 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
-        *("optimizer", "wandb", "wandb_id"),
+        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
+        *("optimizer", "wandb", WANDB_ID),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
 _FOLDERS = {SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
+_MOST_DATE = 64
+"""Bytes of the record of a date."""
 _MOST_TRAINED_ON = 2**28
 """Bytes that are read of a record of training problems: ten million of them have fewer."""
 
@@ -109,14 +115,22 @@ class RunDirectory:
                 f"hold; as it stood it is kept in {set_aside(self.path)}"
             )
             logger.warning(warnings[0])
-        replace_file(self.path / CONFIG, [self.config_json.encode()])
-        if self.is_own:
-            seal(self.path, self.config_json)
+        self.keep(self.config_json)
         keep_scripts(self.path, self.config_json)
         self.history.begin()
         warnings.append(self.history.warning)
         warnings += [self._drop(name, num_bytes) for name, (num_bytes, _) in found.items()]
         return tuple(filter(None, warnings))
+
+    def keep(self, config_json: str) -> None:
+        """Keep this Config, which is the run's from now on.
+
+        Raises:
+            RunDirectoryError: The disk refuses.
+        """
+        replace_file(self.path / CONFIG, [config_json.encode()])
+        if self.is_own:
+            seal(self.path, config_json)
 
     def _survey(self, name: str) -> tuple[int, bool]:
         """Bytes that the history does not hold, and whether a crash explains them.
@@ -155,21 +169,28 @@ class RunDirectory:
 def set_aside(log_path: Path) -> Path:
     """Copy a run as it stands to `rewound/<n>/`, a run directory itself; returns that.
 
-    Snapshots are large, so they are not copied.
+    Snapshots are large, so they are not copied. The run in W&B is that of the copy from now on.
 
     Raises:
         RunDirectoryError: The disk refuses; nothing is left of the copy.
     """
-    numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
-    rewound = log_path / REWOUND / str(max(numbers, default=0) + 1)
+    rewound = log_path / REWOUND / str(num_rewinds(log_path) + 1)
     with new_directory(rewound) as beside:
         for name in (*FILES_OF_RUNS, SEAL):
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))
-        copy_trained_on(log_path, beside)
+        copy_asked(log_path, beside)
         copy_scripts(log_path, beside)
+    if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
+        (log_path / WANDB_ID).rename(rewound / WANDB_ID)
     return rewound
+
+
+def num_rewinds(log_path: Path) -> int:
+    """How often a run was rewound."""
+    numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
+    return max(numbers, default=0)
 
 
 def keep_options(log_path: Path, config: object) -> None:
@@ -240,10 +261,38 @@ def read_trained_on(log_path: Path) -> TrainedOn | None:
         return None
 
 
-def copy_trained_on(source: Path, target: Path) -> None:
-    """Copy what a run may have trained on, where that is recorded."""
+def keep_date(log_path: Path, tokenizer: Tokenizer, *, writes: bool = True) -> None:
+    """Have a chat template that tells the date tell that of the run's beginning, and record it.
+
+    Args:
+        log_path: the run's directory.
+        tokenizer: with the template, or with none.
+        writes: record the present where no date is recorded; else it is told and not recorded.
+
+    Raises:
+        RunDirectoryError: What is recorded is no date, or the disk refuses.
+    """
+    if not ChatTemplate.tells_date(tokenizer):
+        return
+    path, date = log_path / DATE, datetime.now()
+    try:
+        date = datetime.fromisoformat(read_file(path, _MOST_DATE, log_path).decode().strip())
+    except FileNotFoundError:
+        if writes:
+            replace_file(path, [f"{date.isoformat(timespec='seconds')}\n".encode()])
+    except ValueError as error:
+        raise RunDirectoryError(
+            f"{path} must be the time at which the run began, such as 2026-01-31T12:00:00"
+        ) from error
+    fix_date(tokenizer, date)
+
+
+def copy_asked(source: Path, target: Path) -> None:
+    """Copy what is recorded of what a run may have trained on, and of the date in its prompts."""
     if (found := read_trained_on(source)) is not None:
         replace_file(target / TRAINED_ON, [found.encode()])
+    with contextlib.suppress(FileNotFoundError):
+        replace_file(target / DATE, [read_file(source / DATE, _MOST_DATE, source)])
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from es_cookbook.runs.directory import (
 )
 from es_cookbook.runs.history.store import read_prefix
 
-_FORMAT = 1
+_FORMAT = 2
 """Of a change after which the same generation is another model directory."""
 _DIGITS = 19
 """No generation has so many, and `int` refuses thousands."""

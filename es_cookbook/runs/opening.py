@@ -154,7 +154,7 @@ def open_run_directory(
         is_own = True
     else:
         is_own = is_own_word(log_path, state.config_json, config_json)
-        config_json = _with_length(state.config_json, num_generations)
+        config_json = with_length(state.config_json, num_generations)
     return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json, is_own)
 
 
@@ -266,7 +266,7 @@ def delete_run(log_path: Path) -> None:
         ) from error
 
 
-def _with_length(config_json: str, num_generations: int) -> str:
+def with_length(config_json: str, num_generations: int) -> str:
     """A recorded Config, of a run of another length if it says another."""
     plain = json.loads(config_json)
     if plain["num_generations"] == num_generations:

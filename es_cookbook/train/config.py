@@ -24,6 +24,7 @@ from es_cookbook.common.schedules import (
 )
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.config import RunConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
@@ -45,11 +46,24 @@ MAY_DIFFER = (
     "num_generations",
     "snapshot_every",
     "profile",
+    "size",
+    "minutes",
 )
 """What a resumed run may change: where it is kept, shown and run, and for how long.
 
 `model_name` and `engine` as long as the base is the same, bit for bit; the history tells.
 """
+
+SIZES = (
+    "optimizer.population_size",
+    "dataset.problems_per_generation",
+    "dataset.num_test",
+    "sampling.max_tokens",
+    "sampling.stop",
+    "num_generations",
+    "eval_every",
+)
+"""Options that a run may choose for itself, by what fits into its time."""
 
 
 @chz.chz
@@ -95,6 +109,12 @@ class Config(RunConfig):
         doc="1: engines that are done begin the next generation before the step of this one is "
         "known, around the centre before it",
     )
+    size: tuple[str, ...] = chz.field(
+        default=(),
+        doc="sizes that are chosen to fit into `minutes`, by what the first answers take here: "
+        "auto is all that are not given, the default of `train`; none",
+    )
+    minutes: float = chz.field(default=10.0, doc="that a run may take whose sizes are chosen")
     profile: bool = chz.field(
         default=False, doc="write a trace of the first generations, profile.json, and print a table"
     )
@@ -106,6 +126,12 @@ class Config(RunConfig):
     def _ranges(self) -> None:
         check_range(self, "snapshot_every", at_least=0)
         check_range(self, "max_staleness", at_least=0, at_most=1)
+        check_range(self, "minutes", above=0)
+        if others := [path for path in self.size if path not in SIZES]:
+            raise ConfigError(
+                f"size={','.join(others)}: accepted are {', '.join(SIZES)}; auto and none are for "
+                "the command `train`"
+            )
         self.objective.check(self.attempts, self.sampling.temperature)
         if self.max_staleness and self.objective.follows_results:
             raise ConfigError(
@@ -149,7 +175,10 @@ class Config(RunConfig):
     @override
     def new_optimizer(self, space: SearchSpace, found: Mapping[str, float]) -> Optimizer:
         builder, length = self.optimizer.settled(found), self.num_generations
-        return builder(run_seed=self.seed, num_generations=length, space=space)
+        optimizer = builder(run_seed=self.seed, num_generations=length, space=space)
+        if "learning_rate" in self.optimizer.unsettled and not self.fitness.has_unit_variance:
+            return UnitSpread(optimizer)
+        return optimizer
 
     @override
     def centre_of(self, generation: int) -> int:

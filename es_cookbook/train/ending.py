@@ -6,6 +6,8 @@ interpreter lock, and kills also where no Python runs any more. It reads the num
 that come, as Python writes them to its wake-up descriptor, from one descriptor; to another one it
 writes a byte when time is up, so that the process ends itself, with the exit code that it chooses.
 If it does not, it is killed. After a second signal the processes that it has started go with it.
+
+What the user can do then is the last line of a third descriptor, and is printed.
 """
 
 import contextlib
@@ -20,14 +22,17 @@ SECONDS_AFTER_SIGTERM = 8.0
 """Within which a clean end has to be done."""
 SECONDS_AFTER_SECOND = 2.0
 """Within which the second signal has to have worked."""
+SECONDS_OF_ONE = 0.2
+"""Within which a signal that comes again is the same: a terminal and a wrapper send it both."""
 SECOND, STAND_BY, END_NOW = 253, 254, 255
 """Numbers that are no signals: there was a second one; the process goes on; it is to end now."""
-_SENTENCE = b"interrupted; it did not end by itself and was ended\n"
+_SENTENCE = b"interrupted; it did not end by itself and was ended"
+_LONGEST_ADVICE = 65536
 _SECONDS_TO_EXIT = 0.7
 _TICK = 0.1
 
 
-def watch(hears: int, tells: int, pid: int) -> None:
+def watch(hears: int, tells: int, advised: int, pid: int) -> None:
     """Listen until the process ends or closes the descriptor, and end it where it does not."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -47,7 +52,7 @@ def watch(hears: int, tells: int, pid: int) -> None:
     if is_overdue:
         children |= descendants(pid)
         if not heard.is_asked_for:  # Else it has said why itself.
-            say()
+            say(advised)
         end(pid, tells)
     if is_overdue or heard.is_urgent:
         for child, _ in children.items() & descendants().items():
@@ -59,11 +64,16 @@ class _Heard:
 
     def __init__(self) -> None:
         self.end_at = math.inf
+        self._first: tuple[int, float] = 0, -math.inf
         self.any = self.is_urgent = self.is_asked_for = False
 
     def add(self, number: int) -> None:
         now = time.monotonic()
         is_signal = number in (signal.SIGINT, signal.SIGTERM)
+        if is_same(number, self._first):
+            return
+        if is_signal and not self.any:
+            self._first = number, now
         if number == STAND_BY:
             self.is_urgent, self.end_at = False, math.inf
         elif number == END_NOW:
@@ -77,11 +87,19 @@ class _Heard:
         self.any = self.any or is_signal or self.is_urgent
 
 
-def say() -> None:
-    """Say what happens, where nobody holds that up."""
+def is_same(number: int, first: tuple[int, float]) -> bool:
+    """Whether a signal that comes now is the first one, of which the time is given, once more."""
+    return number == first[0] and time.monotonic() - first[1] < SECONDS_OF_ONE
+
+
+def say(advised: int) -> None:
+    """Say what happens, and what to do then, where nobody holds that up."""
     with contextlib.suppress(OSError):
+        advice = b""
+        if select.select([advised], [], [], 0)[0]:
+            advice = os.read(advised, _LONGEST_ADVICE).rstrip(b"\n").rpartition(b"\n")[2]
         if select.select([], [2], [], 0)[1]:
-            os.write(2, _SENTENCE)
+            os.write(2, _SENTENCE + (b"; " + advice if advice else b"") + b"\n")
 
 
 def end(pid: int, tells: int) -> None:

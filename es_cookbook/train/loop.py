@@ -9,6 +9,7 @@ what a run opens and closes, `recorder` what it writes.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from es_cookbook.engines.base import Engine
@@ -29,13 +30,13 @@ class Run:
     """A run, open: what the loop works with.
 
     Attributes:
-        generations: those that are still to come.
+        start: the first generation that is still to come.
         held_back: the last that is recorded, if the first to come stands around the centre before
             its step, which the engine has not taken.
     """
 
     config: Config
-    generations: range
+    start: int
     held_back: Record | None
     dataset: RLDataset
     optimizer: Optimizer
@@ -47,7 +48,7 @@ class Run:
     async def train(self) -> None:
         optimizer, timed = self.optimizer, self.recorder.timed
         async with self._in_order() as attempts:
-            for generation in self.generations:
+            for generation in itertools.takewhile(self._is_to_come, itertools.count(self.start)):
                 genomes_G, asked, groups_P = await attempts.of(generation)
                 with timed(generation, "score"):
                     scored = self.scoring.score(asked, groups_P)
@@ -65,6 +66,10 @@ class Run:
                 await self.recorder.record(
                     generation, genomes_G, scored, results_P, step, fingerprint
                 )
+
+    def _is_to_come(self, generation: int) -> bool:
+        """Whether the run, as long as it is by now, has this generation."""
+        return generation < self.recorder.config.num_generations
 
     async def _attempt(
         self, generation: int, overlap: Overlap | None

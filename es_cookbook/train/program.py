@@ -21,20 +21,24 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.references import refuse_while_imported
-from es_cookbook.common.terminal import BEGAN, as_program, command
+from es_cookbook.common.terminal import BEGAN, as_program
 from es_cookbook.population.config import RunConfig
 from es_cookbook.runs.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
-from es_cookbook.runs.trusted import trust_option
 from es_cookbook.train.config import Config
-from es_cookbook.train.setup import opened, prepared
-from es_cookbook.train.signals import result_until_signal
+from es_cookbook.train.setup import opened, prepared, resuming, to_go_on
+from es_cookbook.train.signals import advice, advise, result_until_signal
 
 _Config = TypeVar("_Config", bound=RunConfig)
-_CAME_LATER = ("profile", "trackers.tensorboard", "trackers.trackio", "dataset.gold")
+_AGAIN = "nothing has changed: run the same command again"
+"""What to do before a run has begun."""
+_CAME_LATER = (
+    *("profile", "trackers.tensorboard", "trackers.trackio"),
+    *("dataset.gold", "dataset.examples"),
+)
 """Fields that older versions had not, and that no step depends on: their runs keep their names."""
 
 
@@ -44,13 +48,16 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    async with prepared(config) as state:
+    advise(_AGAIN)
+    async with prepared(config) as (config, state):
         if state.is_complete:
             print(
                 f"{config.log_path} is already complete, with {config.num_generations} "
-                f"generations; for more: {_resuming(config)} num_generations=..."
+                f"generations; for more: {resuming(config)} num_generations=..."
             )
             return
+        if state.decision == "resume":
+            advise(to_go_on(config))
         async with opened(config, state) as run:
             await run.train()
 
@@ -70,21 +77,19 @@ def run(config: Config) -> Result:
     try:
         result_until_signal(functools.partial(main, config))
     except KeyboardInterrupt:
-        recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
-        when = f"after generation {recorded}" if recorded else "before the first generation ended"
-        raise KeyboardInterrupt(
-            f"interrupted {when}; to go on, run the same command with "
-            f"behavior_if_log_dir_exists=resume, or {_resuming(config)}"
-        ) from None
+        raise KeyboardInterrupt(_interrupted(config)) from None
     except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
         raise error.with_traceback(None) from None
     return result_of(Path(config.log_path))
 
 
-def _resuming(config: Config) -> str:
-    """The whole command that goes on with a run."""
-    trust = trust_option(Path(config.log_path), config_to_json(config))
-    return f"{command('resume')} log_path={config.log_path}{trust}"
+def _interrupted(config: Config) -> str:
+    """When a run was interrupted, and what to do then."""
+    if advice() in ("", _AGAIN):
+        return f"interrupted before the run began; {_AGAIN}"
+    recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
+    when = f"after generation {recorded}" if recorded else "before the first generation ended"
+    return f"interrupted {when}; {to_go_on(config)}"
 
 
 def cli(config: Config) -> None:
@@ -147,6 +152,9 @@ def path_for(config: object, name: str) -> str:
     for path in _CAME_LATER:
         *parts, last = path.split(".")
         functools.reduce(lambda part, key: part.get(key, {}), parts, plain).pop(last, None)
+    if not plain.get("size"):
+        for name in ("size", "minutes"):
+            plain.pop(name, None)
     text = json.dumps(plain, indent=2, ensure_ascii=False)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return str(Path("runs") / f"{name}-{digest}")

@@ -12,6 +12,7 @@ from a snapshot where there is one, and must have the recorded fingerprint.
 """
 
 import asyncio
+import dataclasses
 import functools
 import math
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -28,8 +29,9 @@ from es_cookbook.common.errors import ConfigError, HistoryError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest, Target
-from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.rules import FullRankMuonRule, MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.population.config import RunConfig
 from es_cookbook.population.group import RolloutGroup, finished, running
@@ -48,7 +50,7 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 from es_cookbook.runs.checkpoints import latest_checkpoint
-from es_cookbook.runs.directory import HISTORY, check_is_run, is_of_gradients
+from es_cookbook.runs.directory import HISTORY, check_is_run, is_of_gradients, keep_date
 from es_cookbook.runs.history.format import Header, Record, num_forked
 from es_cookbook.runs.history.store import (
     check_fingerprint,
@@ -283,6 +285,7 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
         name = str(run.checkpoint.model)
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
+        keep_date(run.history.parent, rebuilt.engine.tokenizer, writes=False)
         if run.header is not None:
             dtype = rebuilt.engine.traits.base_dtype
             now = await anyio.to_thread.run_sync(header_of, name, dtype)
@@ -492,11 +495,20 @@ def replay_optimizer(
             )
         fitness_G = np.array(record.fitness_G)
         step = optimizer.tell(record.generation, genomes_G, scores_P_G, fitness_G)
-        if step != record.step:
+        if not _is_same(step, record.step):
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
                 f"step any more{advice}"
             )
+
+
+def _is_same(step: Step, recorded: Step) -> bool:
+    """Whether a step is the recorded one, which by an older rule of Muon was scaled otherwise."""
+    mine, its = step.rule, recorded.rule
+    if isinstance(mine, MuonRule) and isinstance(its, FullRankMuonRule):
+        older = FullRankMuonRule(mine.scale, mine.iterations)
+        step = dataclasses.replace(step, rule=older)
+    return step == recorded
 
 
 def replay_dataset(

@@ -7,12 +7,14 @@ that line is written again after a crash.
 
 import dataclasses
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
 import anyio
+import chz
+import numpy as np
 
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import done_saying, say
@@ -23,18 +25,22 @@ from es_cookbook.population.sampler import Seconds
 from es_cookbook.population.scoring import Scored
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import ProblemResult, RLDataset
-from es_cookbook.runs.directory import METRICS, RunDirectory
+from es_cookbook.runs.directory import METRICS, RunDirectory, keep_options
 from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.tracking.base import Decode, Tracker
+from es_cookbook.runs.opening import with_length
+from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
 from es_cookbook.runs.tracking.findings import cut_answers
-from es_cookbook.runs.tracking.live import measured
+from es_cookbook.runs.tracking.live import line_of
 from es_cookbook.runs.tracking.measures import Progress
 from es_cookbook.train.config import Config
+from es_cookbook.train.sizes import length_for
 
 ANSWER = "rollout_centre"
 """The centre answers, where genomes score what it said."""
 LOOP = "loop"
 """The track of what is timed, in a profile."""
+_RECENT = 3
+"""Generations from which it is told how many more fit."""
 _LONG = 3.0
 """Seconds of an evaluation whose result is told before the generation that it is recorded with."""
 
@@ -43,8 +49,9 @@ _LONG = 3.0
 class Recorder:
     """Measures and records the generations of a run, and its centre on held-out problems.
 
-    `evaluate` measures the centre there: metrics `test/...`. `spans` is told of what is timed; who
-    profiles a run sets another.
+    `evaluate` measures the centre there: metrics `test/...`. A run that is to be over at `until`
+    (of `time.perf_counter`) has as many generations as fit; `config` and `info` say how many by
+    now. `spans` is told of what is timed; who profiles a run sets another.
     """
 
     config: Config
@@ -53,7 +60,9 @@ class Recorder:
     dataset: RLDataset
     optimizer: Optimizer
     tracker: Tracker
+    info: RunInfo
     evaluate: Callable[[], Awaitable[Mapping[str, float]]]
+    until: float | None = None
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +75,9 @@ class Recorder:
         self._stats: Mapping[str, float] = {}
         self._began = self._looked = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
+        self._planned, self._evaluation = self.config.num_generations, 0.0
+        self._generations = deque[float](maxlen=_RECENT)
+        """Seconds of the last generations; `_evaluation` of the last evaluation."""
 
     @contextmanager
     def timed(self, generation: int, name: str) -> Generator[None]:
@@ -95,6 +107,7 @@ class Recorder:
         if self.config.evaluates(generation):
             with self.timed(generation, "evaluate"):
                 self._evaluated = await self.evaluate()
+            self._evaluation = self._seconds[generation]["evaluate"]
             if not self._began and generation < last:
                 self._tell_evaluated(generation)
         if generation == last:
@@ -107,7 +120,7 @@ class Recorder:
         """Say what the centre earns, where the generation that follows may take long as well."""
         found = self._evaluated
         if found and self._seconds[generation]["evaluate"] >= _LONG:
-            say(f"before generation {generation + 1}: {'  '.join(measured(found))}")
+            say(f"before generation {generation + 1}: {line_of('', found)}")
             if cut := cut_answers(found, "test/rollouts/"):
                 say(f"before generation {generation + 1}: {cut}")
         done_saying()
@@ -168,7 +181,22 @@ class Recorder:
             self.tracker.recorded(generation + 1)
         del self._seconds[generation]
         done_saying()
+        self._generations.append(time.perf_counter() - self._began)
+        self._end_in_time(generation + 1)
         await self.begin(generation + 1)
+
+    def _end_in_time(self, done: int) -> None:
+        """Make the run longer or shorter, where its time is given and it is evaluated."""
+        config = self.config
+        if self.until is None or not config.evaluates(done):
+            return
+        left, generation = self.until - time.perf_counter(), float(np.mean(self._generations))
+        length = length_for(config, self._planned, done, left, generation, self._evaluation)
+        if length != config.num_generations:
+            self.config = chz.replace(config, num_generations=length)
+            self.directory.keep(with_length(self.directory.config_json, length))
+            keep_options(self.directory.path, self.config)
+            self.info.num_generations = length
 
     async def finish(self) -> None:
         """Wait for what trackers still have under way after the last generation."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import shlex
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,19 @@ from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, Optimizer, number
+from es_cookbook.population.centre_answers import (
+    CentreAnswers,
+    centre_answers,
+    seconds_of_reading,
+)
 from es_cookbook.population.config import closing
 from es_cookbook.population.evaluate import evaluate
+from es_cookbook.population.look import Look, Pace, observation_of
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.population.step_sizes import FoundSigma, find_sigma, options_of
+from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.data.lines import told_stop
+from es_cookbook.rl.golds import validate
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.directory import (
     HISTORY,
@@ -36,6 +44,7 @@ from es_cookbook.runs.directory import (
     PROFILE,
     RunDirectory,
     failures_logged,
+    keep_date,
     keep_options,
     keep_trained_on,
     locked,
@@ -54,11 +63,32 @@ from es_cookbook.train.loop import Run
 from es_cookbook.train.profile import Profile
 from es_cookbook.train.recorded import replay_dataset, replay_optimizer, restore
 from es_cookbook.train.recorder import Recorder
+from es_cookbook.train.signals import advise
+from es_cookbook.train.sizes import (
+    LATE,
+    as_options,
+    as_recorded,
+    doubts,
+    one_by_one,
+    shown,
+    sized,
+    told,
+    with_options,
+)
+
+_SHOWN = 16
+"""Problems that the centre answers before anything else, where sizes are chosen."""
+_ROWS = 128
+"""Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
+a CPU. They are to the same problems, since prompts take their time as well."""
+_SECONDS_LOOKED = 12.0
 
 
 @contextlib.asynccontextmanager
-async def prepared(config: Config) -> AsyncGenerator[RunState]:
+async def prepared(config: Config) -> AsyncGenerator[tuple[Config, RunState]]:
     """Inside, the run directory is this process's alone, and the run may begin or go on there.
+
+    Its Config is this one, with the sizes that a recorded run has chosen.
 
     Raises:
         RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
@@ -67,8 +97,10 @@ async def prepared(config: Config) -> AsyncGenerator[RunState]:
         ModelError: The base of a recorded run cannot be read.
         ESCookbookError: What the run needs outside of this process is not there.
     """
-    log_path, config_json = Path(config.log_path), config_to_json(config)
+    log_path, as_given = Path(config.log_path), config
     with locked(log_path), failures_logged(log_path):
+        config = as_recorded(as_given)
+        config_json = config_to_json(config)
         state = run_state(
             log_path,
             config_json,
@@ -81,15 +113,33 @@ async def prepared(config: Config) -> AsyncGenerator[RunState]:
             await asyncio.to_thread(_check_base, state, config)
         if not state.is_complete:
             await asyncio.to_thread(_check_outside, config)
-        yield state
+        yield (config if state.decision == "resume" else as_given), state
 
 
 def _check_outside(config: Config) -> None:
     """Refuse what would fail outside of this process, before a model is loaded."""
-    for builder in (config.hub, config.trackers, config.dataset, config.kl, config.preference):
+    for builder in (
+        config.hub,
+        config.trackers,
+        one_by_one(config).dataset,
+        config.kl,
+        config.preference,
+    ):
         if builder is not None:
             builder.check()
     config.engine.check(config.model_name)  # Last: it may be fetched.
+
+
+def resuming(config: Config) -> str:
+    """The whole command that goes on with a run."""
+    log_path = Path(config.log_path)
+    trust = trust_option(log_path, config_to_json(config))
+    return f"{command('resume')} log_path={shlex.quote(str(log_path))}{trust}"
+
+
+def to_go_on(config: Config) -> str:
+    """What to do where a run is interrupted that has begun."""
+    return f"to go on: {resuming(config)}"
 
 
 def forking(config: Config, generation: int) -> str:
@@ -121,6 +171,16 @@ def _check_schedules(recorded_json: str, state: RunState, config: Config) -> Non
             )
 
 
+def may_change_length(config: Config) -> bool:
+    """Whether a run of another length takes the same steps: no schedule goes by it."""
+    length = config.num_generations
+    return not config.max_staleness and all(
+        schedule(t, length) == schedule(t, 2 * length)
+        for _, schedule in _schedules(config)
+        for t in range(length)
+    )
+
+
 def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
     for name, field in chz.chz_fields(part).items():
         value = getattr(part, field.x_name)
@@ -149,35 +209,57 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
     log_path = Path(config.log_path)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_log(log_path / LOG))
-        stack.enter_context(no_silence())
-        engine, datasets = await _loaded(config, stack)
+        announced = stack.enter_context(contextlib.ExitStack())
+        announced.enter_context(no_silence())
+        began = time.perf_counter()
+        looking, looked, takes = one_by_one(config), None, None
+        engine, datasets = await _loaded(looking, stack)
+        if config.size:
+            looked = await _look(config, engine, datasets.train)
+            seconds = 60 * config.minutes - (time.perf_counter() - began)
+            config, takes = _sized(config, looked.answers.look, datasets, seconds)
+            if config.dataset != looking.dataset:
+                with libraries_quiet():
+                    datasets = await config.dataset(engine.tokenizer)
         scoring = _scoring(config, engine)
         sampler = config.sampler(engine, log_path)
-        found, looked = await _found(config, engine, datasets.train, state)
+        found, seconds_looked = await _found(config, engine, datasets.train, state, looked)
         optimizer = _optimizer(config, engine, datasets.train, found)
         directory = await _directory(config, engine, state, found)
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train, scoring)
         start = directory.history.next_generation
         directory.begin()
+        advise(to_go_on(config))
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
         keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
-        if not start and datasets.test_P:
-            count = len(datasets.test_P)
-            say(f"evaluating {count:,} held-out problems before the first generation")
+        if config.evaluates(start) and datasets.test_P:
+            say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
         profile = Profile(log_path / PROFILE) if config.profile else None
-        tracker = _tracker(config, directory, profile, sampler.underway)
+        info = _info(config, directory, sampler.underway)
+        tracker = _tracker(config, info, profile)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
         held_out = _evaluation(config, sampler, datasets.test_P)
-        recorder = Recorder(config, directory, engine, datasets.train, optimizer, tracker, held_out)
+        recorder = Recorder(
+            config=config,
+            directory=directory,
+            engine=engine,
+            dataset=datasets.train,
+            optimizer=optimizer,
+            tracker=tracker,
+            info=info,
+            evaluate=held_out,
+            until=None if takes is None else time.perf_counter() + takes,
+        )
         if profile is not None:
             engine.spans = sampler.spans = recorder.spans = profile
-        await recorder.begin(start, looked)
+        await recorder.begin(start, seconds_looked)
+        announced.close()  # The live view tells of all that follows.
         yield Run(
             config=config,
-            generations=range(start, config.num_generations),
+            start=start,
             held_back=held_back,
             dataset=datasets.train,
             optimizer=optimizer,
@@ -189,15 +271,23 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         await recorder.finish()
 
 
+def _when(config: Config, generation: int) -> str:
+    if generation == config.num_generations:
+        return "after the last generation"
+    return f"before generation {generation + 1}" if generation else "before the first generation"
+
+
 async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
     where = f"{config.log_path}: " if config.log_path else ""
     say(f"{where}loading {config.model_name} on {config.engine.name}")
     with libraries_quiet():
         engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
     await stack.enter_async_context(closing(engine))
+    if config.log_path:
+        keep_date(Path(config.log_path), engine.tokenizer)
     with libraries_quiet():
         datasets = await config.dataset(engine.tokenizer)
-    await datasets.train.validate(engine.traits.context_length)
+    await validate(datasets, engine.tokenizer, engine.traits.context_length, config.sampling)
     if config.surrogate is not None:
         config.surrogate.check(datasets.train.get_batch(0))
     if stop := told_stop(config.sampling, datasets.train.get_batch(0)):
@@ -223,14 +313,86 @@ async def tried_sigmas(config: Config) -> FoundSigma:
         return await _find_sigma(config, engine, datasets.train)
 
 
-async def _find_sigma(config: Config, engine: Engine, dataset: RLDataset) -> FoundSigma:
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the centre answered first, and to what."""
+
+    problems_P: Sequence[EnvGroupBuilder]
+    answers: CentreAnswers
+
+
+async def _find_sigma(
+    config: Config, engine: Engine, dataset: RLDataset, looked: _Looked | None = None
+) -> FoundSigma:
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
     size = 2 if config.num_pairs else config.optimizer.population_size
-    return await find_sigma(sampler, batch_P, len(batch_P) * size * config.attempts)
+    num_rollouts = len(batch_P) * size * config.attempts
+    if looked is None:
+        return await find_sigma(sampler, batch_P, num_rollouts)
+    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
+
+
+async def _look(config: Config, engine: Engine, dataset: RLDataset) -> _Looked:
+    """The centre's first answers, shown."""
+    sampler = config.sampler(engine, sampling=config.sampling_at(0))
+    some_P = _some(dataset, 2 * _SHOWN)
+    problems_P, others_P = some_P[:_SHOWN], some_P[_SHOWN:]
+    say(f"the centre answers {plural(len(problems_P), 'problem')} first")
+    rows_P = [*problems_P] * max(1, _ROWS // len(problems_P))
+    answers = await centre_answers(sampler, rows_P, _SECONDS_LOOKED, len(problems_P))
+    asked = list(filter(None, map(observation_of, others_P)))
+    if asked and (pace := answers.look.pace) is not None:
+        # By now the engine has its memory; the first prompts waited for it.
+        reading = await seconds_of_reading(engine, asked, sampler.sampling)
+        look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
+        answers = dataclasses.replace(answers, look=look)
+    for line in [*shown(answers.look), *doubts(answers.look, config.sampling)]:
+        say(line)
+    return _Looked(problems_P, answers)
+
+
+def _some(dataset: RLDataset, most: int) -> Sequence[EnvGroupBuilder]:
+    """Problems of the first generations."""
+    most = min(most, len(dataset))
+    problems_P = list(dataset.get_batch(0))
+    generation = 0
+    while len(problems_P) < most and not dataset.depends_on_results:
+        generation += 1
+        problems_P += dataset.get_batch(generation)
+    return problems_P[:most]
+
+
+def _sized(
+    config: Config, look: Look, datasets: Datasets, seconds: float
+) -> tuple[Config, float | None]:
+    """The Config with sizes that fit into so many seconds.
+
+    And the seconds in which the run ends, however many generations these are, if that was chosen.
+    """
+    if look.pace is None:
+        say("no answer was heard, so sizes stay as they are")
+        return chz.replace(config, size=()), None
+    if config.optimizer.unsettled:
+        seconds -= LEAST_SECONDS
+    counts = len(datasets.train), len(datasets.test_P)
+    sizes = sized(config, look, counts, seconds)
+    config = with_options(config, {**sizes.chosen, "size": ()})
+    is_free = "num_generations" in sizes.chosen and may_change_length(config)
+    say(told(config, sizes))
+    say(f"chosen for {config.minutes:g} minutes: {as_options(sizes.chosen)}")
+    if sizes.run > LATE * seconds:
+        say(
+            f"this is the least that may learn here, and takes more than minutes={config.minutes:g}"
+        )
+    return config, sizes.run if is_free else None
 
 
 async def _found(
-    config: Config, engine: Engine, dataset: RLDataset, state: RunState
+    config: Config,
+    engine: Engine,
+    dataset: RLDataset,
+    state: RunState,
+    looked: _Looked | None,
 ) -> tuple[Mapping[str, float], float]:
     """Numbers for the options that are `auto`, as recorded or found now, and how long it took."""
     if state.header is not None or not config.optimizer.unsettled:
@@ -238,8 +400,8 @@ async def _found(
     began = time.perf_counter()
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
-        tried = await _find_sigma(config, engine, dataset)
-        for line in tried.table().splitlines():
+        tried = await _find_sigma(config, engine, dataset, looked)
+        for line in tried.table().split("\n"):
             say(line)
         given = tried.sigma
     found = options_of(config.optimizer, number(given), config.num_generations)
@@ -356,17 +518,23 @@ async def _go_on(
     return records[-1] if len(taken) < len(records) else None
 
 
-def _tracker(
-    config: Config, directory: RunDirectory, profile: Profile | None, underway: Underway
-) -> Tracker:
-    start = directory.history.next_generation
-    config_json = config_to_json(config)
-    length, every = config.num_generations, config.eval_every
-    run = RunInfo(directory.path, config_json, config.seed, length, start, every, underway)
+def _info(config: Config, directory: RunDirectory, underway: Underway) -> RunInfo:
+    return RunInfo(
+        path=directory.path,
+        config_json=config_to_json(config),
+        run_seed=config.seed,
+        num_generations=config.num_generations,
+        start_generation=directory.history.next_generation,
+        eval_every=config.eval_every,
+        underway=underway,
+    )
+
+
+def _tracker(config: Config, run: RunInfo, profile: Profile | None) -> Tracker:
     # In this order: a disk that refuses the first leaves no thread of the last behind.
-    trust = trust_of(config_json)
-    snapshots = SnapshotWriter(directory.path, config.snapshot_every, config.model_name, trust)
-    trackers = [config.trackers(run), snapshots, ReportWriter(directory.path)]
+    trust = trust_of(run.config_json)
+    snapshots = SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust)
+    trackers = [config.trackers(run), snapshots, ReportWriter(run.path)]
     if profile is not None:
         trackers.insert(0, profile)  # It sees the end of a generation first, and closes last.
     if config.hub is not None:

@@ -13,6 +13,11 @@ it (137) where C code holds the interpreter lock. It watches until the loop is c
 its tasks. Where Python ends soon after a second signal, nothing waits for threads and exit
 functions.
 
+A signal that comes again within a fifth of a second is the same one: `timeout`, `uv run` and other
+wrappers pass on what the process has got itself, as a member of their group.
+
+What the user can do afterwards is known while all goes well (`advise`), and either process says it.
+
 Left out: an Env that has the system ignore or block both signals. Nobody hears of them then.
 """
 
@@ -44,6 +49,20 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SOON = 10.0
 _OnBegin: TypeAlias = Callable[[Callable[[], None]], None]
 """Is told how to stop what has begun."""
+_advice = ""
+
+
+def advise(sentence: str) -> None:
+    """Set what the user is told to do where the program is interrupted from now on."""
+    global _advice
+    _advice = sentence
+    for end in _ends[-1:]:
+        end.advise(sentence)
+
+
+def advice() -> str:
+    """What the user is told to do; "" where nothing was set since signals are heard."""
+    return _advice
 
 
 def result_until_signal(main: Callable[[], Awaitable[_Result]], interrupted: str = "") -> _Result:
@@ -127,19 +146,23 @@ def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
         return
 
     def first(number: int, frame: FrameType | None) -> None:
-        for number in _NUMBERS:
-            signal.signal(number, second)
+        end.first = number, time.monotonic()
+        for each in _NUMBERS:
+            signal.signal(each, second)
         left_threads.is_ending.set()
         end.when_python_ends()
         Watch.hurry_all()
         stop()
 
     def second(number: int, frame: FrameType | None) -> None:
+        if ending.is_same(number, end.first):
+            return
         end.hurry()
         raise KeyboardInterrupt
 
     left_threads.is_ending.clear()
     end = _End()
+    advise("")
     former = {number: signal.signal(number, first) for number in _NUMBERS}
     try:
         yield
@@ -156,33 +179,45 @@ class _End:
     """
 
     def __init__(self) -> None:
-        self.first_at = self.second_at = -math.inf
+        self.first: tuple[int, float] = 0, -math.inf
+        self.second_at = -math.inf
         hears, self._pythons = os.pipe()
         self._ours, tells = os.pipe()
-        os.set_blocking(self._pythons, False)
+        advised, self._advises = os.pipe()
+        for descriptor in (self._pythons, self._advises):
+            os.set_blocking(descriptor, False)
+        passed = hears, tells, advised
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", ending.__file__, *map(str, (hears, tells, os.getpid()))],
+            [sys.executable, "-I", "-S", ending.__file__, *map(str, (*passed, os.getpid()))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            pass_fds=(hears, tells),
+            pass_fds=passed,
             start_new_session=True,  # Ctrl-C is not for it.
         )
-        os.close(hears)
-        os.close(tells)
+        for descriptor in passed:
+            os.close(descriptor)
         threading.Thread(target=self._exit_when_told, name="signals", daemon=True).start()
         self._former = signal.set_wakeup_fd(self._pythons, warn_on_full_buffer=False)
         _hearing.append(self._pythons)
+        _ends.append(self)
 
     def close(self) -> None:
         """The process goes on."""
         signal.set_wakeup_fd(self._former)
         _hearing.remove(self._pythons)
+        _ends.remove(self)
         if self.second_at > -math.inf:
             self._say(ending.STAND_BY)
         else:
             self._process.kill()
             self._process.wait()
             os.close(self._pythons)
+            os.close(self._advises)
+
+    def advise(self, sentence: str) -> None:
+        """What the process says if it ends this one."""
+        with contextlib.suppress(OSError):  # It is full: so many sentences are never set.
+            os.write(self._advises, sentence.encode("utf-8", "backslashreplace") + b"\n")
 
     def hurry(self) -> None:
         """There was a second signal; heard already, unless an Env took the descriptor."""
@@ -194,7 +229,6 @@ class _End:
 
         Soon after the first it ends there if threads are left.
         """
-        self.first_at = time.monotonic()
         # Before threads are waited for: `atexit` comes after that.
         threading._register_atexit(self._python_ends)  # type: ignore[attr-defined]
 
@@ -207,7 +241,7 @@ class _End:
                 with contextlib.suppress(Exception):
                     stream.flush()
             time.sleep(ending.SECONDS_AFTER_SECOND)  # The thread exits.
-        elif time.monotonic() - self.first_at < _SOON and left_threads.nobody_waits():
+        elif time.monotonic() - self.first[1] < _SOON and left_threads.nobody_waits():
             left_threads.exit_without_them(INTERRUPTED)
 
     def _say(self, number: int) -> None:
@@ -220,6 +254,7 @@ class _End:
         os.close(self._ours)
 
 
+_ends: list[_End] = []
 _hearing: list[int] = []
 """Descriptors that other processes read."""
 os.register_at_fork(after_in_child=lambda: _hearing and signal.set_wakeup_fd(-1))

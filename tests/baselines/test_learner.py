@@ -1,8 +1,12 @@
 """How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
 
+import functools
 import gc
+import json
+import math
 import random
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +15,9 @@ import pytest
 import torch
 
 from es_cookbook.baselines import learner as learner_module
-from es_cookbook.baselines.learner import Learner, Tree, dtype_of_products
+from es_cookbook.baselines.learner import Learner, Tree, adamw, dtype_of_products
 from es_cookbook.baselines.policy_gradient import PPO
+from es_cookbook.baselines.sft import likelihood
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch import processor
@@ -66,6 +71,78 @@ def test_rows_of_what_begins_alike_and_halves_change_nothing(
         assert found.keys() == plain.keys()
         for name, values in plain.items():
             torch.testing.assert_close(found[name], values, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_a_step_tells_what_was_maximised_before_it(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    learner = Learner(lm, ["model.norm.weight"], tokens_per_pass=30)
+    examples = answers()
+    told = zip(examples, learner.logprobs(examples), strict=True)
+    weighted = math.fsum(each.weight * each.count * math.fsum(told_T) for each, told_T in told)
+    gain, norm = learner.step(examples, likelihood, 0.01, 0.25)
+    assert gain == pytest.approx(0.25 * weighted, rel=1e-4) and norm > 0
+
+
+def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    moved: list[torch.Tensor] = []
+    for optimizers in (adamw, functools.partial(adamw, weight_decay=0.5)):
+        lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+        weight = lm.get_parameter("model.layers.0.mlp.up_proj.weight")
+        learner = Learner(lm, ["model.layers.0.mlp.up_proj.weight"], optimizers=optimizers)
+        before = weight.detach().clone()
+        learner.step(answers(), likelihood, 0.01, 0.25)
+        moved.append(weight.detach() - before)
+    assert moved[0].abs().median().item() == pytest.approx(0.01, rel=1e-2)
+    torch.testing.assert_close(moved[1], moved[0] - 0.01 * 0.5 * before, atol=1e-6, rtol=1e-3)
+
+
+def test_rows_are_packed_where_that_is_asked_for(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    examples, shapes = answers(), list[torch.Size]()
+
+    def look(_: object, __: object, how: dict[str, torch.Tensor]) -> None:
+        shapes.append(how["input_ids"].shape)
+
+    packing, plain = Learner(lm, (), packed_length=40), Learner(lm, (), tokens_per_pass=1)
+    assert packing.packs and not plain.packs
+    lm.register_forward_pre_hook(look, with_kwargs=True)
+    plain.logprobs(examples)
+    alone, shapes = shapes, []
+    packing.logprobs(examples)
+    assert [rows for rows, _ in alone] == [1] * len(examples)
+    assert sum(rows for rows, _ in shapes) < len(examples) / 2
+
+
+@pytest.mark.parametrize("kinds", [("full", "sliding"), ("sliding", "sliding")])
+def test_packed_rows_see_no_farther_than_the_models_window(
+    kinds: tuple[str, str], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = shutil.copytree(tiny_model("gemma3"), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    layers = [f"{kinds[i % 2]}_attention" for i in range(config["num_hidden_layers"])]
+    narrow = {**config, "sliding_window": 3, "layer_types": layers}
+    (path / "config.json").write_text(json.dumps(narrow))
+    lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
+    examples = answers()
+    alone, packing = Learner(lm, (), tokens_per_pass=1), Learner(lm, (), packed_length=40)
+    assert packing.packs
+    for one, other in zip(alone.logprobs(examples), packing.logprobs(examples), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_a_model_that_takes_masks_and_does_not_heed_them_is_not_packed(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    forward = lm.forward
+
+    def heedless(*, attention_mask: object = None, **given: Any) -> object:
+        return forward(**given)
+
+    monkeypatch.setattr(lm, "forward", heedless)
+    assert not Learner(lm, (), packed_length=16).packs
 
 
 def test_what_is_read_once_lies_there_once() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -15,20 +16,26 @@ import pytest
 import torch
 
 from es_cookbook import train
-from es_cookbook.baselines.learner import Learner, in_parts
+from es_cookbook.baselines.gradient_run import opened
+from es_cookbook.baselines.learner import Learner, in_parts, learned_places, length_of
 from es_cookbook.baselines.policy_gradient import (
     PPO,
     Config,
     Expert,
     Gold,
     Group,
+    Method,
     Weighted,
+    learn,
+    learner_of,
     main,
     to_examples,
 )
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
+from es_cookbook.common.schedules import Table
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
@@ -50,7 +57,7 @@ from es_cookbook.runs.directory import read_trained_on
 from es_cookbook.runs.reading import read_run
 from es_cookbook.runs.report.curves import points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.fakes import FakeEngine, problem
+from tests.fakes import FakeEngine, SmallDatasetBuilder, problem
 from tests.grpo_runs import (
     EchoGroup,
     check_resumed_as_if_never_stopped,
@@ -200,6 +207,22 @@ async def test_log_probabilities_are_those_with_which_the_engine_sampled(model: 
         assert found_T == pytest.approx([logprob for logprob, own in pairs if own], abs=1e-4)
 
 
+async def test_rows_without_a_token_are_no_part_of_what_is_learned(tmp_path: Path) -> None:
+    """Nor are they sampled: PPO's ratio would begin far from 1."""
+    padded = write_tiny_model(tmp_path / "model", vocab_size=140)
+    (tmp_path / "run").mkdir()
+    of_run = config(padded, tmp_path / "run", eval_every=0)
+    async with opened(of_run, None, partial(learner_of, of_run)) as run:
+        (action,) = await run.rollout(0, run.dataset.get_batch(0)[:1], 1)
+        (trajectory,) = action.trajectories_G_K[0]
+        assert isinstance(trajectory, Trajectory)
+        examples = sequences_of(trajectory, 1.0)
+        (found_T,) = run.learner.logprobs(examples)
+    (example,) = examples
+    sampled_T = [example.sampled_T[t] for t in learned_places(example)]
+    assert found_T == pytest.approx(sampled_T, abs=1e-4)
+
+
 def test_parts_padding_and_counts_change_no_gradient(model: Path) -> None:
     texts = [(5, 6, 7), (5, 6, 7), (9, 8, 7, 6, 5, 4), (3, 4)]
     learned = [Example(text, (True,) * len(text)) for text in texts]
@@ -215,6 +238,8 @@ def test_parts_padding_and_counts_change_no_gradient(model: Path) -> None:
         for name, gradient in found[0].items():
             torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-4)
     assert [len(part) for part in in_parts([[e] for e in learned], 6)] == [1, 2, 1]
+    assert [len(part) for part in in_parts([[e] for e in learned], 24)] == [4], "just fits"
+    assert length_of([learned[0], Example((5, 6, 9), (True,) * 3)]) == 4, "5 and 6 are read once"
 
 
 def counted(example: Example, count: int) -> Example:
@@ -241,6 +266,59 @@ async def test_each_method_learns_what_earns_rewards(
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.15, rewards
 
 
+@pytest.mark.parametrize("method", [Group(steps=3), PPO(epochs=2, steps=3), Expert(), Gold()])
+def test_a_schedule_scales_the_rate_of_every_step(method: Method, tmp_path: Path) -> None:
+    """Steps are of shares of the answers, epoch by epoch in another order."""
+    answers = [Example((5, token), (False, True), count=2) for token in range(7)]
+    steps: list[tuple[Sequence[Example], float, float]] = []
+
+    class Stepping:
+        def step(self, part: Sequence[Example], _: object, rate: float, share: float) -> object:
+            steps.append((part, rate, share))
+            return 0.0, float(len(part))
+
+    falls = Table(generations=(0, 4), factors=(1.0, 0.2))
+    own = config(tmp_path, tmp_path, method=method, learning_rate_schedule=falls)
+    measured = learn(own, 3, answers, 0.05, cast(Learner, Stepping()))
+    sizes = [3, 2, 2] if method.steps == 3 else [7]
+    assert [len(part) for part, *_ in steps] == sizes * method.epochs
+    assert [rate for _, rate, _ in steps] == pytest.approx([0.004] * len(steps))
+    assert {share for *_, share in steps} == {0.05 * method.steps}
+    dealt = [example for part, *_ in steps for example in part]
+    epochs = [dealt[i : i + 7] for i in range(0, len(dealt), 7)]
+    assert all(sorted(epoch, key=str) == answers for epoch in epochs)
+    assert len(set(map(tuple, [answers, *epochs]))) == 1 + method.epochs, "in orders of their own"
+    assert measured == {
+        "policy/weighted": pytest.approx(0.7),
+        "policy/gradient_norm": pytest.approx(7 / len(sizes)),
+        "optimizer/learning_rate": pytest.approx(0.004),
+    }
+
+
+def test_without_answers_there_is_no_step(tmp_path: Path) -> None:
+    measured = learn(config(tmp_path, tmp_path), 0, [], 1.0, cast(Learner, None))
+    assert (measured["policy/gradient_norm"], measured["policy/weighted"]) == (0.0, 0)
+
+
+def test_one_answer_is_all_of_the_objective() -> None:
+    one = TrajectoryGroup([[thought(3, 1.0)]])
+    assert to_examples(Expert(), [one])[1] == 1.0
+    assert to_examples(Expert(), [one, one])[1] == 0.5
+
+
+def test_weights_are_all_or_those_that_evolution_moves(tmp_path: Path) -> None:
+    parameters = [
+        ParameterInfo("embed.weight", (9, 4), "embedding"),
+        ParameterInfo("q.weight", (4, 4), "linear"),
+    ]
+    spaces = [config(tmp_path, tmp_path, trained=which).space for which in ("all", "linear")]
+    assert [list(space(parameters).shapes) for space in spaces] == [
+        ["embed.weight", "q.weight"],
+        ["q.weight"],
+    ]
+    assert Config(model_name="x", dataset=SmallDatasetBuilder()).sampling.temperature == 1.0
+
+
 async def test_gold_answers_are_learned_whatever_the_model_says(
     tmp_path: Path,
 ) -> None:
@@ -261,6 +339,7 @@ async def test_what_gold_answers_teach_is_what_genomes_score() -> None:
     scored_P = [await GoldAnswers().problem(each, nothing, tokenizer) for each in problems_P]
     assert examples == [answer for scored in scored_P for answer in scored.answers]
     assert share == 1 / 2
+    assert (await Gold().examples(problems_P[:1], [nothing], tokenizer))[1] == 1.0
     nameless = dataclasses.replace(cast(ProblemGroupBuilder, problem(4, "train")), gold=None)
     with pytest.raises(
         DataError, match=r"^train 4: it has no gold answer, which method=gold learns"
@@ -319,7 +398,20 @@ def test_a_run_of_gradients_records_what_it_trains_on_too(model: Path, tmp_path:
 
 
 async def test_bad_input(model: Path, tmp_path: Path) -> None:
+    for make, said in (
+        (lambda: Group(epochs=0), "epochs must be at least 1, found 0"),
+        (lambda: Group(steps=0), "steps must be at least 1, found 0"),
+        (lambda: Group(reading=-1.0), "reading must be 0 or more"),
+        (lambda: PPO(clip=0.0), r"clip must be in \(0, 1\), found 0.0"),
+        (lambda: PPO(clip=1.0), r"clip must be in \(0, 1\), found 1.0"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            make()
     for wrong, said in (
+        ({"attempts": 0, "method": Gold()}, "attempts must be at least 1, found 0"),
+        ({"tokens_per_pass": 0}, "tokens_per_pass must be at least 1, found 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be 0 or more, found -1"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more, found -0.1"),
         ({"sampling": SamplingParams(temperature=0.7)}, "must be 1, found 0.7 and 1.0"),
         ({"attempts": 1}, "attempts must be at least 2"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0"),

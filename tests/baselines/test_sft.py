@@ -5,30 +5,37 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import chz
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import processors
 
 from es_cookbook.baselines import sft_run
 from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sft import likelihood, main
+from es_cookbook.baselines.policy_gradient import PPO, Expert, Group
+from es_cookbook.baselines.sft import learn, likelihood, main
 from es_cookbook.baselines.small_model import EOS_ID
 from es_cookbook.baselines.supervised import Evaluation, SFTConfig, SupervisedRows
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
+from es_cookbook.common.terminal import as_program
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.recipes.warm_start import chat_tokenizer
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.hub.background_push import CheckpointPush
 from es_cookbook.runs.tracking.libraries import TensorboardTrackerBuilder
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.causal_lms import build
+from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
 from tests.hub_server import HubServer
 from tests.tiny_models import EOS, character_tokenizer
 
@@ -94,8 +101,11 @@ def test_of_a_chat_the_assistants_turns_are_learned(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ({"prompt": "1"}, r"rows\.jsonl, line 1: field 'completion' is missing"),
-        ({"messages": []}, "'messages' must be a list of messages"),
-        ({"messages": [{"role": "robot", "content": "1"}]}, r"messages\[0\] must have a role"),
+        ({"messages": []}, "messages must have at least one"),
+        (
+            {"messages": [{"role": "robot", "content": "1"}]},
+            r"messages\[0\].role is unknown; accepted",
+        ),
         ({"messages": [{"role": "user", "content": "1"}]}, "who must speak at least once"),
     ],
 )
@@ -103,6 +113,190 @@ def test_a_row_that_cannot_be_used_is_refused(row: object, said: str, tmp_path: 
     source = write(tmp_path / "rows.jsonl", row)
     with pytest.raises(DataError, match=said):
         SupervisedRows(source=source)(chat_tokenizer("0123456789"))
+
+
+def learned(row: object, template: str, tmp_path: Path, *changed: tuple[str, str]) -> str:
+    """What of a row is learned, as text; the template's first text in each pair is changed."""
+    tokenizer = tokenizer_with(template)
+    for before, after in changed:
+        assert before in template
+        tokenizer.chat_template = template.replace(before, after)
+    source = write(tmp_path / "rows.jsonl", row)
+    ((example,), _) = SupervisedRows(source=source)(tokenizer)
+    said = zip(example.tokens_T, example.learned_T, strict=True)
+    return str(tokenizer.decode([token for token, is_learned in said if is_learned]))
+
+
+ASKED = {"role": "user", "content": "Weather?"}
+CALL = {"type": "function", "function": {"name": "look", "arguments": '{"city": "Oslo"}'}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def turn(content: object = "", **fields: object) -> dict[str, object]:
+    return {"role": "assistant", "content": content, **fields}
+
+
+CALLED = '<tool_call>\n{"name": "look", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "text"),
+    [
+        (CHATML, [ASKED, turn(None, tool_calls=[CALL])], f"{CALLED}<|im_end|>"),
+        (CHATML, [ASKED, turn("So.", tool_calls=[CALL])], f"So.{CALLED}<|im_end|>"),
+        (MISTRAL, [ASKED, turn("So.", tool_calls=[CALL])], f" So.\n{CALLED}</s>"),
+        (CHATML, [ASKED, turn("1", weight=0), ASKED, turn("2", weight=1)], "2<|im_end|>"),
+        (CHATML, [ASKED, turn("2", tool_calls=None, name=None, weight=None)], "2<|im_end|>"),
+        (CHATML, [ASKED, turn([{"type": "text", "text": "2"}])], "2<|im_end|>"),
+    ],
+)
+def test_all_that_a_turn_says_is_learned_as_the_template_writes_it(
+    template: str, messages: object, text: str, tmp_path: Path
+) -> None:
+    assert learned({"messages": messages}, template, tmp_path) == text
+
+
+def test_blanks_before_the_end_of_a_turn_are_learned_with_it(tmp_path: Path) -> None:
+    row = {"messages": [ASKED, turn("2"), ASKED, turn("3")]}
+    text = learned(row, MISTRAL, tmp_path, ("+ eos_token", "+ ' \\n' + eos_token"))
+    assert text == " 2 \n</s> 3 \n</s>"
+
+
+def test_a_thought_beside_the_answer_is_learned_where_the_template_has_a_place_for_it(
+    tmp_path: Path,
+) -> None:
+    row = {"messages": [ASKED, turn("2", reasoning_content="1 + 1")]}
+    content = "{{ message.content }}\n{%- for"
+    thought = "{% if message.thinking %}<think>{{ message.thinking }}</think>{% endif %}"
+    text = learned(row, CHATML, tmp_path, (content, f"{thought}{content}"))
+    assert text == "<think>1 + 1</think>2<|im_end|>"
+    with pytest.raises(DataError, match=r"line 1: .* leaves out what is thought \(reasoning_cont"):
+        learned(row, CHATML, tmp_path)
+
+
+def test_tools_of_a_row_are_in_its_prompt(tmp_path: Path) -> None:
+    row = {"tools": [TOOL], "messages": [ASKED, turn("2")]}
+    for template in (CHATML, MISTRAL):
+        tokenizer = tokenizer_with(template)
+        ((example,), _) = SupervisedRows(source=write(tmp_path / "rows.jsonl", row))(tokenizer)
+        assert '"name": "look"' in str(tokenizer.decode(list(example.tokens_T)))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": [ASKED, turn()]}, r"messages\[1\] of the assistant says nothing"),
+        ({"messages": [ASKED, turn("x", weight=0.5)]}, r"messages\[1\].weight must be 0 or 1"),
+        ({"messages": [ASKED, turn("x", prefix=True)]}, r"messages\[1\].prefix is not read"),
+        ({"messages": [{**ASKED, "name": "Ann"}, turn("x")]}, r"messages\[0\].name is not read"),
+        ({"messages": [ASKED, turn("x<|im_end|>y")]}, "has the end of a turn in it, '<|im_end|>'"),
+        ({"messages": [ASKED, turn("x")], "tools": ["look"]}, "field 'tools' must be a list of"),
+        ({"prompt": "1", "completion": "2<|im_end|>3"}, "has the end of a turn in it"),
+    ],
+)
+def test_what_a_message_says_in_vain_is_refused(row: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"rows.jsonl, line 1: .*{said}"):
+        learned(row, CHATML, tmp_path)
+
+
+def test_rows_that_cannot_be_learned_are_skipped_if_asked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = {"messages": [ASKED, turn("2")]}
+    bad = [{"messages": [ASKED, turn()]}, {"messages": [ASKED, turn("x", prefix=True)]}]
+    bad.append({"messages": [ASKED, turn("x<|im_end|>y")]})
+    source = write(tmp_path / "rows.jsonl", good, *bad, good)
+    rows = SupervisedRows(source=source, on_bad_row="skip", num_test=1)
+    with as_program():
+        rows.check()
+        train, test = rows(tokenizer_with(CHATML))
+    assert (len(train), len(test)) == (1, 1)
+    assert "of 5 rows, 3 unusable and skipped (line 2" in capfd.readouterr().err
+    with pytest.raises(DataError, match="0 rows can be used"):
+        SupervisedRows(source=write(tmp_path / "bad.jsonl", *bad), on_bad_row="skip")(
+            tokenizer_with(CHATML)
+        )
+
+
+def test_a_prompt_begins_once_and_ends_as_it_is_given(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    around = processors.TemplateProcessing(
+        single=["<bos>", "$A", "<|im_end|>"],
+        special_tokens=[
+            (name, tokenizer.convert_tokens_to_ids(name)) for name in ("<bos>", "<|im_end|>")
+        ],
+    )
+    tokenizer.backend_tokenizer.post_processor = around
+    rows = [
+        {"prompt": f"{begin}2+2=", "completion": f"4{end}"}
+        for begin, end in (("", ""), ("<bos>", "<|im_end|>"))
+    ]
+    examples, _ = SupervisedRows(source=write(tmp_path / "rows.jsonl", *rows))(tokenizer)
+    for example in examples:
+        assert tokenizer.decode(list(example.tokens_T)) == "<bos>2+2=4<|im_end|>"
+
+
+def test_an_end_that_is_written_is_learned_once_and_nothing_behind_it(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer("0123456789")
+    said = ["3<eos>", "345<eos>", "345"]
+    rows = [{"prompt": "12", "completion": text} for text in said]
+    examples, _ = SupervisedRows(source=write(tmp_path / "rows.jsonl", *rows))(tokenizer)
+    texts = [tokenizer.decode(list(example.tokens_T)) for example in examples]
+    assert texts == ["123<eos>", "12345<eos>", "12345<eos>"]
+    twice = write(tmp_path / "twice.jsonl", {"prompt": "12", "completion": "3<eos><eos>"})
+    with pytest.raises(DataError, match="has the end of a turn in it, '<eos>'"):
+        SupervisedRows(source=twice)(tokenizer)
+
+
+def test_chats_that_have_no_system_message_get_the_one_that_is_given(tmp_path: Path) -> None:
+    def chat(*messages: tuple[str, str]) -> dict[str, object]:
+        return {"messages": [{"role": role, "content": text} for role, text in messages]}
+
+    asked, answered = ("user", "2+2="), ("assistant", "4")
+    rows = [chat(asked, answered), chat(("system", "Think."), asked, answered)]
+    rows.append(chat(asked, ("system", "Think."), answered))
+    source, tokenizer = write(tmp_path / "rows.jsonl", *rows), tokenizer_with(CHATML)
+
+    def texts(system: str) -> list[str]:
+        examples, _ = SupervisedRows(source=source, system=system)(tokenizer)
+        return [tokenizer.decode(list(example.tokens_T)) for example in examples]
+
+    with_it, without = texts("Be brief."), texts("")
+    assert ["Be brief." in text for text in with_it] == [True, False, True]
+    assert with_it[1] == without[1]
+    twice = write(tmp_path / "twice.jsonl", chat(asked, answered, answered))
+    with pytest.raises(DataError, match="never twice in a row"):
+        SupervisedRows(source=twice)(tokenizer)
+
+
+def test_rows_are_looked_at_before_a_model_is_loaded(tmp_path: Path) -> None:
+    good = {"prompt": "1", "completion": "2"}
+    SupervisedRows(source=write(tmp_path / "good.jsonl", good)).check()
+    for name, rows, num_test, said in (
+        ("few", [good], 1, "1 row can be used and dataset.num_test is 1"),
+        ("lacks", [good, {"prompt": "1"}], 0, "field 'completion' is missing"),
+        ("roles", [good, {"messages": [{"role": "robot", "content": "1"}]}], 0, "role is unknown"),
+    ):
+        source = write(tmp_path / f"{name}.jsonl", *rows)
+        with pytest.raises(DataError, match=said):
+            SupervisedRows(source=source, num_test=num_test).check()
+    with pytest.raises(DataError, match="there is no such file"):
+        SupervisedRows(source=str(tmp_path / "no.jsonl")).check()
+
+
+def test_the_loss_is_the_mean_over_the_tokens_that_have_one() -> None:
+    shares: list[float] = []
+
+    class Stepping:
+        def step(self, _: object, __: object, ___: float, share: float) -> tuple[float, float]:
+            shares.append(share)
+            return -0.5, 2.0
+
+    # The first of all tokens follows from nothing, and never has a loss.
+    texts = [Example((1, 2, 3), (True, True, True)), Example((1, 2), (True, False))]
+    assert learn(cast(Learner, Stepping()), texts, 0.1) == (0.5, 2.0)
+    learn(cast(Learner, Stepping()), [Example((1, 2), (False, True))], 0.1)
+    assert shares == [1 / 2, 1.0]
 
 
 # --- learning ------------------------------------------------------------------------------------
@@ -180,18 +374,20 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
 
     interrupted = config(model, rows, tmp_path / "resumed", **how)
     step = Learner.step
-    steps: list[int] = []
+    rates: list[float] = []
 
     def four_steps(self: Learner, *given: object) -> object:
-        if len(steps) == 4:
+        if len(rates) == 4:
             raise KeyboardInterrupt
-        steps.append(len(steps))
+        rates.append(given[2])  # pyright: ignore[reportArgumentType]
         return step(self, *given)  # pyright: ignore[reportArgumentType]
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "step", four_steps)
         with pytest.raises(KeyboardInterrupt):
             main(interrupted)
+    falling = [1, 0.875, 0.75, 0.625]  # Of eight steps, linearly.
+    assert rates == pytest.approx([interrupted.learning_rate * factor for factor in falling])
     assert not (tmp_path / "resumed").exists()
     kept = tmp_path / "resumed.training"
     assert [path.name for path in (kept / "checkpoints").iterdir()] == ["3"]
@@ -256,6 +452,25 @@ def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_pa
     assert all(torch.allclose(plain[name], weight) for name, weight in merged.items())
 
 
+def test_problems_of_the_evaluation_are_checked_before_the_first_step(
+    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
+) -> None:
+    """A tokenizer of characters up to "Q" cannot say this answer."""
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(f'{{"question": "{each}", "answer": "x"}}\n' for each in "AB"))
+    evaluation = Evaluation(
+        dataset=Task(
+            source=str(problems),
+            num_test=1,
+            problems_per_generation=1,
+            reward=Exact(),
+        ),
+        engine=TorchEngineBuilder(device="cpu", num_lanes=1),
+    )
+    with pytest.raises(DataError, match=r"problems.jsonl, line .: the model cannot say its own"):
+        main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=0, evaluation=evaluation))
+
+
 def test_peft_has_to_be_installed_for_an_adapter_alone(
     tiny_model: Callable[[str], Path],
     rows: str,
@@ -268,6 +483,19 @@ def test_peft_has_to_be_installed_for_an_adapter_alone(
     main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=0))
 
 
+def test_numbers_that_no_table_of_options_shows(rows: str) -> None:
+    """The pages have tables of other options, which would show another default."""
+    sft = SFTConfig(model_name="m", dataset=SupervisedRows(source=rows), output="o")
+    assert (sft.rank, sft.alpha, sft.learning_rate, sft.max_gradient_norm) == (8, 16, 2e-4, 1.0)
+    assert (sft.batch_size, sft.epochs, sft.max_length) == (32, 1.0, 1024)
+    assert (sft.log_every, sft.checkpoint_every, sft.seed) == (10, 100, 0)
+    assert not sft.packing and not sft.dataset.chat and sft.dataset.num_test == 0
+    evaluation = Evaluation(dataset=ArithmeticDatasetBuilder())
+    assert (evaluation.every, evaluation.attempts, evaluation.temperature) == (0, 1, 0.0)
+    assert (PPO().epochs, PPO().steps, PPO().clip, PPO().reading) == (4, 1, 0.2, 1.0)
+    assert (Group().epochs, Group().normalise, Expert().keep) == (1, True, "right")
+
+
 def test_bad_input(
     tiny_model: Callable[[str], Path],
     rows: str,
@@ -275,7 +503,17 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     good = config(tiny_model("qwen2"), rows, tmp_path / "out")
-    for field, value in (("rank", -1), ("learning_rate", 0.0), ("epochs", float("nan"))):
+    with pytest.raises(ConfigError, match="num_test must be 0 or more"):
+        SupervisedRows(source=rows, num_test=-1)
+    problems = ArithmeticDatasetBuilder()
+    with pytest.raises(ConfigError, match=r"evaluation\.every must be 0 or more"):
+        Evaluation(dataset=problems, every=-1)
+    with pytest.raises(ConfigError, match=r"evaluation\.attempts=2 would all be alike"):
+        Evaluation(dataset=problems, attempts=2)
+    for field, value in (
+        *(("rank", -1), ("learning_rate", 0.0), ("epochs", float("nan")), ("alpha", 0)),
+        *(("batch_size", 0), ("log_every", 0), ("max_length", 1), ("checkpoint_every", -1)),
+    ):
         with pytest.raises(ConfigError, match=f"{field} must be"):
             chz.replace(good, **{field: value})
     with pytest.raises(ConfigError, match=r"hub\.evaluate measures whole models"):

@@ -92,7 +92,8 @@ def metrics_of(trajectory: Trajectory) -> dict[str, float]:
 
 async def test_a_game_that_is_solved_earns_its_reward() -> None:
     (problem,) = await problems(game="TowerOfHanoi-v0", num_test=1)
-    player = Player(one_after_the_other(HANOI))
+    moves = [f"<think>Why not [A B] or [{move}]?</think>[{move}]" for move in HANOI]
+    player = Player(one_after_the_other(moves))
     solved = await played(problem, player)
     assert solved.reward == 1
     assert metrics_of(solved) == {"correct": 1, "invalid": 0, "unfinished": 0, "turns": 7}

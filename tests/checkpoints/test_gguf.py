@@ -123,6 +123,67 @@ def test_a_file_is_converted_once_and_found_by_what_is_in_it(
     assert base_identity(str(copy)) == identity, "the same bits, whenever it is converted"
 
 
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _flip_as_if_untouched(path: Path) -> None:
+    status = path.stat()
+    _flip(path)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _make_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "flipped": _flip,
+    "flipped, with its old time": _flip_as_if_untouched,
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "missing": Path.unlink,
+    "a directory": _make_a_directory,
+    "one more": lambda path: path.with_name("more.safetensors").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_in_the_cache_is_not_as_it_was_made_is_made_anew(
+    damage: str, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    directory = converted(file)
+    made = {path.name: path.read_bytes() for path in directory.iterdir()}
+    DAMAGES[damage](directory / "model.safetensors")
+    with as_program():
+        assert converted(file) == directory
+    assert "is not what was converted, or was never checked" in capfd.readouterr().err
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"config.json": 5}', "{}"])
+def test_a_damaged_manifest_is_made_anew(content: str, file: Path, cache: Path) -> None:
+    manifest = cache / f"{converted(file).name}.json"
+    before = manifest.read_text()
+    manifest.write_text(content)
+    converted(file)
+    assert manifest.read_text().count("config.json") == before.count("config.json")
+
+
+def test_a_touched_file_is_read_once_and_kept(
+    file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = converted(file) / "model.safetensors"
+    os.utime(weights)
+    before = weights.stat().st_ino
+    converted(file)
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert converted(file) / "model.safetensors" == weights
+    assert weights.stat().st_ino == before and "again" not in capfd.readouterr().err
+
+
 def test_two_processes_convert_a_file_once(
     file: Path, cache: Path, tmp_path: Path, programs: Programs
 ) -> None:
@@ -139,7 +200,7 @@ def test_two_processes_convert_a_file_once(
     assert ended.returncode == 0, ended.stderr
     assert len(ended.stdout.splitlines()) == 2 and len({*ended.stdout.splitlines()}) == 1
     assert ended.stderr.count("converting") == 1
-    assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".lock"]
+    assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".json", ".lock"]
 
 
 def test_the_least_recently_used_model_goes_first(

@@ -1,11 +1,14 @@
 """Adapters of transposed weights and of experts that PEFT itself has written."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.checkpoints.linear_weights import named_weights
@@ -55,11 +58,119 @@ def test_an_adapter_of_peft_is_merged_as_peft_merges_it(tmp_path: Path, family: 
         assert changed == (name in space.adapter.targets), name
 
 
-def test_what_peft_does_with_more_than_lora_is_refused(tmp_path: Path) -> None:
-    path = make_linear_model("gpt2", tmp_path / "model")
-    peft_adapter("gpt2", path, tmp_path / "adapter")
-    config = tmp_path / "adapter" / "adapter_config.json"
-    config.write_text(config.read_text().replace('"use_dora": false', '"use_dora": true'))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    with pytest.raises(ModelError, match="has use_dora, and only plain LoRA and rsLoRA can be"):
-        Adapter(start=str(tmp_path / "adapter"))(parameter_infos(model), read_adapter)
+def merged(model: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """The weights that a run starts with."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    space = Adapter(start=str(adapter))(parameter_infos(base), read_adapter)
+    with torch.no_grad():
+        space.merge_(found := dict(named_weights(base)), space.base({}))
+    return found
+
+
+@pytest.mark.parametrize(
+    "init", [True, "gaussian", "orthogonal", "mica", "pissa", "pissa_niter_2", "olora"]
+)
+def test_what_changes_the_base_is_refused_until_it_is_plain_lora(
+    tmp_path: Path, init: bool | str
+) -> None:
+    path = make_linear_model("qwen3_moe", tmp_path / "model")
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    start, adapter = tmp_path / "start", tmp_path / "adapter"
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"], init_lora_weights=init)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = get_peft_model(base, config)
+        assert isinstance(model, PeftModel)
+        if config.init_lora_weights not in (True, "gaussian", "orthogonal", "mica"):
+            model.peft_config["default"].init_lora_weights = True
+            model.save_pretrained(start)
+            model.peft_config["default"].init_lora_weights = init
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_" in name:
+                    weight += torch.randn_like(weight) / 10
+    model.save_pretrained(adapter)
+    if start.exists():
+        with pytest.raises(ModelError, match=f"init_lora_weights='{init}', with which PEFT chan"):
+            merged(path, adapter)
+        model.save_pretrained(adapter, path_initial_model_for_weight_conversion=str(start))
+    expected, found = dict(named_weights(model.merge_and_unload())), merged(path, adapter)
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-5, msg=name)
+
+
+READ: dict[str, object] = {"r": 1, "lora_alpha": 3, "use_rslora": True, "target_parameters": ["x"]}
+WITHOUT_EFFECT: dict[str, object] = {
+    "peft_type": "LORA",
+    "task_type": "SEQ_CLS",
+    "auto_mapping": {"base_model_class": "X"},
+    "peft_version": "99.0",
+    "base_model_name_or_path": "some/base",
+    "revision": "main",
+    "inference_mode": True,
+    "target_modules": ["other"],
+    "exclude_modules": "other",
+    "lora_dropout": 0.1,
+    "fan_in_fan_out": True,
+    "layers_to_transform": [0],
+    "layers_pattern": "h",
+    "megatron_core": "megatron.core2",
+    "loftq_config": {"loftq_bits": 4},
+    "eva_config": {"rho": 2.0},
+    "corda_config": {"corda_method": "ipm"},
+    "lora_ga_config": {"direction": "ArB2r"},
+    "qalora_group_size": 8,
+}
+REFUSED: dict[str, object] = {
+    "init_lora_weights": "corda",
+    "bias": "lora_only",
+    "modules_to_save": ["lm_head"],
+    "rank_pattern": {"c_attn": 2},
+    "alpha_pattern": {"c_attn": 2},
+    "megatron_config": {"num_layers": 2},
+    "trainable_token_indices": [0],
+    "use_dora": True,
+    "velora_config": {"num_groups": 2},
+    "alora_invocation_tokens": [5],
+    "use_qalora": True,
+    "monteclora_config": {"num_samples": 2},
+    "layer_replication": [[0, 1], [0, 1]],
+    "lora_bias": True,
+    "use_bdlora": {"nblocks": 2},
+    "arrow_config": {"top_k": 1},
+    "kasa_config": {"beta": 1.0},
+    "ensure_weight_tying": True,
+}
+NOT_WRITTEN = {"runtime_config"}
+"""Of PEFT's fields: how it runs, which no file holds."""
+
+
+def test_every_field_of_pefts_config_is_read_or_without_effect_or_refused(tmp_path: Path) -> None:
+    fields = {field.name for field in dataclasses.fields(LoraConfig)} - NOT_WRITTEN
+    assert fields <= READ.keys() | WITHOUT_EFFECT.keys() | REFUSED.keys(), "PEFT has a new field"
+    a, b = (f"base_model.model.0.lora_{side}.weight" for side in "AB")
+    save_file({a: torch.ones(1, 2), b: torch.ones(3, 1)}, tmp_path / "adapter_model.safetensors")
+
+    def read(**changes: object) -> float:
+        config = LoraConfig(r=1, lora_alpha=5, target_modules="0").to_dict() | changes
+        (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+        lora = read_adapter(tmp_path, {"0.weight": (3, 2)}).lora
+        return lora.scale
+
+    assert read() == 5.0
+    assert {read(**{name: value}) for name, value in WITHOUT_EFFECT.items()} == {5.0}
+    for name, value in (REFUSED | {"of_a_later_release": 0.5, "peft_type": "LOHA"}).items():
+        with pytest.raises(ModelError, match=f"the adapter in .* has {name}="):
+            read(**{name: value})
+    assert read(of_a_later_release=None, merge_weights=False) == 5.0
+    with pytest.raises(ModelError, match="use_rslora must be true or false, found 'no'"):
+        read(use_rslora="no")
+
+
+@pytest.mark.parametrize("init", ["pissa_niter_16", "OLoRA", "corda", "loftq", "lora_ga"])
+def test_the_sentence_says_how_an_adapter_becomes_plain(tmp_path: Path, init: str) -> None:
+    config = {"r": 1, "lora_alpha": 1, "init_lora_weights": init}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"a": torch.ones(1)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"path_initial_model_for_weight_conversion=\.\.\."):
+        read_adapter(tmp_path, {"0.weight": (3, 2)})

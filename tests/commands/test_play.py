@@ -127,10 +127,10 @@ def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Pat
 def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     (model / "chat_template.jinja").write_text(
-        "{% for message in messages %}{{ message.role[:0] }}B{% endfor %}"
+        "{% for message in messages %}{{ message.content }} = B: {% endfor %}"
     )
     run(tmp_path)
-    plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "B")])
+    plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "A = B: ")])
     assert plain != chat
     assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
     assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
@@ -255,7 +255,7 @@ def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(
         ),
         (["genome=4"], "there is no genome 4: generation 3 has 4, 0 to 3"),
         (["problem=4"], "there is no held-out problem 4: the run has 4, 0 to 3"),
-        (["temperature=-1"], "temperature must be 0 (greedy) or positive, found -1"),
+        (["temperature=-1"], "temperature must be 0 or more, found -1"),
         (["max_tokens=0"], "max_tokens must be at least 1, found 0"),
     ],
 )
@@ -308,6 +308,7 @@ def test_a_person_is_told_who_answers_and_may_err(log_path: Path, programs: Prog
     person = Person(programs, command(log_path))
     hint = person.sees("generation 4, centre> ")
     assert "4 of 4 generations are recorded. A line is a prompt; /help lists commands." in hint
+    assert "For other programs: " in hint and " serve log_path=" in hint
     person.types("A\n")
     (answer,) = expected(log_path, [(4, "centre", "A")])
     said = person.sees("generation 4, centre> ")

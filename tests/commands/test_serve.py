@@ -19,11 +19,16 @@ from openai import AsyncOpenAI, NotFoundError
 
 from es_cookbook import train
 from es_cookbook.bridges.endpoint.app import application
-from es_cookbook.commands.serve import Served, ServedRun
-from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.commands.serve import Served, ServedRun, served_run
+from es_cookbook.engines.base import SampleRequest
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.train.recorded import RebuiltRun, open_run, rebuild
+from tests.chat_templates import CHATML, tokenizer_with
 from tests.programs import Programs
+from tests.recipe_problems import write_rows
 from tests.said import refused
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -154,6 +159,63 @@ async def test_several_runs_of_one_base_answer_from_one_engine(
         tasks.cancel_scope.cancel()
     assert answers == {(name, turn): expected[name] for name in expected for turn in range(2)}
     await first.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("of_run", "asked", "ends"),
+    [
+        (None, None, ("\n",)),
+        (None, [], ()),
+        (None, ["?"], ("?",)),
+        (("#",), None, ("#",)),
+        (("#",), "?", ("?",)),
+    ],
+)
+async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
+    of_run: tuple[str, ...] | None,
+    asked: Any,
+    ends: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [{"question": word, "answer": word} for word in "abcdefghijklmnopqrst"]
+    dataset = Task(
+        source=write_rows(tmp_path / "rows.jsonl", rows),
+        prompt="Q: a\nA: a\n\nQ: {question}\nA:",
+        chat=False,
+        reward=Exact(),
+        test_fraction=0.2,
+        problems_per_generation=4,
+    )
+    tokenizer = tokenizer_with(CHATML)
+    model = write_tiny_model(tmp_path / "model", vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(model)
+    config = TinyConfig(
+        model_name=str(model),
+        log_path=str(tmp_path / "run"),
+        num_generations=1,
+        trackers=JsonlTrackerBuilder(),
+        dataset=dataset,
+        sampling=SamplingParams(max_tokens=4, stop=of_run),
+    )
+    await train.main(config)
+    rebuilt = await rebuild(open_run(tmp_path / "run", trust=["tests"]))
+    sample, seen = rebuilt.engine.sample, list[SampleRequest]()
+
+    async def seen_sample(request: SampleRequest) -> Action:
+        seen.append(request)
+        return await sample(request)
+
+    monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
+    async with anyio.create_task_group() as tasks:
+        runs = {"": await served_run(rebuilt, 1, config.sampling)}
+        served = Served(rebuilt.engine, runs, "run", "key", config.sampling, tasks)
+        given: Any = {} if asked is None else {"stop": asked}
+        for model in ("centre", "base"):
+            await _client(served).completions.create(model=model, prompt="A", max_tokens=4, **given)
+    assert [request.stop for request in seen] == [ends, ends]
+    await rebuilt.close()
 
 
 def test_runs_that_cannot_be_served_together_are_refused(log_path: Path, tmp_path: Path) -> None:

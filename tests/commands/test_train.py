@@ -1,7 +1,9 @@
 """`train`: from rows and a function to a run, and back from its directory."""
 
+import functools
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,14 +23,12 @@ SMALL = ("num_generations=2", "optimizer.population_size=4", "sampling.max_token
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with what the page says; several tests define a module of the same name."""
     rows, *_ = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
-    first = json.loads(rows)
-    assert first["question"] == "12+30="
-    others = [{"question": f"{i}+{i}=", "answer": str(2 * i)} for i in range(30)]
-    lines = [json.dumps(row) + "\n" for row in (first, *others)]
+    others = [{"question": f"{i}, {i + 1}?", "answer": str(i + 1)} for i in range(40)]
+    lines = [rows, *(json.dumps(row) + "\n" for row in others)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    (score,) = re.findall(r"```python\n(def score.*?)```", PAGE, flags=re.DOTALL)
+    (score,) = re.findall(r"```python\n(import re\n\n\ndef score.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "my_rewards.py").write_text(score)
-    write_tiny_model(tmp_path / "model")
+    write_tiny_model(tmp_path / "model", context=128)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def line_of_the_page() -> list[str]:
     line, *_ = re.findall(r"^es-cookbook train (.*)$", PAGE, flags=re.MULTILINE)
-    options = [option.replace('"', "") for option in line.split()]
+    options = shlex.split(line)
     return [option for option in options if not option.startswith("model_name=")]
 
 
@@ -67,7 +67,33 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     trust = refused("resume", str(run), "num_generations=4").strip().rpartition(" add ")[2]
     assert trust == f"trust={run}/scripts/my_rewards.py"
     played = json.loads(typed("play", f"log_path={run}", trust, "problem=0").stdout)
-    assert played["turns"][0]["prompt"].endswith("=")
+    assert played["turns"][0]["prompt"].endswith("justthenumber.")  # No spaces.
+
+
+def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Path) -> None:
+    few = ["minutes=0.05", "optimizer.sigma=0.01", "optimizer.learning_rate=0.01"]
+    options = [*line_of_the_page(), "model_name=model", *few]
+    done = typed("train", *options, "log_path=run", "behavior_if_log_dir_exists=resume")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr
+    assert said.index("earns ") < said.index("a generation of ") < said.index("chosen for")
+    (chosen,) = re.findall(r"chosen for 0.05 minutes: (.*)", said)
+    recorded = json.loads((here / "run/config.json").read_text())
+    assert recorded["size"] == {"$tuple": []}
+    for option in shlex.split(chosen):
+        path, _, value = option.partition("=")
+        found = functools.reduce(lambda part, name: part[name], path.split("."), recorded)
+        assert str(found) == value or path == "num_generations"  # It follows the clock.
+    length = f"num_generations={recorded['num_generations']}"
+    assert len(list(read_history(here / "run/history.jsonl"))) == recorded["num_generations"]
+    # The same command finds its run, and what was chosen makes the same run.
+    done = typed("train", *options, "log_path=run", "behavior_if_log_dir_exists=resume")
+    assert "is already complete" in done.stdout, done.stderr
+    assert "chosen for" not in done.stderr
+    done = typed("train", *options, "log_path=again", "size=none", *shlex.split(chosen), length)
+    assert done.returncode == 0, done.stderr
+    again, before = (here / name / "history.jsonl" for name in ("again", "run"))
+    assert again.read_bytes() == before.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -78,8 +104,10 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
         ("reward=score", ", and functions as my_module:name or path/to/script.py:name"),
         ("reward=none.py:score", "there is no script none.py"),
         ("data=none.jsonl", "none.jsonl: there is no such file"),
-        ("prompt={text}", "field 'text' is missing"),
+        ("prompt={text}", "rows lack 'text', which dataset.prompt names"),
         ("prompt={text", "expected '}' before end of string; write {{ for a brace"),
+        ("minutes=0", "minutes must be above 0, found 0"),
+        ("size=seed", "size=seed: accepted are optimizer.population_size, "),
         ("batch=1000", "dataset.problems_per_generation must be from 1 to "),
     ],
 )
@@ -88,6 +116,7 @@ def test_what_is_mistyped_is_one_sentence(here: Path, option: str, said: str) ->
     options = [given for given in line_of_the_page() if not given.startswith(f"{name}=")]
     done = typed("train", *options, "model_name=model", *SMALL[:3], option)
     assert done.returncode in (1, 2) and said in done.stderr.strip().splitlines()[-1]
+    assert "loading" not in done.stderr  # A model, which may take minutes.
     assert not list((here / "runs").glob("*/history.jsonl"))
 
 

@@ -175,6 +175,16 @@ def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(
     assert said in sentence
 
 
+def test_names_with_dashes_and_values_behind_a_space_are_options_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, said = refused(capsys, "--optimizer.population-size", "7")
+    assert code == 1
+    assert said.startswith("optimizer.population_size must be even")
+    code, said = refused(capsys, "--optimizer.population_size", "seed=1")
+    assert code == 2 and "found '--optimizer.population_size'" in said
+
+
 def test_a_config_that_refuses_itself_gives_its_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

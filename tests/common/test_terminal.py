@@ -1,5 +1,7 @@
 """Nothing that a model writes can command a terminal or break a line-by-line protocol."""
 
+import signal
+import subprocess
 import sys
 import time
 
@@ -63,3 +65,14 @@ def test_what_takes_long_says_how_long_until_it_is_done(capsys: pytest.CaptureFi
         done_saying()
         time.sleep(0.3)
         assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_still_imported_ends_at_once(number: int) -> None:
+    program = (
+        "import os, time; from es_cookbook.common.terminal import ended_at_once\n"
+        f"with ended_at_once():\n    os.kill(os.getpid(), {number}); time.sleep(20)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; nothing has changed: run the same command again\n"

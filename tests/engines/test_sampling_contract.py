@@ -15,10 +15,11 @@ from typing import TypeAlias
 import chz
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
+from es_cookbook.common.errors import RequestError
 from es_cookbook.engines.base import EngineBuilder, LogprobsRequest, Progress, SampleRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
@@ -45,6 +46,10 @@ TARGETS: tuple[Target, ...] = (0, "centre", "base")
 HOT = {"temperature": 1.0}
 Hot: TypeAlias = tuple[Action, SampleRequest]
 NUM_DRAWS = 2000
+SPECIAL, MARK = 38, "<|endoftext|>"
+"""A name that Qwen's class of tokenizers would add by itself."""
+NAMELESS = (37, 39)
+"""Rows of the embedding that the tokenizer has no token for: a hole, and one at the end."""
 LEAST_P = 1e-4
 
 
@@ -56,13 +61,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def syllable_tokenizer() -> PreTrainedTokenizerFast:
-    """Every token is two characters, so that a string may end within one."""
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS}
+    """Every token is two characters, so that a string may end within one; one is special."""
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS, MARK: SPECIAL}
     syllables = map("".join, itertools.product("bdfgklmn", "aeiou"))
-    for token, syllable in zip(range(len(vocabulary), VOCABULARY), syllables, strict=False):
-        vocabulary[syllable] = token
+    for token, syllable in zip(range(BOS + 1, VOCABULARY), syllables, strict=False):
+        if token not in (SPECIAL, *NAMELESS):
+            vocabulary[syllable] = token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(MARK, normalized=False)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
     )
@@ -91,7 +98,7 @@ def decode(model: Path) -> Callable[[Sequence[int]], str]:
 
 
 def long_prompt(first: int) -> tuple[int, ...]:
-    return tuple(3 + (first + i * i) % 35 for i in range(60 + first % 20))
+    return tuple(3 + (first + i * i) % 34 for i in range(60 + first % 20))
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +223,23 @@ def test_logprobs_are_the_models_own_before_temperature_and_top_p(
     assert silent.logprobs_T is None
 
 
+def test_rows_that_the_tokenizer_has_no_token_for_are_never_sampled(
+    engine: Running, reference: Reference
+) -> None:
+    """Although the model itself gives them a good part of the mass."""
+    reference.become(Genome())
+    raw_B_V = reference.model(torch.arange(3, 37)[:, None]).logits[:, -1].softmax(-1)
+    mass, last = raw_B_V[:, list(NAMELESS)].sum(-1).max(-1)
+    assert mass > 0.1
+    prompt_T = (3 + int(last),)
+    asked = [request("centre", prompt_T, seed=seed, max_tokens=8, **HOT) for seed in range(200)]
+    drawn = Counter(token for action in engine.sample(asked) for token in action.tokens_T)
+    assert drawn[SPECIAL] and not drawn[NAMELESS[0]] and not drawn[NAMELESS[1]]
+    for token in NAMELESS:
+        with pytest.raises(RequestError, match=f"a continuation has token {token}, .* never"):
+            engine.score([LogprobsRequest("centre", PROMPT, (5, token))])
+
+
 # Seeds.
 
 
@@ -331,6 +355,36 @@ def test_stop_texts_of_the_sampling_parameters_count_beside_the_envs_and_are_no_
         assert action.text == text
         assert action.tokens_T == free.tokens_T[: len(action.tokens_T)]
         assert action.stop_reason == ("length" if text == free.text else "stop")
+
+
+def test_a_stop_text_with_a_special_token_ends_an_action_where_that_is_sampled(
+    engine: Running, decode: Callable[[Sequence[int]], str]
+) -> None:
+    """Which is in no text: neither is what stands before it in a stop text of the run."""
+    asked = [request("centre", PROMPT, seed=seed, max_tokens=16, **HOT) for seed in range(200)]
+    free, of_free = next(
+        (action, of_action)
+        for action, of_action in zip(engine.sample(asked), asked, strict=True)
+        if SPECIAL in action.tokens_T[4:10] and SPECIAL not in action.tokens_T[:4]
+    )
+    at = free.tokens_T.index(SPECIAL)
+    before, last, after = (
+        decode(free.tokens_T[:at]),
+        *map(decode, ([each] for each in (free.tokens_T[at - 1], free.tokens_T[at + 1]))),
+    )
+    for stop, end, text in (
+        (MARK, at + 1, before),
+        (f"{last}{MARK}", at + 1, before[:-2]),
+        (f"{last[1]}{MARK}{after[0]}", at + 2, before[:-1]),
+        (f"{last}{MARK}nowhere", len(free.tokens_T), free.text),
+    ):
+        params = chz.replace(of_free.params, stop=("nowhere", stop))
+        of_run = SampleRequest("centre", Observation(PROMPT), params, of_free.seed)
+        of_env = again(of_free, stop=("nowhere", stop))
+        cut, kept = engine.sample([of_run, of_env])
+        assert cut.tokens_T == kept.tokens_T == free.tokens_T[:end]
+        assert (cut.text, kept.text) == (text, decode(free.tokens_T[:end]))
+        assert cut.stop_reason == kept.stop_reason == ("stop" if end <= at + 2 else "length")
 
 
 def test_a_stop_string_in_the_prompt_does_not_count(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.evolution.centre import Centre, merge_steps
+from es_cookbook.evolution.centre import Centre, merge_steps, noise_device, on_gpu
 from es_cookbook.evolution.exact import fingerprint_span
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
@@ -87,6 +87,23 @@ def test_a_new_centre_is_the_base_in_float32_and_shares_nothing_with_it(dtype: t
         assert torch.equal(weight, base[name].float())
     centre.apply(STEPS[0])
     assert all(torch.equal(base[name], before[name]) for name in base)
+
+
+def test_noise_is_made_on_nvidias_gpus_and_where_triton_is_interpreted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu, cuda, mps = map(torch.device, ("cpu", "cuda", "mps"))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert [noise_device(each) for each in (cpu, cuda, mps)] == [cpu, cuda, cpu]
+    assert not on_gpu(cpu) and not on_gpu(mps)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert on_gpu(cpu) and not on_gpu(mps)
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    assert noise_device(cuda) == cpu
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert not on_gpu(cpu)
 
 
 def test_only_selected_parameters_are_kept() -> None:

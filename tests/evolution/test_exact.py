@@ -14,8 +14,8 @@ from es_cookbook.evolution.exact import orthogonalised
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.noise.tensors import Part
-from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule
-from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.evolution.rules import AdamRule, FullRankMuonRule, MuonRule, Offsets, OffsetsRule
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 
@@ -108,11 +108,14 @@ STEPS = (
     Step((Term(9, 0.5),)),
     Step(TERMS, rule=ADAM),
     Step((Term(8, 0.5),), decay=0.25),
-    Step(TERMS, decay=0.5, rule=MuonRule(0.03, 5)),
+    Step(TERMS, decay=0.5, rule=FullRankMuonRule(0.03, 5)),
     Step((Term(9, -0.5),)),
 )
+MUON = Step(TERMS, rule=MuonRule(Step(TERMS).rms, 5))
 PINNED = (8800909789344126720, 6656954977116372392, 12768300051221045409)
 """Fingerprints of STEPS from the base, for each of SPACES."""
+PINNED_MUON = (14377079870410104375, 16923650708497023196, 2893914840407841376)
+"""And of MUON behind them."""
 
 
 def gradient(space: SearchSpace, name: str, terms: tuple[Term, ...]) -> torch.Tensor:
@@ -140,19 +143,66 @@ def test_muon_keeps_the_directions_and_makes_singular_values_equal() -> None:
     torch.testing.assert_close(orthogonalised(matrix.T, 5), found.T, atol=0, rtol=0)
 
 
-def test_a_muon_step_has_the_rms_of_the_plain_sum() -> None:
+def test_a_square_matrix_has_the_bits_that_recorded_runs_have() -> None:
+    found = orthogonalised(torch.from_numpy(noise(3, "m", (30, 30))), 5)
+    # Pinned; of the transposed matrix other bits are rounded.
+    assert (
+        exact.fingerprint("m", found.float().contiguous(), Part.whole((30, 30)))
+        == 12848399212213847567
+    )
+
+
+def test_the_norm_is_the_root_of_the_sum_of_squares() -> None:
+    assert exact.norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])) == pytest.approx(5.0, rel=1e-5)
+    assert exact.norm(torch.full((2, 8), 1e-20)) == pytest.approx(4e-20, rel=1e-5)
+    assert exact.norm(torch.zeros(2, 3)) == 0
+
+
+def test_an_older_muon_step_has_the_rms_of_the_plain_sum_in_full_rank() -> None:
     scale = Step(TERMS).rms
-    weights = applied(SPACES[0], Step(TERMS, rule=MuonRule(scale, 5)))
+    weights = applied(SPACES[0], Step(TERMS, rule=FullRankMuonRule(scale, 5)))
     for name in SHAPES:
         rms = (weights[name] - BASE[name]).square().mean().sqrt().item()
         assert rms == pytest.approx(scale, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        FullRank(),
+        LowRank(rank=1),
+        LowRank(rank=3, sigma_patterns=("b*",), sigma_factors=(0.1,)),
+        FullRank(num_blocks=2),
+        LowRank(num_blocks=2),
+    ],
+)
+def test_each_matrix_moves_as_far_as_by_its_own_plain_sum(build: SearchSpaceBuilder) -> None:
+    space = build([ParameterInfo(name, shape, "linear") for name, shape in SHAPES.items()])
+    plain, found = (
+        applied(space, Step(TERMS)),
+        applied(space, MUON),
+    )
+    for name in SHAPES:
+        moved, wanted = ((each[name] - BASE[name]).norm().item() for each in (found, plain))
+        assert moved == pytest.approx(wanted, rel=1e-3)
+        assert wanted == 0 or not torch.allclose(found[name], plain[name])
+
+
+def test_muon_makes_the_singular_values_of_a_sum_of_few_low_rank_terms_equal() -> None:
+    plain, found = (applied(SPACES[1], Step(TERMS, rule=rule)) for rule in (None, MUON.rule))
+    for name in SHAPES:
+        before, after = (
+            torch.linalg.svdvals(each[name] - BASE[name])[:5] for each in (plain, found)
+        )
+        assert before[0] / before[3] > 1.9 and before[4] < 1e-4 * before[0], "four of them"
+        assert after[0] / after[3] < 1.8 and after[4] < 1e-3 * after[0]
 
 
 def test_muon_of_nothing_is_nothing_and_what_is_no_matrix_gains_the_plain_sum() -> None:
     assert not orthogonalised(torch.zeros(3, 4), 5).any()
     space = FullRank()([ParameterInfo("norm", (7,), "other")])
     centre = Centre({"norm": torch.ones(7)}, space)
-    centre.apply(Step(TERMS, rule=MuonRule(0.5, 5)))
+    centre.apply(MUON)
     plain = Centre({"norm": torch.ones(7)}, space)
     plain.apply(Step(TERMS))
     assert torch.equal(centre.weights["norm"], plain.weights["norm"])
@@ -183,6 +233,8 @@ def test_offsets_set_the_centre_and_a_genome() -> None:
     for name in SHAPES:
         assert torch.equal(weights[name], expected[name])
         assert torch.equal(centre.perturbed(Genome(offsets=OFFSETS), name), expected[name])
+    nothing = torch.zeros(0, 2)
+    exact.set_to_offsets_(nothing, nothing, OFFSETS, 5, Part((0, 0), (0, 2), 4))
     with pytest.raises(ValueError, match="1 offsets do not reach element 1199"):
         centre.perturbed(Genome(offsets=Offsets.of(np.zeros(1))), "a.weight")
 
@@ -190,6 +242,7 @@ def test_offsets_set_the_centre_and_a_genome() -> None:
 def test_known_steps() -> None:
     # Pinned: a recorded history must give these bits on every machine and in every version.
     assert tuple(Centre(BASE, space).restore(STEPS) for space in SPACES) == PINNED
+    assert tuple(Centre(BASE, space).restore((*STEPS, MUON)) for space in SPACES) == PINNED_MUON
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -209,7 +262,7 @@ def test_adam_has_the_bits_that_ieee_754_wants(space: SearchSpace) -> None:
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("last", [Step(), Step(rule=OffsetsRule(OFFSETS, 0.5))])
 def test_replays_threads_and_parts_give_the_same_bits(space: SearchSpace, last: Step) -> None:
-    steps = (*STEPS, last)
+    steps = (*STEPS, MUON, last)
     one = Centre(BASE, space, num_threads=1)
     fingerprints = [one.apply(step) for step in steps]
     assert Centre(BASE, space, num_threads=2).restore(steps) == fingerprints[-1]
@@ -237,3 +290,4 @@ def test_merging_steps_keeps_rules_in_their_places() -> None:
     assert merged == [Step(TERMS[:2]), *STEPS[1:]]
     assert merge_steps([Step(), Step()]) == []
     assert merge_steps([Step(decay=0.5), Step(TERMS)]) == [Step(TERMS, decay=0.5)]
+    assert merge_steps([*STEPS, Step(TERMS, decay=1.0)]) == [Step(TERMS, decay=1.0)]

@@ -70,6 +70,38 @@ def test_no_signal_is_exactly_zero(fitness: Fitness, rewards_P_G: NDArray[np.flo
 
 
 @each
+def test_rounding_is_no_signal(fitness: Fitness) -> None:
+    """0.1 + 0.5, 0.2 + 0.4 and 0.3 + 0.3 are not the same number, also beside a lost genome."""
+    rewards_P_G = array([0.1, 0.2, 0.3, NAN], [0.5, 0.4, 0.3, NAN])
+    assert fitness(rewards_P_G)[:3].tolist() == [0.0] * 3
+
+
+def test_scores_tie_within_a_billionth_of_a_thousandth_of_the_largest_difference() -> None:
+    def scores(difference: float) -> list[float]:
+        return Raw()(array([0, 1], [1 + 2 * difference, 0])).tolist()
+
+    assert scores(0.8e-12) == [0, 0] != scores(1.2e-12)
+
+
+def test_of_two_genomes_the_better_has_the_upper_end_of_the_ranks() -> None:
+    assert CentredRank()(array([5, 1])).tolist() == [0.5, -0.5]
+
+
+@each
+def test_those_that_say_so_have_unit_variance_wherever_there_is_a_signal(fitness: Fitness) -> None:
+    rewards = np.random.default_rng(0).normal(size=(20, 3, 7)) ** 3
+    are_units = [fitness(rewards_P_G).std() == pytest.approx(1) for rewards_P_G in rewards]
+    assert all(are_units) == fitness.has_unit_variance
+
+
+def test_reliability_by_hand() -> None:
+    # Scores ∓5/12; residuals ∓1/12, ∓1/12, ±1/6: 1 - (1/12 / 2) / 3 / (2 · (5/12)²).
+    assert reliability(array([0, 1], [0, 1], [0, 0.5])) == pytest.approx(0.96)
+    # One degree of freedom is left: scores ∓3/8, residuals ±1/8.
+    assert reliability(array([0, 1], [0, 0.5])) == pytest.approx(8 / 9)
+
+
+@each
 def test_losing_an_easy_or_a_hard_problem_is_neither_punished_nor_rewarded(
     fitness: Fitness,
 ) -> None:

@@ -11,6 +11,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import (
     AdamRule,
     ErrorFeedbackRule,
+    FullRankMuonRule,
     MuonRule,
     Offsets,
     OffsetsRule,
@@ -22,7 +23,7 @@ from es_cookbook.evolution.rules import (
 ADAM = AdamRule(counts=(1, 2), first=(0.1, 0.9), second=(0.5, 0.5), rate=1e-3, epsilon=1e-8)
 RULES = (
     ADAM,
-    MuonRule(0.25, 5),
+    FullRankMuonRule(0.25, 5),
     OffsetsRule(Offsets.of(np.array([0.5, -1.0])), 0.1),
     ErrorFeedbackRule((2, 0, 1), (0.1, -0.2, 1e-9), 0.9, 255),
 )
@@ -45,13 +46,23 @@ def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
-        ({"kind": "sgd"}, "kind must be one of adam, muon, offsets, error_feedback"),
+        (
+            {"kind": "sgd"},
+            "kind must be one of adam, muon, muon_by_matrix, offsets, error_feedback",
+        ),
         ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
-        ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be"),
+        ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be <class"),
         ({"kind": "muon", "scale": 0.5, "iterations": 5.0}, "iterations must be"),
         ({"kind": "muon", "scale": 0.5, "iterations": 0}, "iterations 1 to 100"),
         ({"kind": "muon", "scale": 0.5, "iterations": 10**12}, "iterations 1 to 100"),
+        ({"kind": "muon_by_matrix", "scale": 0.5, "iterations": 0}, "iterations 1 to 100"),
         ({"kind": "muon", "scale": [0.5], "iterations": 5}, "a rule.s scale must be"),
+        ({"kind": "muon", "scale": 1.1e100, "iterations": 5}, "a rule.s scale must be"),
+        (
+            {"kind": "error_feedback", "counts": [1, "1"], "weights": [1.0, 1.0]}
+            | {"residual_decay": 0.5, "highest": 1},
+            "a rule.s counts must be",
+        ),
         ({"kind": []}, "a rule.s kind must be one of"),
         ({"kind": "offsets", "offsets": "no base64!", "moved": 0.1}, "offsets must be base64"),
         ({"kind": "offsets", "offsets": "AAA=", "moved": 0.1}, "float32 numbers, found 2 bytes"),
@@ -73,9 +84,33 @@ def test_error_feedback_that_cannot_be_is_refused(
         ErrorFeedbackRule(counts, (0.1,), decay, highest)
 
 
+def test_what_can_just_be_is_accepted() -> None:
+    assert rule_from_plain({"kind": "muon", "scale": 1e100, "iterations": 100}).rms([]) == 1e100
+    assert MuonRule(0.0, 1).rms([]) == 0
+    assert ErrorFeedbackRule((1,), (0.1,), 0.0, 1).highest == 1
+    assert AdamRule((0,), (1.0,), (0.0,), 0.1, 1e-8).rms([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "second", "epsilon"),
+    [((-1, 2), (0.5, 0.5), 1e-8), ((1, 2), (-0.5, 0.5), 1e-8), ((1, 2), (0.5, 0.5), 0.0)],
+)
+def test_an_adam_step_that_cannot_be_is_refused(
+    counts: tuple[int, ...], second: tuple[float, ...], epsilon: float
+) -> None:
+    with pytest.raises(ValueError, match="must not be negative, and epsilon above 0"):
+        AdamRule(counts, (0.5, 0.5), second, 0.1, epsilon)
+
+
+@pytest.mark.parametrize(("scale", "iterations"), [(-1.0, 5), (float("inf"), 5), (1.0, 101)])
+def test_a_muon_step_that_cannot_be_is_refused(scale: float, iterations: int) -> None:
+    with pytest.raises(ValueError, match="scale must be 0 or more, and iterations 1 to 100"):
+        MuonRule(scale, iterations)
+
+
 def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
     assert Step(TERMS, rule=ADAM).groups == [TERMS[:1], TERMS[1:]]
-    assert Step(TERMS, rule=MuonRule(0.1, 5)).groups == [TERMS]
+    assert Step(TERMS, rule=FullRankMuonRule(0.1, 5)).groups == [TERMS]
     assert Step(TERMS).groups == [TERMS]
     assert Step().groups == []
     with pytest.raises(ValueError, match="about 3 terms cannot have 2"):
@@ -87,10 +122,14 @@ def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
 def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
     assert Step(TERMS).rms == pytest.approx(14**0.5)
     assert Step(TERMS).mean_square == 14.0
-    assert Step(TERMS, rule=MuonRule(0.25, 5)).rms == 0.25
+    assert Step(TERMS, rule=FullRankMuonRule(0.25, 5)).rms == 0.25
     # m² = 0.1² · 9 + 0.9² · 5, v = 0.5 · 9 + 0.5 · 5
     assert Step(TERMS, rule=ADAM).rms == pytest.approx(1e-3 * (4.14 / 7) ** 0.5)
+    assert AdamRule((1,), (1.0,), (1.0,), 0.1, 2.0).rms([3.0]) == pytest.approx(0.1 * 3 / (3 + 2))
     assert Step(rule=RULES[2]).mean_square == pytest.approx(0.01)
+    # Of the newest generation alone: 0.3 · 2 and 0.4 · 2.
+    feedback = ErrorFeedbackRule((1, 0, 2), (9.0, 0.3, 0.4), 0.9, 15)
+    assert Step((*TERMS[:1], Term(2, 2.0), Term(3, 2.0)), rule=feedback).rms == pytest.approx(1.0)
 
 
 def test_genomes_with_offsets_are_values() -> None:

@@ -148,6 +148,14 @@ def test_held_out_values_have_an_interval_and_what_to_look_at_is_said(
         file.write(json.dumps(measured) + "\n")
     page = opened(run)
     reads(page, "#tiles", "+50.0 points; 95 % interval 61.0 % to 85.3 %, 40 problems")
+    assert "Bands of held-out results" not in page.inner_text("main"), "not of every point"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if "test/env/all/correct" in row:
+            row |= {"test/low/env/all/correct": 0.1, "test/high/env/all/correct": 0.9}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = opened(run)
+    reads(drawn, "main", "Bands of held-out results are 95 % intervals.")
     reads(page, "#notes", "To look at", "40% of the answers were cut off at sampling.max_tokens")
 
 

@@ -1,14 +1,18 @@
 """Answers of the centre within a time: whole ones, or what was said until then."""
 
 import math
+import types
 
 import anyio
 import pytest
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.population.centre_answers import centre_answers
+from es_cookbook.population.centre_answers import CentreAnswers, centre_answers, seconds_of_reading
+from es_cookbook.population.look import Look
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.types import Action, SamplingParams
+from es_cookbook.rl.rollouts import Example
+from es_cookbook.rl.surrogate import AnswersProblem
+from es_cookbook.rl.types import Action, Observation, SamplingParams
 from tests.fakes import FakeEngine, problem
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +32,8 @@ class EndlessEngine(FakeEngine):
         self.num_ended, self.num_tokens = num_ended, num_tokens
 
     async def sample(self, request: SampleRequest) -> Action:
+        if request.params.max_tokens == 1:  # To warm up.
+            return await FakeEngine(answer=four).sample(request)
         if len(self.requests) < self.num_ended:
             return await super().sample(request)
         if self.num_tokens:
@@ -71,6 +77,23 @@ async def test_answers_without_an_end_are_taken_as_far_as_they_came() -> None:
     assert found.scale == 8
 
 
+class SlowlyBegun(FakeEngine):
+    """Says two tokens of every answer at once, and some more after a while."""
+
+    async def sample(self, request: SampleRequest) -> Action:
+        assert request.progress is not None
+        request.progress.sampled([16] * 2)
+        await anyio.sleep(0.3)
+        request.progress.sampled([16] * 10)
+        await anyio.sleep_forever()
+        return await super().sample(request)
+
+
+async def test_answers_of_two_tokens_get_more_time() -> None:
+    found = await centre_answers(sampler(SlowlyBegun()), PROBLEMS, 0.2)
+    assert found.longest == 10
+
+
 async def test_how_long_answers_become_follows_from_those_that_have_ended() -> None:
     found = await centre_answers(sampler(EndlessEngine(2, 4)), PROBLEMS, 0.2)
     going_on = 4 + 8 * (1 - math.exp(-36 / 8))  # 2 ends in 16 tokens, and room for 36 more
@@ -88,7 +111,7 @@ async def test_answers_that_the_engine_is_silent_of_go_on_at_the_pace_of_the_oth
     assert len(found.answers_P) == 2 and found.rewards_P is None
     by_now = 16  # in 0.4 s; the others had 4 tokens after 0.1 s
     going_on = by_now + 20 * (1 - math.exp(-24 / 20))  # 2 ends in 40 tokens, and room for 24 more
-    assert found.num_tokens == pytest.approx((4 + 4 + 2 * going_on) / 4, rel=0.5)
+    assert found.num_tokens == pytest.approx((4 + 4 + 2 * going_on) / 4, rel=0.22)
     assert found.scale == pytest.approx(found.num_tokens / 4)
 
 
@@ -115,3 +138,33 @@ async def test_shortened_answers_stand_for_whole_ones() -> None:
     assert short.scale == 4 and short.num_tokens == whole.num_tokens
     assert short.cost == whole.cost / 2 - 2 * 2 * 3
     assert whole.shortened(9, 99).answers_P == whole.answers_P
+
+
+def test_of_several_turns_the_first_tokens_are_kept() -> None:
+    turns = [
+        Example((1, 2, 3), (False, True, True)),
+        Example((1, 2, 3, 4, 5), (False, False, False, True, True)),
+    ]
+    one = AnswersProblem([Example((1, 2), (False, True))])
+    found = CentreAnswers([AnswersProblem(turns), one], 2.5, None, 1.0, Look([], None))
+    assert found.longest == 4
+
+    def kept(num_tokens: int) -> list[int]:
+        return [len(each.tokens_T) for each in found.shortened(1, num_tokens).answers_P[0].answers]
+
+    assert [kept(n) for n in (1, 2, 3, 4, 9)] == [[2], [3], [3, 4], [3, 5], [3, 5]]
+    # 3 tokens of one rollout, where 5 were said in 2.
+    assert found.shortened(1, 3).scale == pytest.approx(5 / 2 / 3)
+    assert found.first(2) == found and found.first(1).seconds == 0.5
+
+
+async def test_the_pace_of_reading_is_that_of_all_prompts_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter((10.0, 16.0))
+    clock = types.SimpleNamespace(perf_counter=lambda: next(times))
+    monkeypatch.setattr("es_cookbook.population.centre_answers.time", clock)
+    engine, prompts = FakeEngine(answer=four), [Observation((5, 6)), Observation((7,))]
+    seconds = await seconds_of_reading(engine, prompts, SamplingParams(max_tokens=9))
+    assert seconds == 6 / 3
+    assert [request.params.max_tokens for _, request in engine.requests] == [1, 1]

@@ -9,11 +9,12 @@ import pytest
 from es_cookbook.common.errors import ConfigError, TooManyLostError
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.evaluate import check_evaluation, evaluate
+from es_cookbook.population.evaluate import attempt, check_evaluation, evaluate, majority_ks_of
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.statistics import wilson_interval
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import ANSWER, Observation, SamplingParams
+from es_cookbook.runs.tracking.live import line_of
 from tests.fakes import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,13 @@ class Even(ProblemEnv):
     def grade(self, text: str) -> Grade:
         even = int(text) % 2 == 0
         return Grade(2.0 * even, {"correct": float(even)})
+
+
+class Silent(Even):
+    """Reports whether an answer is right only where that can be read."""
+
+    def grade(self, text: str) -> Grade:
+        return Grade(0.0) if text == "word" else super().grade(text)
 
 
 def problems(*tokens: int) -> Sequence[ProblemGroupBuilder]:
@@ -46,6 +54,21 @@ def sampler(engine: FakeEngine, max_failed_fraction: float = 0.3) -> PopulationS
 def answer(who: Genome | str, request: SampleRequest) -> str:
     (token,) = request.observation.tokens_T
     return "word" if token == 9 else str(token)
+
+
+async def test_a_metric_has_the_number_of_the_answers_that_report_it() -> None:
+    """Once the mean of those was told as one of all, and an answer that breaks helped it."""
+    asked = [
+        ProblemGroupBuilder(lambda t=t: Silent(Observation((t,))), str(t)) for t in (2, 4, 1, 9)
+    ]
+    metrics = await evaluate(sampler(FakeEngine(answer=answer)), asked)
+    assert (metrics["test/env/all/correct"], metrics["test/problems"]) == (2 / 3, 4)
+    assert metrics["test/reported/env/all/correct"] == 3
+    low, high = (metrics[f"test/{end}/env/all/correct"] for end in ("low", "high"))
+    assert (low, high) == wilson_interval(2, 3)
+    assert "test/reported/reward/mean" not in metrics
+    told = f"held-out correct 0.667 (of 3 answers, {low:.3f} to {high:.3f})"
+    assert told in line_of("finished", metrics).split("  ")
 
 
 async def test_the_centre_is_measured_greedily_by_tag() -> None:
@@ -71,6 +94,22 @@ async def test_the_centre_is_measured_greedily_by_tag() -> None:
     assert [(who, request.params) for who, request in engine.requests] == [
         ("centre", SamplingParams(max_tokens=5))
     ] * 4
+
+
+async def test_two_attempts_are_counted_one_by_one_and_have_pass_at_1_and_2() -> None:
+    asked = [ProblemGroupBuilder(lambda t=t: Silent(Observation((t,))), str(t)) for t in (2, 1, 9)]
+    metrics = await evaluate(sampler(FakeEngine(answer=answer)), asked, 2, 1.0)
+    assert metrics["test/reported/env/all/correct"] == 4, "of six"
+    assert "test/reported/reward/mean" not in metrics
+    assert metrics["test/pass@2"] == 1 / 3 and "test/low/pass@1" in metrics
+    assert (majority_ks_of(2), majority_ks_of(3)) == ([], [3])
+
+
+async def test_one_greedy_attempt_is_made_unless_more_is_said() -> None:
+    engine = FakeEngine(answer=answer)
+    (group,) = await attempt(sampler(engine), problems(2))
+    assert len(group.trajectories_G_K[0]) == 1
+    assert [request.params.temperature for _, request in engine.requests] == [0.0]
 
 
 async def test_problems_beside_are_measured_and_change_no_reward_nor_sampling_seed() -> None:
@@ -180,7 +219,7 @@ async def test_pass_at_k_needs_to_know_what_is_correct() -> None:
         (0, 1.0, "eval_attempts must be at least 1, found 0"),
         (1, -0.5, "eval_temperature must be 0 .* found -0.5"),
         (1, math.inf, "eval_temperature must be 0 .* found inf"),
-        (4, 0.0, "eval_attempts=4 would all be alike, since eval_temperature=0 is greedy"),
+        (2, 0.0, "eval_attempts=2 would all be alike, since eval_temperature=0 is greedy"),
     ],
 )
 def test_an_evaluation_that_cannot_be_is_refused(

@@ -42,11 +42,13 @@ def test_a_share_of_single_attempts_has_wilsons_interval() -> None:
     assert found.is_share
 
 
-def test_several_attempts_and_other_numbers_have_a_bootstrap_over_problems() -> None:
+def test_several_attempts_are_over_problems_and_other_numbers_have_a_bootstrap() -> None:
     several = results([[1, 0]] * 10 + [[1, 1]] * 10).estimate("correct")
-    assert (several.value, several.method, several.problems) == (0.75, "bootstrap", 20)
-    # Half of the problems have 0.5 and half 1: the deviation of the mean is 0.25 / sqrt(20).
-    assert several.high - several.low == pytest.approx(2 * 1.96 * 0.25 / math.sqrt(20), rel=0.1)
+    assert (several.value, several.method, several.problems) == (0.75, "Wilson", 20)
+    # Half of the problems have 0.5 and half 1, which is less spread than that of 40 attempts.
+    more = 20 * 10 / (10 + 4)
+    expected = wilson_interval(0.75 * (20 + more), 20 + more)
+    assert (several.low, several.high) == pytest.approx(expected)
     other = results([[1]] * 4, [[0.5], [2.0], [1.0], [0.5]]).estimate("reward")
     assert (other.value, other.method, other.is_share) == (1.0, "bootstrap", False)
 
@@ -66,6 +68,20 @@ def test_lost_attempts_are_left_out() -> None:
     assert found.pass_at(2).value == 0.0 and found.pass_at(2).problems == 1
     nothing = results([[NAN]])
     assert math.isnan(nothing.estimate("reward").value) and nothing.estimate("reward").problems == 0
+    assert math.isnan(nothing.estimate("reward").low) and not nothing.estimate("reward").is_share
+    assert results([[1.0]]).estimate("reward").is_share
+
+
+def test_of_other_metrics_than_the_reward_a_problem_counts_by_its_attempts() -> None:
+    """Where not all have as many; by hand, weights 2/3 and 1/3 of means 1 and 0."""
+    found = results([[1, 1], [0, NAN]])
+    correct, reward = found.estimate("correct"), found.estimate("reward")
+    # 1 / (4/9 + 1/9) = 1.8 problems; a variance of 16/81 is worth 1.125, which is less.
+    assert (correct.low, correct.high) == pytest.approx(wilson_interval(1.2, 1.8))
+    assert (correct.value, reward.value) == (pytest.approx(2 / 3), 0.5)
+    assert (reward.low, reward.high) == pytest.approx(wilson_interval(1, 2))
+    even = results([[1, 1], [0, 0]]).estimate("correct")
+    assert (even.low, even.high) == pytest.approx(wilson_interval(1, 2))
 
 
 def test_pass_at_k_is_unbiased_and_its_interval_is_over_problems() -> None:
@@ -92,13 +108,19 @@ def test_two_evaluations_are_compared_problem_by_problem() -> None:
     assert (found.first, found.second) == (0.6, 0.2)
     assert found.difference == pytest.approx(0.4)
     assert found.p == 0.625, "2 (C(4, 0) + C(4, 1)) / 2⁴"
-    assert -0.4 <= found.low <= 0.0 and found.high == 1.0
+    # By hand (Agresti and Min): 3 fixed, 1 broken, of 5 + 2: 2/7 ± 1.96 √((5/7 - 4/49) / 7).
+    half = 1.96 * math.sqrt((5 / 7 - 4 / 49) / 7)
+    assert (found.low, found.high) == pytest.approx((2 / 7 - half, 2 / 7 + half), abs=1e-4)
     other_way = compare(second, first, "correct")
     assert (other_way.better, other_way.worse, other_way.p) == (1, 3, 0.625)
     assert other_way.difference == -found.difference
     spread = [[[10.0 * p + more] for p in range(20)] for more in (1, 0)]
     wide = compare(*(results([[1]] * 20, rewards) for rewards in spread), "reward")
     assert (wide.low, wide.high) == (1.0, 1.0), "the problems' own spread cancels"
+    assert found.is_share and not wide.is_share
+    half = results([[1], [1]], [[0.5], [1.0]])
+    assert not compare(half, half, "reward").is_share
+    assert compare(half, half, "correct").is_share
 
 
 def test_of_several_attempts_the_means_are_compared() -> None:
@@ -165,5 +187,6 @@ def test_votes_are_a_metric_that_can_be_compared() -> None:
     assert voted.values(VOTE).tolist() == [[1, 1, 1], [0, 0, 0]]
     found = compare(voted, one.voted("correct"), VOTE)
     assert (found.first, found.second, found.better, found.worse) == (0.5, 0.5, 1, 1)
-    assert many.majority_at(3).value == 0.5
+    assert many.majority_at(3).value == 0.5 and many.majority_at(3).is_share
+    assert many.pass_at(3).is_share
     assert many.of([0]).majority_at(3).value == 1.0

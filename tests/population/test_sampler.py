@@ -104,6 +104,17 @@ async def test_every_genome_meets_every_problem_in_its_place() -> None:
     assert sorted(closed) == [0, 1, 2]
 
 
+async def test_every_attempt_stands_where_its_genome_and_its_number_say() -> None:
+    def said(who: Genome | str, request: SampleRequest) -> str:
+        assert isinstance(who, Genome)
+        first = seeds.setdefault(who.terms[0].seed, request.seed)
+        return f"{who.terms[0].seed}{int(request.seed != first)}"
+
+    seeds: dict[int, int | None] = {}
+    (group,) = await sampler(FakeEngine(answer=said), attempts=2).rollout(0, [Problem(0)], GENOMES)
+    assert group.rewards_G_K == [[10.0 * g, 10.0 * g + 1] for g in range(6)]
+
+
 async def test_blocks_of_the_engines_capacity_give_what_one_block_gives() -> None:
     whole = FakeEngine(capacity=6)
     blocks = FakeEngine(capacity=4)

@@ -1,5 +1,6 @@
 """Rollouts become fitness and metrics: the batch's by the objective, others by their weight."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -8,7 +9,7 @@ import pytest
 
 from es_cookbook.evolution.fitness import Raw
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.rl.objectives import Mean, Objective, PassAtK
+from es_cookbook.rl.objectives import ByPerformance, Mean, Objective, PassAtK
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
@@ -82,6 +83,23 @@ def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pa
     assert metrics["reward/mean"] == 0.625
 
 
+def test_an_objective_that_follows_results_is_told_those_of_recorded_generations() -> None:
+    ends = {"first": PassAtK(k=1, threshold=0.5), "last": PassAtK(k=1, threshold=1.0)}
+    judge = Scoring(ByPerformance(**ends, low=0.0, high=1.0), Raw(), [])
+    asked = judge.problems(0, BATCH_P)
+    batch_P = [group(lambda g, k: float(k), "correct") for _ in range(3)]
+    results_P = judge.results(asked, batch_P)
+    assert [result.solved for result in results_P] == [0.5] * 3
+    judge.tell(results_P)
+    judge.tell([dataclasses.replace(results_P[0], solved=math.nan)])
+    assert judge.solved_T == [0.5]
+    assert judge.score(asked, batch_P).metrics["objective/done"] == 0.5
+    plain = Scoring(Mean(), Raw(), [])
+    assert plain.results(asked, batch_P) == ()
+    metrics = plain.score(asked, batch_P).metrics
+    assert "reward/std_genomes" in metrics and "genomes/reliability" in metrics
+
+
 def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     judge = scoring(pairs, Mean(), 0.0, 0.0)
     scored = judge.score(judge.problems(0, BATCH_P), groups())
@@ -133,3 +151,4 @@ async def test_with_a_surrogate_answers_are_scored_and_rewards_are_those_of_the_
     assert metrics["env/all/correct"] == 0.25 and "env/all/unseen" not in metrics
     assert scored.batch_groups_P == answered_P
     assert list(scored.groups_P) == [*answered_P, groups_P[2]]
+    assert "reward/std_genomes" not in metrics, "no genome has rewards of its own"

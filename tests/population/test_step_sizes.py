@@ -1,6 +1,7 @@
 """σ and α that a run finds: by what the centre's answers lose, and where nothing can be found."""
 
 import math
+import re
 from pathlib import Path
 
 import chz
@@ -8,17 +9,21 @@ import numpy as np
 import pytest
 
 from es_cookbook import train
-from es_cookbook.common.schedules import Cosine
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Cosine, Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import as_program
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
+from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.population import centre_answers, step_sizes
 from es_cookbook.population.config import closing
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.population.step_sizes import LOSS, FoundSigma, learning_rate, options_of
+from es_cookbook.population.step_sizes import LOSS, FoundSigma, options_of
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.reading import read_run
@@ -83,10 +88,10 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     header = read_header(recorded / "history.jsonl")
     assert header is not None and header.found.keys() == {"sigma", "learning_rate"}
     sigma, rate = header.found["sigma"], header.found["learning_rate"]
-    assert rate == learning_rate(sigma, population_size=4, factors_T=[1.0] * 2)
+    assert rate == sigma, "of four genomes in two generations: α/√4 is half a σ, the most"
     rows = read_metrics(recorded / "metrics.jsonl")
     assert [row["optimizer/sigma"] for row in rows[:2]] == [sigma, sigma]
-    assert rows[0]["optimizer/learning_rate"] == rate
+    assert rows[0]["optimizer/learning_rate"] == rate / rows[0]["fitness/rms"]  # Of fitness=raw.
     assert 0 < rows[0]["time/find_sigma"] < rows[0]["time/total"]
     assert rows[0]["time/total"] > rows[0]["time/find_sigma"] + rows[0]["time/sample"]
     assert "time/find_sigma" not in rows[1]
@@ -111,19 +116,50 @@ def test_a_fork_keeps_what_was_found(recorded: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_alpha_follows_from_sigma_genomes_and_generations() -> None:
-    assert learning_rate(0.004, 32, [1.0] * 100) == 0.0034  # 0.004 · √32 · 1.5 / √100
-    assert learning_rate(0.004, 32, [1.0] * 4) == 0.011  # 0.004 · √32 · 0.5
-    assert learning_rate(0.004, 32, [1.0, 0.5] * 50) == 0.0043  # 0.004 · √32 · 1.5 / √(1.25 · 50)
-    assert learning_rate(0.004, 32, [2.0, 0.0]) == 0.0057  # no step is longer than 0.5 · σ
+CONSTANT = ES(sigma=0.004, learning_rate="auto", population_size=32)
+LARGE = chz.replace(CONSTANT, population_size=512)
+ALTERNATING = Table(generations=tuple(range(100)), factors=(1.0, 0.5) * 50)
+
+
+@pytest.mark.parametrize(
+    ("builder", "num_generations", "drift"),
+    [
+        (CONSTANT, 100, 1.5),
+        (chz.replace(CONSTANT, population_size=8), 25, 1.5),
+        (chz.replace(CONSTANT, learning_rate_schedule=Cosine()), 100, 1.5),
+        (chz.replace(CONSTANT, learning_rate_schedule=ALTERNATING), 100, 1.5),
+        (chz.replace(CONSTANT, warmup_generations=40), 80, 1.5),
+        (LARGE, 4, 1.0),  # four steps of half a σ, the most
+        (chz.replace(LARGE, learning_rate_schedule=ALTERNATING), 4, 0.79),  # ½ √(2 + 2/4)
+        (chz.replace(LARGE, learning_rate_schedule=Table(factors=(3.0,))), 4, 1.0),
+    ],
+)
+def test_fitness_that_is_luck_moves_the_centre_as_far_as_is_promised(
+    builder: ES, num_generations: int, drift: float
+) -> None:
+    """Measured on two thousand numbers that the steps move."""
+    optimizer = chz.replace(builder, **options_of(builder, 0.004, num_generations))(
+        run_seed=1, num_generations=num_generations, space=FullRankSpace({"x": (2000,)})
+    )
+    rng, centre = np.random.default_rng(0), np.zeros(2000)
+    for generation in range(num_generations):
+        genomes_G = optimizer.ask(generation)
+        fitness_G = ZScore()(rng.normal(size=(1, len(genomes_G))))
+        step = optimizer.tell(generation, genomes_G, None, fitness_G)
+        before = centre.copy()
+        for term in step.terms:
+            centre += term.coefficient * noise(term.seed, "x", (2000,))
+        assert np.std(centre - before) < 0.004 * 0.5 * 1.4, "a step by luck a little longer"
+    assert np.std(centre) == pytest.approx(drift * 0.004, rel=0.06)
+
+
+def test_found_rates_have_two_digits_and_are_lengths_where_steps_are() -> None:
+    assert options_of(CONSTANT, 0.004, 100) == {"learning_rate": 0.0034}
     assert options_of(ES(sigma="auto", population_size=16), 0.01, 9) == {"sigma": 0.01}
-    slow = ES(learning_rate="auto", population_size=16, warmup_generations=4)
-    factors_T = 0.25, 0.5, 0.75, *[1.0] * 6
-    assert options_of(slow, 0.01, 9) == {"learning_rate": learning_rate(0.01, 16, factors_T)}
-    cosine = chz.replace(slow, warmup_generations=0, learning_rate_schedule=Cosine())
-    assert options_of(cosine, 0.004, 200)["learning_rate"] > 1.6 * 0.004 * 4 * 1.5 / math.sqrt(200)
     adam = Adam(sigma=0.01, learning_rate="auto", population_size=16)
-    assert options_of(adam, 0.01, 9) == {"learning_rate": 0.02 / 4}
+    assert options_of(adam, 0.01, 9) == {"learning_rate": 0.005}, "half a σ a generation"
+    nothing = chz.replace(CONSTANT, learning_rate_schedule=Table(factors=(0.0,)))
+    assert options_of(nothing, 0.004, 9) == {"learning_rate": 0.011}, "half a σ · √32"
 
 
 def test_the_table_says_where_no_reward_tells_genomes_apart() -> None:
@@ -165,22 +201,22 @@ async def test_a_search_without_time_tries_one_sigma_and_says_what_it_left_out(
     assert tried == pytest.approx(list(quick.losses), rel=0.1)
 
 
-def four(*_: object) -> str:
-    return "1234"
-
-
 class SlowEngine(FakeEngine):
-    """Takes so many seconds a token, by its own clock; answers lose (sigma / `one`)² nats."""
+    """Takes so many seconds a token, by its own clock; answers lose (sigma / `one`)² nats.
 
-    def __init__(self, seconds: float, one: float) -> None:
-        super().__init__(answer=four)
-        self.seconds, self.one, self.now = seconds, one, 0.0
+    Or another power of it.
+    """
+
+    def __init__(self, seconds: float, one: float, text: str = "1234", power: float = 2.0) -> None:
+        super().__init__(answer=lambda *_: text)
+        self.seconds, self.one, self.now, self.num_said = seconds, one, 0.0, len(text)
+        self.power = power
 
     def perf_counter(self) -> float:
         return self.now
 
     async def sample(self, request: SampleRequest) -> Action:
-        self.now += self.seconds * (len(request.observation.tokens_T) + 4)
+        self.now += self.seconds * (len(request.observation.tokens_T) + self.num_said)
         return await super().sample(request)
 
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
@@ -188,15 +224,22 @@ class SlowEngine(FakeEngine):
         who = self.who(request.target)
         sigma = abs(who.terms[0].coefficient) if isinstance(who, Genome) and who.terms else 0.0
         num_tokens = len(request.continuation_T)
-        return [-((sigma / self.one) ** 2) / num_tokens] * num_tokens
+        return [-((sigma / self.one) ** self.power) / num_tokens] * num_tokens
 
 
-async def found_slowly(engine: SlowEngine, monkeypatch: pytest.MonkeyPatch) -> FoundSigma:
-    """Of four answers; each takes 7 tokens to read, and 30 seconds are there for all."""
+async def found_slowly(
+    engine: SlowEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    num_rollouts: int = 0,
+    num_problems: int = 4,
+) -> FoundSigma:
+    """Of four answers; each takes 6 tokens to read, and 30 seconds are there for all."""
     for module in (step_sizes, centre_answers):
         monkeypatch.setattr(module, "time", engine)
-    sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=40))
-    return await step_sizes.find_sigma(sampler, [problem(number, "train") for number in range(4)])
+    sampler = PopulationSampler(engine, sampling=SamplingParams(max_tokens=100))
+    problems_P = [problem(number, "train") for number in range(num_problems)]
+    with as_program():
+        return await step_sizes.find_sigma(sampler, problems_P, num_rollouts)
 
 
 async def test_a_search_with_little_time_goes_by_the_power_law(
@@ -206,6 +249,109 @@ async def test_a_search_with_little_time_goes_by_the_power_law(
     found = await found_slowly(engine, monkeypatch)
     assert found.sigma == 0.02 and len(found.losses) == 2
     assert found.shortened.endswith("2 genomes read 4 answers, 4 tokens of about 4 in each")
+
+
+async def test_a_search_with_time_brackets_the_loss_and_goes_by_the_power_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = await found_slowly(SlowEngine(seconds=1e-6, one=0.02), monkeypatch)
+    tried = [2.0**-12, 2.0**-10, 2.0**-8, 2.0**-6, 2.0**-4, 2.0**-5]
+    assert list(found.losses) == tried
+    assert list(found.losses.values()) == pytest.approx([(each / 0.02) ** 2 for each in tried])
+    assert (found.sigma, found.shortened) == (0.02, "")
+    assert found.rewards_P_G.shape == (4, 8)
+    lower = await found_slowly(SlowEngine(seconds=1e-6, one=0.01), monkeypatch)
+    assert list(lower.losses) == [2.0**-12, 2.0**-10, 2.0**-8, 2.0**-6, 2.0**-7]
+    assert lower.sigma == 0.01
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (math.inf, "no sigma from 0.00024 to 2.6e\\+02 cost .* 1 nats; they cost 0 to 0;"),
+        (1e-12, "no sigma from 6e-08 to 0.00024 cost .* 1 nats; they cost 1e\\+03 to 1e\\+03;"),
+    ],
+)
+async def test_where_no_sigma_of_a_wide_range_changes_answers_so_much_it_is_said(
+    one: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await found_slowly(SlowEngine(seconds=1e-6, one=one), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said", "num_rollouts", "expected"),
+    [
+        (0.03, 4, 0, ("3.6", ["26", "22", "18", "15", "11", "8"], "")),
+        (0.1, 4, 0, ("7.2", ["18", "11"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 0, ("14.4", ["7"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 64, ("14.4", ["16", "1"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 999, ("14.4", ["22", "8"], "4 answers, 4 tokens of about 4 in each")),
+        (0.02, 80, 0, ("8.0", ["13", "4"], "4 answers, 32 tokens of about 80 in each")),
+        (0.05, 80, 0, ("5.0", ["2"], "1 answer, 32 tokens of about 80 in each")),
+        (0.013, 40, 0, ("5.3", ["20", "15"], "4 answers, 32 tokens of about 40 in each")),
+        (0.01, 80, 50, ("5.0", ["20", "15"], "4 answers, 40 tokens of about 80 in each")),
+    ],
+)
+async def test_a_search_keeps_to_its_time(
+    seconds: float,
+    said: int,
+    num_rollouts: int,
+    expected: tuple[str, list[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The seconds of each sigma as expected, those that are left after each, and what was read.
+
+    A reader takes the time of the 2 tokens of the prompt and of those that were said.
+    """
+    engine = SlowEngine(seconds, 0.02, "1" * said)
+    found = await found_slowly(engine, monkeypatch, num_rollouts)
+    lines = capsys.readouterr().err
+    (each,) = re.findall("tried, about (.*) s each", lines)
+    read = re.sub(".*read ", "", found.shortened)
+    assert (each, re.findall("nats, (.*) s left", lines), read) == expected
+
+
+@pytest.mark.parametrize(
+    ("power", "sigma", "tried"),
+    [
+        (1.0, 0.016, [0.00390625, 0.00883883, 0.0132957]),
+        (3.0, 0.02, [0.00390625, 0.0452548, 0.02]),
+        (4.0, 0.02, [0.00390625, 0.0625, 0.02]),
+        (6.0, 0.011, [0.00390625, 0.0625, 0.0113137]),
+        (8.0, 0.011, [0.00390625, 0.0625, 0.0111142]),
+        (12.0, 0.011, [0.00390625, 0.0625, 0.0111142]),
+    ],
+)
+async def test_a_search_with_little_time_goes_by_losses_on_both_sides(
+    power: float, sigma: float, tried: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other laws than the square too, as far as there is time."""
+    engine = SlowEngine(seconds=0.045, one=0.02, power=power)
+    found = await found_slowly(engine, monkeypatch)
+    assert list(found.losses) == pytest.approx(tried, rel=1e-3)
+    assert found.sigma == sigma
+
+
+class UnevenEngine(SlowEngine):
+    """Of answers behind the fourth, each loses four times as much."""
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        later = 4 if request.prompt_T[0] > 4 else 1
+        return [later * each for each in await super().logprobs(request)]
+
+
+async def test_where_time_is_left_at_the_last_sigma_more_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = UnevenEngine(seconds=0.05, one=0.004)
+    found = await found_slowly(engine, monkeypatch, num_problems=8)
+    assert list(found.losses) == [2.0**-8, pytest.approx(0.004)]
+    assert list(found.losses.values()) == pytest.approx([(2.0**-8 / 0.004) ** 2, (1 + 4) / 2])
+    assert found.sigma == 0.0025, "0.004 / √2.5"
+    said = "2 genomes read 8 answers, 4 tokens of about 4 in each at the last sigma, less before"
+    assert found.shortened.endswith(said)
 
 
 @pytest.mark.parametrize("one", [math.inf, 1e-4, 0.02])
@@ -227,18 +373,23 @@ def test_the_table_without_rewards() -> None:
         "sigma=0.008 is where they lose 1; 1.5 s",
         "for lack of time less",
     ]
+    both = FoundSigma(0.008, {0.01: 1.2}, np.zeros((3, 2)), 1.5).table().splitlines()
+    assert both[-1].startswith("every reward was 0")
+    of_centre = FoundSigma(0.008, {0.01: 1.2}, np.zeros((3, 1)), 1.5).table().splitlines()
+    assert of_centre[2:] == [
+        "sigma=0.008 is where they lose 1; reward of the centre 0 on 3 problems; 1.5 s"
+    ]
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (["optimizer=cma", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
-        (["optimizer=genetic", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
         (["optimizer=qes", "optimizer.sigma=auto"], "optimizer.sigma=auto: it must be float"),
         (["optimizer.sigma=some"], "optimizer.sigma=some: it must be float | 'auto'"),
         (
-            ["optimizer=clip_up", "optimizer.learning_rate=auto"],
-            "learning_rate cannot be auto for ClipUp (it finds sigma): give it a number",
+            ["optimizer=genetic", "optimizer.es_weight=auto"],
+            "optimizer.es_weight=auto: it must be float",
         ),
     ],
 )

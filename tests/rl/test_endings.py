@@ -51,3 +51,8 @@ def test_shares_are_of_all_answers_and_none_where_none_was_cut() -> None:
     cut = [(" 5\nA: 6", "7"), ("ha ha ha ha ha ha ha ha ha ha", "7")]
     assert endings(cut, 8) == {"rollouts/ran_on": 1 / 8, "rollouts/repeated": 1 / 8}
     assert endings([], 8) == {}
+
+
+def test_a_first_line_has_the_gold_answer_in_either_form_of_its_letters() -> None:
+    said = "The word that you are looking for is certainly cafe\u0301, as I said.\nQ: next"
+    assert runs_on(said, "caf\u00e9") and not runs_on(said, "th\u00e9")

@@ -9,7 +9,7 @@ import pytest
 from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ModelError
 from es_cookbook.recipes.countdown.warm_start import CHARACTERS
-from es_cookbook.rl.messages import renderer
+from es_cookbook.rl.messages import template as templates
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -93,7 +93,7 @@ def test_chat_prompt_follows_the_tokenizers_own_template() -> None:
 def test_a_template_that_fails_or_does_not_end_is_said(
     template: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renderer, "PATIENCE", 0.2)
+    monkeypatch.setattr(templates, "PATIENCE", 0.2)
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.chat_template = template
     with pytest.raises(ModelError, match=sentence):

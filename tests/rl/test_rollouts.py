@@ -182,6 +182,35 @@ def test_metrics_are_means_by_tag_over_rollouts_that_report_them() -> None:
     }
 
 
+def test_a_mean_over_fewer_answers_says_over_how_many() -> None:
+    """A share of 29 of 32 answers once stood beside one of 32, and looked better."""
+    answers = [[trajectory(0, {"correct": 1, "used": 1})] for _ in range(29)]
+    group = TrajectoryGroup([*answers, *[[trajectory(0, {"used": 0})]] * 3], tags=("easy",))
+    other = TrajectoryGroup([[trajectory(0, {"won": 1})], [LOST]], tags=("hard",))
+    assert env_metrics([group, other]) == {
+        "env/all/correct": 1,
+        "env/all/used": 29 / 32,
+        "env/all/won": 1,
+        "env/easy/correct": 1,
+        "env/easy/used": 29 / 32,
+        "env/hard/won": 1,
+        "reported/env/all/correct": 29,
+        "reported/env/easy/correct": 29,
+        "reported/partly/correct": 29,
+    }
+
+
+def test_a_metric_that_a_problem_has_nothing_to_measure_for_is_not_reported_partly() -> None:
+    """Where all answers to a problem are the same, a judge has nothing to compare."""
+    judged, alike = (
+        TrajectoryGroup([[trajectory(0, metrics)]] * 2) for metrics in ({"first_wins": 1}, {})
+    )
+    assert env_metrics([judged, alike]) == {
+        "env/all/first_wins": 1,
+        "reported/env/all/first_wins": 2,
+    }
+
+
 @pytest.mark.parametrize(
     ("found", "what"),
     [

@@ -4,6 +4,7 @@ import os
 import pty
 import sys
 from collections.abc import Collection
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -11,12 +12,16 @@ import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.branches import fork_run, rewind_run
 from es_cookbook.runs.directory import (
     check_is_run,
+    copy_asked,
     failures_logged,
+    keep_date,
     keep_trained_on,
     locked,
     read_trained_on,
@@ -25,6 +30,7 @@ from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.opening import Behavior, open_run_directory, run_state
 from es_cookbook.runs.reading import read_run
+from tests.chat_templates import tokenizer_with
 from tests.fakes import SmallDataset, problem
 from tests.runs.records import HEADER, make_record
 
@@ -361,6 +367,29 @@ def test_what_is_held_out_and_trained_on_is_said_and_what_is_not_known_not_recor
     assert read_trained_on(tmp_path) is None and not (tmp_path / "trained_on.bin").exists()
     (tmp_path / "trained_on.bin").write_bytes(found.encode()[:-1])
     assert read_trained_on(tmp_path) is None
+
+
+def test_a_run_tells_the_date_of_its_beginning_in_all_its_prompts(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    asked = [Message("user", "x")]
+    plain = tokenizer_with("{{ messages[0].content }}")
+    keep_date(tmp_path, plain)
+    assert not (tmp_path / "date.txt").exists()
+    keep_date(tmp_path, tokenizer_with(template), writes=False)
+    assert not (tmp_path / "date.txt").exists()
+    keep_date(tmp_path, tokenizer_with(template))
+    datetime.fromisoformat((tmp_path / "date.txt").read_text().strip())
+    (tmp_path / "date.txt").write_text("1999-12-31T23:59:59\n")
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    copy_asked(tmp_path, fork)
+    for log_path in (tmp_path, fork):
+        later = tokenizer_with(template)
+        keep_date(log_path, later)
+        assert ChatTemplate.of(later).text(asked) == "1999 x"
+    (tmp_path / "date.txt").write_text("yesterday")
+    with pytest.raises(RunDirectoryError, match="must be the time at which the run began"):
+        keep_date(tmp_path, tokenizer_with(template))
 
 
 def test_a_finished_run_that_is_extended_loses_nothing_and_says_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.fork import main as fork
 from es_cookbook.commands.play import PlayConfig
 from es_cookbook.commands.play import main as play
+from es_cookbook.commands.rewind import Rewind
+from es_cookbook.commands.rewind import main as rewind
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError
@@ -144,6 +146,21 @@ def test_forks_and_rewinds_stay_the_users_own(tmp_path: Path, config: train.Conf
     output = str(tmp_path / "fork")
     fork(Fork(log_path=str(run), output=output), {})
     assert recorded_config(tmp_path / "fork") == chz.replace(config, log_path=output)
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_a_rewind_says_where_trackers_go_on(
+    tmp_path: Path, config: train.Config, has_id: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = begun(tmp_path / "run", config)
+    if has_id:
+        (run / "wandb_id").write_text("abc")
+    rewind(Rewind(log_path=str(run), generation=2))
+    said = capsys.readouterr().out
+    assert ("in W&B it goes on as a new run, *-rewound-1, from generation 2" in said) == has_id
+    assert "Trackio" not in said
+    assert not (run / "wandb_id").exists()
+    assert (run / "rewound/1/wandb_id").exists() == has_id
 
 
 def test_a_strangers_run_is_forked_only_when_what_it_reaches_is_named_or_left_out(

@@ -15,20 +15,23 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("signals")]
 
 LOADS = "transformers:AutoModelForCausalLM.from_pretrained"
 SAMPLES = "es_cookbook.engines.torch.lane:choose_tokens"
+NOT_BEGUN = "interrupted before the run began; nothing has changed: run the same command again"
+BEGUN = "interrupted before the first generation ended; to go on: es-cookbook resume log_path={run}"
 GIVEN = "optimizer.sigma=0.1 optimizer.learning_rate=0.1"
 
 
 @pytest.mark.parametrize(
-    ("call", "announced", "options"),
+    ("call", "announced", "options", "says"),
     [
-        (LOADS, "converting", "model_name={file}"),
-        (LOADS, "loading", "model_name={model}"),
-        (SAMPLES, "looking for sigma", "model_name={model}"),
-        (SAMPLES, "before the first generation", f"model_name={{model}} {GIVEN}"),
+        (LOADS, "converting", "model_name={file}", NOT_BEGUN),
+        (LOADS, "loading", "model_name={model}", NOT_BEGUN),
+        (SAMPLES, "the centre answers", "model_name={model}", NOT_BEGUN),
+        (SAMPLES, "looking for sigma", "model_name={model} size=none", NOT_BEGUN),
+        (SAMPLES, "before the first generation", f"model_name={{model}} size=none {GIVEN}", BEGUN),
     ],
 )
 def test_ctrl_c_waits_for_no_thread(
-    call: str, announced: str, options: str, programs: Programs, tmp_path: Path
+    call: str, announced: str, options: str, says: str, programs: Programs, tmp_path: Path
 ) -> None:
     cache, errors, model = tmp_path / "cache", tmp_path / "errors.txt", tmp_path / "model"
     make_gguf_model("llama", model)
@@ -61,7 +64,8 @@ def test_ctrl_c_waits_for_no_thread(
     began = time.monotonic()
     assert programs.exit_code() == 130
     assert time.monotonic() - began < 2
-    said = errors.read_text().splitlines()[-1]
-    assert said.startswith("interrupted before the first generation ended; to go on, run the same")
+    run = tmp_path / "run"
+    assert errors.read_text().splitlines()[-1] == says.format(run=run)
+    assert run.exists() == (says == BEGUN), "what is named is there"
     assert {path.suffix for path in cache.rglob("*") if path.is_file()} <= {".lock"}
     assert not list(tmp_path.rglob("*.partial")) and not (tmp_path / "run/lock").exists()

@@ -390,8 +390,7 @@ async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert run.returncode == 130
     recorded = len(list(read_history(tmp_path / "history.jsonl")))
     assert after_start(err) == (
-        f"interrupted after generation {recorded}; to go on, run the same command with "
-        "behavior_if_log_dir_exists=resume, or python -m es_cookbook resume "
+        f"interrupted after generation {recorded}; to go on: python -m es_cookbook resume "
         f"log_path={tmp_path} trust=tests\n"
     )
     assert out == ""

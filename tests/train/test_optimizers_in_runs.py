@@ -56,7 +56,7 @@ SETTINGS: dict[str, list[str]] = {
         "optimizer.species_distance=0.1",
     ],
     WITH_GRADIENT: ["optimizer.es_weight=0.05", "surrogate.attempts=4"],
-    ITSELF: ["optimizer.sigma=auto", "optimizer.learning_rate=auto"],
+    ITSELF: ["optimizer.sigma=auto", "optimizer.learning_rate=auto", "fitness=raw"],
     "es": [
         "optimizer.evaluate_centre=True",
         "optimizer.antithetic=False",

@@ -133,7 +133,7 @@ async def test_a_run_goes_beside_the_loop_that_runs_already(tmp_path: Path) -> N
 
 async def test_an_interrupt_ends_it_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match="interrupted before the first generation ended"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted before the run began; nothing"):
         train.run(short(tmp_path, dataset=InterruptingBuilder()))
     assert signal.getsignal(signal.SIGINT) is before
     assert not (tmp_path / "lock").exists()

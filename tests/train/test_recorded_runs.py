@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,11 +59,13 @@ def test_a_recorded_run_is_exported_to_the_same_bytes(name: str, runs: Path) -> 
     assert hashlib.sha256((Path("exported") / file).read_bytes()).hexdigest() == digest
 
 
-def rollouts_of(run: Path) -> dict[tuple[int, ...], str]:
+def rollouts_of(run: Path) -> dict[tuple[int, ...], dict[str, Any]]:
     """The lines of a run's `rollouts.jsonl`, by generation, problem, genome and attempt."""
-    lines = (run / "rollouts.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in (run / "rollouts.jsonl").open()]
+    for turn in (turn for line in lines for turn in line["turns"]):
+        turn["prompt"] = turn["prompt"].replace(" ", "")  # Once written between its letters.
     names = ("generation", "problem", "genome", "attempt")
-    return {tuple(json.loads(line)[name] for name in names): line for line in lines}
+    return {tuple(line[name] for name in names): line for line in lines}
 
 
 @pytest.mark.parametrize("name", EXPORTS)

@@ -57,6 +57,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
+from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
 from es_cookbook.runs.checkpoints import Checkpoint
@@ -164,6 +165,8 @@ def _train(
             )
     except (ValueError, NotImplementedError) as error:
         raise refused_by_trl(error) from error
+    if trainer.ref_model is not None:  # TRL loads it itself.
+        learn_tokens_alone(cast(PreTrainedModel, trainer.ref_model), run.engine.tokenizer)
     if config.correct_sampling:
         trainer.correct_sampling()
     trainer.forwards = {}
@@ -458,8 +461,8 @@ def _lines_upto(path: Path, step: int) -> list[str]:
     except FileNotFoundError:
         return []
     return [
-        each
-        for each in text.splitlines(keepends=True)
-        if each.endswith("\n") and each.partition(",")[0].isdecimal()
+        f"{each}\n"
+        for each in text.split("\n")[:-1]
+        if each.partition(",")[0].isdecimal()
         if int(each.partition(",")[0]) <= step
     ]

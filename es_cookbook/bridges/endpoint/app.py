@@ -203,6 +203,9 @@ class _Work(Generic[_Asked]):
     """
 
     def __init__(self, speaker: Speaker, asked: _Asked) -> None:
+        if asked.draw.stop is None:
+            usual = speaker.chat_stop if isinstance(asked, ChatRequest) else speaker.text_stop
+            asked = dataclasses.replace(asked, draw=dataclasses.replace(asked.draw, stop=usual))
         self.speaker, self.asked = speaker, asked
         translator = speaker.translator
         if isinstance(asked, ChatRequest):

@@ -20,11 +20,15 @@ class Speaker(ABC):
         translator: of its tokenizer.
         kept: what it has answered this holder.
         tells: its `sample` tells of its progress, so that a stream begins before its end.
+        chat_stop, text_stop: strings that end an answer to a chat, or to a text, where the request
+            says nothing of any.
     """
 
     translator: Translator
     kept: KeptTurns
     tells = False
+    chat_stop: tuple[str, ...] = ()
+    text_stop: tuple[str, ...] = ()
 
     @abstractmethod
     async def sample(

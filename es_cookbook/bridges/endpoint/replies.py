@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeAlias
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
+from es_cookbook.bridges.endpoint.token_bytes import bytes_reader
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
+from es_cookbook.rl.messages.message import as_json
 from es_cookbook.rl.types import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -184,7 +186,7 @@ class Reply:
             {
                 "id": f"call_{self.digest}{at:02x}{i:02x}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                "function": {"name": call.name, "arguments": as_json(dict(call.arguments))},
             }
             for i, call in enumerate(answer.calls)
         ]
@@ -193,10 +195,15 @@ class Reply:
         return str(self.tokenizer.decode([token]))
 
     def _of_tokens(self, answer: Answer) -> dict[str, object]:
-        texts = map(self._one, answer.action.tokens_T)
+        found = map(bytes_reader(self.tokenizer), answer.action.tokens_T)
         content = [
-            {"token": text, "logprob": logprob, "bytes": [*text.encode()], "top_logprobs": []}
-            for text, logprob in zip(texts, answer.action.logprobs_T or (), strict=True)
+            {
+                "token": raw.decode("utf-8", "replace"),
+                "logprob": logprob,
+                "bytes": [*raw],
+                "top_logprobs": [],
+            }
+            for raw, logprob in zip(found, answer.action.logprobs_T or (), strict=True)
         ]
         return {"content": content, "refusal": None}
 

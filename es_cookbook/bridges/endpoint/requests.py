@@ -6,16 +6,17 @@ the JSON that the service itself gives. Nothing is ignored that a program may re
 
 import dataclasses
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import chz
 
+from es_cookbook.common.checks import LEAST
 from es_cookbook.common.errors import nearest
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.genome import MAX_SEED
-from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.message import Message, as_json
+from es_cookbook.rl.messages.reading import UnreadMessageError, read_messages
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import SamplingParams
 
@@ -52,9 +53,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
 }
 """Of chats and texts, the field and its values."""
-_UNDESCRIBED = {"description": "", "parameters": {"type": "object", "properties": {}}}
+_UNDESCRIBED: Mapping[str, str | Json] = {
+    "description": "",
+    "parameters": {"type": "object", "properties": {}},
+}
 """What templates expect of every function."""
-_ROLES = {"developer": "system", "system": "system", "user": "user"}
 
 
 class RefusedRequest(Exception):
@@ -84,7 +87,7 @@ class Draw:
         max_tokens: of an answer.
         temperature: 0 is greedy.
         top_p: nucleus sampling.
-        stop: strings that end an answer, and are not in it.
+        stop: strings that end an answer, and are not in it; none where it is empty.
         seed: of the first answer.
         n: answers.
         logprobs: whether those of the tokens are asked for.
@@ -93,7 +96,7 @@ class Draw:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | None = None
     seed: int | None = None
     n: int = 1
     logprobs: bool = False
@@ -179,7 +182,7 @@ def chat_request(body: Json) -> ChatRequest:
     fields = Fields(body)
     model = fields.text("model")
     messages = _messages(fields.take("messages", list))
-    tools = tuple(_tool(each, at) for at, each in enumerate(fields.take("tools", list, [])))
+    tools = _tools(fields.take("tools", list, []))
     choice = _choice(fields.take("tool_choice", (str, dict), "auto" if tools else "none"), tools)
     one_call = not fields.take("parallel_tool_calls", bool, True)
     most = fields.count("max_completion_tokens") or fields.count("max_tokens")
@@ -242,10 +245,13 @@ class Fields:
         return self.take(name, str)
 
     def number(self, name: str, most: float) -> float | None:
-        """From 0 to this."""
+        """0, or from the least that can be divided by to this."""
         found = self.take(name, (int, float), None)
-        if found is not None and not (math.isfinite(found) and 0 <= found <= most):
-            raise RefusedRequest(f"{name} must be from 0 to {most:g}, found {found}", param=name)
+        if found and not LEAST <= found <= most:
+            least = f"0, or from {LEAST:g}" if 0 < found < LEAST else "from 0"
+            raise RefusedRequest(
+                f"{name} must be {least} to {most:g}, found {found!r:.60}", param=name
+            )
         return None if found is None else float(found)
 
     def count(self, name: str, most: int = 1 << 31, least: int = 1) -> int | None:
@@ -289,8 +295,8 @@ _WORDS: Mapping[type, str] = {
 
 
 def _draw(fields: Fields, most: int | None, logprobs: bool) -> Draw:
-    found = fields.take("stop", (str, list), [])
-    stop = [found] if isinstance(found, str) else found
+    found = fields.take("stop", (str, list), None)
+    stop = [found] if isinstance(found, str) else found or []
     if len(stop) > _MOST_STOPS or not all(isinstance(each, str) and each for each in stop):
         raise RefusedRequest(
             f"stop must be a string or up to {_MOST_STOPS}, each of a character or more",
@@ -303,7 +309,7 @@ def _draw(fields: Fields, most: int | None, logprobs: bool) -> Draw:
         most,
         temperature,
         top_p,
-        tuple(stop),
+        None if found is None else tuple(stop),
         fields.take("seed", int, None),
         fields.count("n", _MOST_CHOICES) or 1,
         logprobs,
@@ -335,6 +341,19 @@ def _prompts(found: str | list[object]) -> tuple[str | tuple[int, ...], ...]:
     )
 
 
+def _tools(found: Sequence[object]) -> tuple[ToolSchema, ...]:
+    tools = tuple(_tool(each, at) for at, each in enumerate(found))
+    first = dict[str, int]()
+    for at, tool in enumerate(tools):
+        if (before := first.setdefault(tool.name, at)) < at:
+            raise RefusedRequest(
+                f"tools[{at}].function.name must be its own, and is {tool.name!r:.60} as in "
+                f"tools[{before}]",
+                param=f"tools[{at}].function.name",
+            )
+    return tools
+
+
 def _tool(found: object, at: int) -> ToolSchema:
     where = f"tools[{at}]"
     tool = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
@@ -344,9 +363,13 @@ def _tool(found: object, at: int) -> ToolSchema:
     name = cast("dict[str, Any]", function).get("name")
     if not isinstance(name, str) or not name:
         raise RefusedRequest(f"{where}.function.name must be a string", param=where)
-    shown = {key: value for key, value in function.items() if key != "strict"}
+    shown = {key: value for key, value in function.items() if key != "strict" and value is not None}
     for key, value in _UNDESCRIBED.items():
-        shown.setdefault(key, value)
+        if not isinstance(shown.setdefault(key, value), type(value)):
+            raise RefusedRequest(
+                f"{where}.function.{key} must be {_WORDS[type(value)]}",
+                param=f"{where}.function.{key}",
+            )
     return ToolSchema(name, {"type": "function", "function": shown})
 
 
@@ -364,72 +387,11 @@ def _choice(found: str | Json, tools: Collection[ToolSchema]) -> str:
     name = (found.get("function") or {}).get("name")
     if name not in names:
         raise RefusedRequest("tool_choice must name one of the tools", param="tool_choice")
-    return json.dumps(name)
+    return as_json(name)
 
 
 def _messages(found: Sequence[object]) -> tuple[Message, ...]:
-    if not found:
-        raise RefusedRequest("messages must have at least one", param="messages")
-    names: dict[str, str] = {}  # of tools, by the id of a call
-    return tuple(_message(each, f"messages[{at}]", names) for at, each in enumerate(found))
-
-
-def _message(found: object, where: str, names: dict[str, str]) -> Message:
-    if not isinstance(found, dict):
-        raise RefusedRequest(f"{where} must be an object", param=where)
-    fields = cast("dict[str, Any]", found)
-    role = fields.get("role")
-    content = _content(fields.get("content"), f"{where}.content")
-    if role == "assistant":
-        calls = [
-            _call(each, f"{where}.tool_calls", names) for each in fields.get("tool_calls") or ()
-        ]
-        if content is None and not calls:
-            content = fields.get("refusal") or ""
-        return Message("assistant", content or "", tuple(calls))
-    if content is None:
-        raise RefusedRequest(f"{where}.content must be text", param=f"{where}.content")
-    if role == "tool":
-        name = names.get(str(fields.get("tool_call_id")))
-        if name is None:
-            raise RefusedRequest(
-                f"{where}.tool_call_id must be that of a call before it", param=where
-            )
-        return Message("tool", content, name=name)
-    if role not in _ROLES:
-        accepted = (*_ROLES, "assistant", "tool")
-        raise RefusedRequest(
-            f"{where}.role is unknown; {nearest(str(role), accepted)}", param=f"{where}.role"
-        )
-    return Message(_ROLES[role], content)
-
-
-def _content(found: object, where: str) -> str | None:
-    """Text, or parts that are text, a line each."""
-    if found is None or isinstance(found, str):
-        return found
-    parts = cast("list[object]", found) if isinstance(found, list) else [None]
-    texts: list[str] = []
-    for part in parts:
-        fields = cast("dict[str, object]", part) if isinstance(part, dict) else {}
-        text = fields.get("text", fields.get("refusal"))
-        if fields.get("type") not in ("text", "refusal") or not isinstance(text, str):
-            raise RefusedRequest(f"{where} must be text, or parts of type text", param=where)
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _call(found: object, where: str, names: dict[str, str]) -> ToolCall:
-    call = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    function = cast("dict[str, Any]", call.get("function") or {})
     try:
-        name, arguments = function["name"], json.loads(function["arguments"] or "{}")
-        if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise TypeError
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        raise RefusedRequest(
-            f"{where} must be calls of functions, with a name and arguments as a string of JSON",
-            param=where,
-        ) from error
-    names[str(call.get("id"))] = name
-    return ToolCall(name, arguments)
+        return read_messages(found)
+    except UnreadMessageError as error:
+        raise RefusedRequest(str(error), param=error.where) from error

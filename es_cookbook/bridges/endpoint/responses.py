@@ -6,7 +6,7 @@ program sends the whole input, and goes on from its tokens as a chat does.
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
@@ -35,6 +35,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
 }
 _TEXTS = ("input_text", "output_text", "text", "refusal")
+_READ: Mapping[str, Collection[str]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+"""Items -> their fields that are read."""
+_OF_ANSWERS = ("id", "type", "status", "text", "refusal", "annotations", "logprobs")
+"""What items and parts that a server has given have besides, and say nothing to a model."""
 
 
 def response_request(body: Json) -> ChatRequest:
@@ -72,6 +80,8 @@ def _chat(found: str | Sequence[object]) -> list[dict[str, Any]]:
         where = f"input[{at}]"
         item = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
         kind = item.get("type", "message")
+        if kind in _READ:
+            _refuse_others(item, _READ[kind], where)
         if kind == "message":
             content = _text(item.get("content"), f"{where}.content")
             messages.append({"role": item.get("role"), "content": content})
@@ -92,11 +102,19 @@ def _chat(found: str | Sequence[object]) -> list[dict[str, Any]]:
     return messages
 
 
+def _refuse_others(found: Mapping[str, object], read: Collection[str], where: str) -> None:
+    """Refuse fields that have a value and are not read."""
+    for name, value in found.items():
+        if value and name not in (*read, *_OF_ANSWERS):
+            raise RefusedRequest(f"{where}.{name} cannot be kept here", param=f"{where}.{name}")
+
+
 def _text(found: object, where: str) -> str:
     parts = cast("list[object]", found) if isinstance(found, list) else [found]
     texts: list[str] = []
     for part in parts:
         if isinstance(part, dict) and cast(Json, part).get("type") in _TEXTS:
+            _refuse_others(cast(Json, part), (), where)
             part = cast(Json, part).get("text", cast(Json, part).get("refusal"))
         if not isinstance(part, str):
             raise RefusedRequest(f"{where} must be text, or parts of it", param=where)

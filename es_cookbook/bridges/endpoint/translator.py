@@ -5,25 +5,27 @@ given before (`KeptTurns`).
 """
 
 import dataclasses
-import json
+import functools
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.base import Top
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.messages.encoder import inside, plain
 from es_cookbook.rl.messages.message import (
     ARGUMENTS,
     OPEN,
     Form,
     Message,
     ToolCall,
-    parse_tool_calls,
 )
 from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought
 from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.messages.turns import is_text_enough, read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _MOST_RENDERERS = 64
@@ -42,12 +44,14 @@ class Prompt:
         opening: what the answer begins with, and is in the tokens already.
         form: how calls are written; None where none are read.
         renderer: of the chat; None of a text.
+        tools: that the model may call.
     """
 
     tokens_T: tuple[int, ...]
     opening: str = ""
     form: Form | None = None
     renderer: Renderer | None = None
+    tools: Sequence[ToolSchema] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,8 +60,8 @@ class Answer:
 
     Attributes:
         content: its text without calls, up to a stop string.
-        calls: of tools.
-        finish: why it ended, in OpenAI's word.
+        calls: of tools, in what it says.
+        finish: why it ended, in OpenAI's word: `length` where it was cut, also behind a call.
         action: as it was sampled.
         tops: of the prompt's tokens behind the first and of the sampled ones, where asked for.
     """
@@ -78,18 +82,23 @@ class Begun:
     """What an answer's content begins with for certain, however it goes on.
 
     Held back is what may be the beginning of a call or of a stop string, and a character that is
-    not whole. A token is decoded with the few before it, so an answer takes time in proportion to
-    its length.
+    not whole; all of it, where a stop string has a special token in it beside other text. A token
+    is decoded with the few before it, so an answer takes time in proportion to its length.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, draw: Draw) -> None:
-        self._tokenizer, self._prompt, self._stops = tokenizer, prompt, draw.stop
+        self._texts, self._prompt = AnswerTexts(tokenizer), prompt
+        self._stops = draw.stop or ()
+        reads_tokens = prompt.form is not None and not is_text_enough(tokenizer)
+        self._waits = reads_tokens or self._texts.has_marked(self._stops)
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
         self._told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
         """What has become certain by these tokens, which are all up to now."""
+        if self._waits:
+            return ""
         text, begin = self._decoded(tokens_T).rstrip(_CUT), len(self._prompt.opening)
         # What was told is no part of a call or of a stop string.
         begin = max(begin, self._told)
@@ -107,7 +116,7 @@ class Begun:
 
     def _decoded(self, tokens_T: Sequence[int]) -> str:
         known, text = (
-            str(self._tokenizer.decode(list(each), skip_special_tokens=True))
+            self._texts.text(each)
             for each in (tokens_T[self._start : self._read], tokens_T[self._start :])
         )
         if not text.startswith(known):  # It depends on more than the few before it.
@@ -129,8 +138,8 @@ class Translator:
 
     def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:
         self.tokenizer = tokenizer
+        self.texts = AnswerTexts(tokenizer)
         self.context_length = context_length
-        self._renderers: OrderedDict[str, tuple[Renderer, Form]] = OrderedDict()
 
     def of_chat(self, request: ChatRequest, kept: KeptTurns) -> Prompt:
         """A chat's prompt.
@@ -139,29 +148,41 @@ class Translator:
             RefusedRequest: The chat template refuses the messages.
         """
         try:
-            renderer, form = self._renderer(request.tools)
+            renderer = Renderer.best(
+                self.tokenizer, request.tools, keep_history=True, reads_calls=True
+            )
             tokens_T = kept.prompt(renderer, request.messages)
         except ModelError as error:
             raise RefusedRequest(str(error), param="messages") from error
+        form = renderer.form or "hermes"
         opening = _opening(request.choice, form)
         if opening:
-            tokens_T += tuple(self.tokenizer.encode(opening, add_special_tokens=False))
+            opened = opened_thought(self.tokenizer, tokens_T)
+            tokens_T += inside(self.tokenizer, closed_turn(opening, opened))
         is_read = request.tools and request.choice != "none"
-        return Prompt(tokens_T, opening, form if is_read else None, renderer)
+        return Prompt(tokens_T, opening, form if is_read else None, renderer, request.tools)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
-        """A text's, as the tokenizer begins texts; or tokens as they are.
+        """A text's, as the tokenizer begins texts and with control tokens; or tokens as they are.
 
         Raises:
             RefusedRequest: No token, or one that there is not.
         """
-        tokens_T = tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
-        if not tokens_T or not all(0 <= token < len(self.tokenizer) for token in tokens_T):
+        tokens_T = plain(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        unknown = next((token for token in tokens_T if token not in self._known), None)
+        if not tokens_T or unknown is not None:
+            found = "none" if unknown is None else unknown
             raise RefusedRequest(
-                f"prompt must have at least one token, each below {len(self.tokenizer)}",
+                f"prompt must have at least one token, each of them one of the "
+                f"{len(self._known)} that the tokenizer knows, found {found}",
                 param="prompt",
             )
         return Prompt(tokens_T)
+
+    @functools.cached_property
+    def _known(self) -> frozenset[int]:
+        """Tokens; where a tokenizer has holes, not all below their number."""
+        return frozenset(self.tokenizer.get_vocab().values())
 
     def observation(self, prompt: Prompt, draw: Draw) -> Observation:
         """What an engine is asked.
@@ -181,40 +202,26 @@ class Translator:
         end = prompt.renderer and prompt.renderer.end_of_turn
         return Observation(
             prompt.tokens_T,
-            stop=draw.stop,
+            stop=draw.stop or (),
             stop_token_ids=() if end is None else (end,),
             max_tokens=draw.max_tokens or room,
         )
 
     def answer(self, prompt: Prompt, draw: Draw, action: Action, one_call: bool = False) -> Answer:
-        """What was sampled, read; calls that cannot be read stay text."""
-        text = prompt.opening + action.text
-        ends = [at for stop in draw.stop if (at := text.find(stop, len(prompt.opening))) >= 0]
-        text = text[: min(ends, default=len(text))]
-        parsed = parse_tool_calls(text, prompt.form) if prompt.form else None
-        if parsed is None or not parsed.calls or parsed.problems:
+        """What was sampled, read; thoughts, and calls that cannot be read, stay text."""
+        sampled = self.texts.before(draw.stop or (), action.tokens_T, action.text)
+        text = prompt.opening + sampled
+        if prompt.form is None:
+            return Answer(text, (), action.stop_reason, action)
+        schemas = [tool.schema for tool in prompt.tools]
+        given = self.tokenizer, prompt.form, prompt.tokens_T, action
+        parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
+        if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls
-        return Answer(parsed.content, calls, "tool_calls", action)
-
-    def _renderer(self, tools: Sequence[ToolSchema]) -> tuple[Renderer, Form]:
-        """By the template if it shows these tools, or else in the system message."""
-        key = json.dumps([tool.schema for tool in tools])
-        if key not in self._renderers:
-            if len(self._renderers) >= _MOST_RENDERERS:
-                self._renderers.popitem(last=False)
-            self._renderers[key] = self._made(tools)
-        return self._renderers[key]
-
-    def _made(self, tools: Sequence[ToolSchema]) -> tuple[Renderer, Form]:
-        try:
-            renderer = Renderer(self.tokenizer, tools, keep_history=True)
-            if not tools or renderer.form is not None:
-                return renderer, renderer.form or "hermes"
-        except ModelError:
-            if not tools:
-                raise
-        return Renderer(self.tokenizer, tools, tools_in="system", keep_history=True), "hermes"
+        # A text that was cut is one, whatever was called before its end.
+        finish = "length" if action.stop_reason == "length" else "tool_calls"
+        return Answer(parsed.content, calls, finish, action)
 
 
 def _opening(choice: str, form: Form) -> str:

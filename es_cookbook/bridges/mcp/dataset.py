@@ -22,7 +22,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.rl.data.rows import Row, filled
-from es_cookbook.rl.data.task import ScoredRows, check_row, gold_of
+from es_cookbook.rl.data.task import ScoredRows, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Tokenizer
@@ -92,7 +92,7 @@ class ToolRows(ScoredRows):
         from es_cookbook.bridges.mcp.env import MCPProblem, RowEnv
         from es_cookbook.bridges.mcp.sessions import known_tools
 
-        check_row(self.reward, row)
+        self.check_fields(row)
         tools = [tool for server in self._servers() for tool in known_tools(server)]
         chat, question = Chat(tokenizer, self.chat, tools), filled(self.prompt, row)
         return MCPProblem(

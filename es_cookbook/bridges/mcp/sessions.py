@@ -33,6 +33,7 @@ from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
     JSONRPCNotification,
+    JSONRPCRequest,
     PaginatedRequestParams,
     jsonrpc_message_adapter,
 )
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _MOST_AHEAD = 16 * MOST_BYTES
-"""Bytes that a process may have left to write, of the `MOST_BYTES` for each message sent to it."""
+"""Bytes that a process may have left to write, of the `MOST_BYTES` for each request to it."""
 _SECONDS_TO_END = 1.0
 """For a process whose standard input was closed; then it is killed."""
 
@@ -194,7 +195,7 @@ class Session:
             room -= len(piece)
             *lines, begun = (begun + piece).split(b"\n")
             if room < 0 or len(begun) > MOST_BYTES:
-                most = f"{MOST_BYTES >> 20} MiB in a line, or for each message to it"
+                most = f"{MOST_BYTES >> 20} MiB in a line, or for each request to it"
                 self._why = f"{self._server} wrote more than {most}"
                 return False
             for line in lines:
@@ -210,7 +211,8 @@ class Session:
         async def say() -> None:
             nonlocal room
             async for each in said:
-                room = min(room + MOST_BYTES, _MOST_AHEAD)
+                if isinstance(each.message, JSONRPCRequest):  # No reply to a request of its own.
+                    room = min(room + MOST_BYTES, _MOST_AHEAD)
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.write(text.encode() + b"\n")
 

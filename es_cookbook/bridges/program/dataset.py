@@ -79,10 +79,14 @@ class ProgramRows(RowDatasetBuilder):
             raise ConfigError("rows_at_once: a worker answers in JSON, so result must be json")
 
     @override
+    def check_fields(self, row: Row) -> None:
+        check_row(self.reward, row)
+
+    @override
     def check(self) -> None:
-        super().check()
         if isinstance(self.reward, Reward):
             self.reward.check()
+        super().check()
         for path in self.sandbox:
             if not Path(path).exists():
                 raise ConfigError(f"dataset.sandbox: there is no {path!r} that it could see")
@@ -96,7 +100,7 @@ class ProgramRows(RowDatasetBuilder):
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        check_row(self.reward, row)
+        self.check_fields(row)
         with serving("dataset.program"):
             from es_cookbook.bridges.program.enclosed import Command
             from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem

@@ -10,9 +10,6 @@ import asyncio
 import dataclasses
 import functools
 import json
-import shutil
-import tempfile
-from pathlib import Path
 
 from typing_extensions import override
 
@@ -23,6 +20,7 @@ from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, HasProcesse
 from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result, shown
 from es_cookbook.bridges.program.workers import Workers
 from es_cookbook.common.errors import EnvError
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.rewards.base import Reward, RewardFunction
 from es_cookbook.rl.timeouts import turn
@@ -170,8 +168,7 @@ class ProgramProblem(ProcessProblem):
 
 async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> Result:
     """The result of a process for this row alone."""
-    folder = Path(tempfile.mkdtemp(prefix="es_cookbook-"))
-    try:
+    with scratch() as folder:
         line, result = json.dumps(dict(row.fields)).encode() + b"\n", folder / "result.json"
         (folder / "row.json").write_bytes(line)
         result.touch()
@@ -195,5 +192,3 @@ async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> R
         return read_result(
             bytes(output), result.read_bytes() if result.is_file() else b"", program.form
         )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

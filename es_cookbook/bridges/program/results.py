@@ -52,7 +52,7 @@ def read_result(output: bytes, file: bytes, form: Form) -> Result:
     text = output.decode(errors="replace")
     if form == "text":
         return {"answer": text.strip()}
-    results = [found for line in text.splitlines() for found in objects_of(line)]
+    results = [found for line in text.split("\n") for found in objects_of(line)]
     if len(results) != 1:
         said = one_line(text.strip())[-80:]
         raise EnvError(

@@ -37,7 +37,9 @@ from es_cookbook.bridges.verifiers.library import Source, Task, refuse_unplayabl
 from es_cookbook.bridges.verifiers.tools import Tools
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.rl.messages.chat import Chat, TokenStream
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json
+from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
 from es_cookbook.rl.types import (
     Action,
@@ -351,7 +353,7 @@ class _Interaction:
         began = time.time()
         action = await self._agent.ask(observation)
         counts["turns"] += 1
-        parsed = self._parsed(action)
+        parsed = self._parsed(observation, action)
         response, _, stopped = await session.rewrite_response(
             _response(trace, observation, action, parsed)
         )
@@ -387,10 +389,14 @@ class _Interaction:
                 return None
         return self._stream.observation
 
-    def _parsed(self, action: Action) -> Parsed:
-        if not self._tools.tools:
-            return Parsed(action.text)
-        return parse_tool_calls(action.text, self._agent.chat.form)
+    def _parsed(self, observation: Observation, action: Action) -> Parsed:
+        """A turn as the library gets it: what it calls, and says apart from its thoughts."""
+        chat, parsed = self._agent.chat, Parsed(action.text)
+        if self._tools.tools:
+            given = chat.tokenizer, chat.form, observation.tokens_T, action
+            parsed = read_turn(*given, schemas=[tool.schema for tool in chat.tools])
+        whole = whole_turn(parsed.content, opened_thought(chat.tokenizer, observation.tokens_T))
+        return dataclasses.replace(parsed, content=spoken(whole))
 
     async def _answered(self, message: vf.AssistantMessage, parsed: Parsed) -> bool:
         """Run the calls of a turn and tell the model; whether there was any."""
@@ -466,16 +472,14 @@ def _response(
     """The model's turn as the library has it."""
     number = trace.num_turns
     calls = [
-        vf.ToolCall(id=f"call_{number}_{i}", name=call.name, arguments=json.dumps(call.arguments))
+        vf.ToolCall(id=f"call_{number}_{i}", name=call.name, arguments=as_json(call.arguments))
         for i, call in enumerate(parsed.calls)
     ]
-    # With calls that cannot be read it stays as it was written, as the model sees it.
-    text = action.text if parsed.problems else parsed.content
     return vf.Response(
         id=f"{trace.id}_{number}",
         created=int(time.time()),
         model=MODEL,
-        message=vf.AssistantMessage(content=text, tool_calls=calls or None),
+        message=vf.AssistantMessage(content=parsed.content, tool_calls=calls or None),
         finish_reason="length"
         if action.stop_reason == "length"
         else ("tool_calls" if calls else "stop"),

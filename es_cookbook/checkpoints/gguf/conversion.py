@@ -9,7 +9,6 @@ Before a library sees the file, its header is checked (`header.py`).
 
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import logging
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from es_cookbook.checkpoints.gguf.header import Header, Value, import_gguf, read_header, refused
-from es_cookbook.checkpoints.model_cache import cached_model
+from es_cookbook.checkpoints.model_cache import cached_model, digest_of
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import one_line, say, stderr_into
@@ -88,8 +87,7 @@ def converted(path: Path) -> Path:
 
 @functools.lru_cache(16)
 def _digest(path: Path, *_version: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(path)
 
 
 def _convert(path: Path, directory: Path) -> None:

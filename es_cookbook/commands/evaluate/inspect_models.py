@@ -50,8 +50,10 @@ from es_cookbook.common.errors import ConfigError, DataError, RequestError, near
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall
+from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
@@ -144,7 +146,11 @@ class _RunModel(ModelAPI):
             observation, stop=(*observation.stop, *(config.stop_seqs or ()))
         )
         action = await source.answer(observation, params, self._seed(observation, config))
-        parsed = parse_tool_calls(action.text, chat.form) if chat and used else Parsed(action.text)
+        parsed = Parsed(action.text)
+        if chat and used:
+            schemas = [tool.schema for tool in chat.tools]
+            given = chat.tokenizer, chat.form, observation.tokens_T, action
+            parsed = read_turn(*given, schemas=schemas)
         output = self._output(observation, action, parsed)
         if chat is not None:
             names.append(output.choices[0].message.id)
@@ -210,16 +216,18 @@ class _RunModel(ModelAPI):
             InspectToolCall(f"call_{i}", "unreadable", {}, parse_error=problem)
             for i, problem in enumerate(parsed.problems, len(calls))
         ]
+        # As inspect's own models, whose thoughts scorers do not see.
+        opened = opened_thought(self._source.tokenizer, observation.tokens_T)
+        said = spoken(whole_turn(parsed.content, opened))
         message = ChatMessageAssistant(
-            content=parsed.content, tool_calls=calls or None, model=self._name, source="generate"
+            content=said, tool_calls=calls or None, model=self._name, source="generate"
         )
-        cut = "max_tokens" if action.stop_reason == "length" else "stop"
+        ended = "tool_calls" if calls else "stop"
+        stop_reason = "max_tokens" if action.stop_reason == "length" else ended
         shown, sampled = len(observation.tokens_T), len(action.tokens_T)
         return ModelOutput(
             model=self._name,
-            choices=[
-                ChatCompletionChoice(message=message, stop_reason="tool_calls" if calls else cut)
-            ],
+            choices=[ChatCompletionChoice(message=message, stop_reason=stop_reason)],
             usage=ModelUsage(
                 input_tokens=shown, output_tokens=sampled, total_tokens=shown + sampled
             ),

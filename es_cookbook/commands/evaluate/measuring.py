@@ -25,6 +25,7 @@ from es_cookbook.population.config import RunConfig, closing
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import (
     EnvGroupBuilder,
@@ -187,7 +188,7 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
 
     Raises:
         ConfigError: There are none.
-        DataError: A prompt is as long as the context.
+        DataError: A prompt is as long as the context, or a gold answer cannot be said.
     """
     datasets = await setting.config.dataset(engine.tokenizer)
     problems_P = datasets.test_P
@@ -204,8 +205,8 @@ async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuil
             "(dataset.num_test=200) or give others (dataset.test_source=...), or take those that "
             "are trained on (split=train)"
         )
-    for problem in problems_P:
-        await problem.check(engine.traits.context_length)
+    context_length, sampling = engine.traits.context_length, setting.config.sampling
+    await check_attempted(problems_P, engine.tokenizer, context_length, sampling)
     return problems_P
 
 

@@ -24,7 +24,6 @@ problems of several turns, in which a cue would be one more turn and not a secon
 import dataclasses
 import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -60,15 +59,19 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import arguments, run_with_fields
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.files import whole_directory
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, printable, say
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import Comparison, Results, compare, results_of
 from es_cookbook.population.statistics import FEW
 from es_cookbook.rl.data.problem_dataset import ChangedProblem
+from es_cookbook.rl.messages.encoder import Controls, inside
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import SENTINEL, Renderer
+from es_cookbook.rl.messages.thoughts import opened_thought, whole_turn
 from es_cookbook.rl.objectives import REWARD
+from es_cookbook.rl.problem_env import ProblemEnv
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -184,6 +187,11 @@ async def both_passes(
     config, generation = setting.config, subject.generations[0]
     async with opened(subject) as (engine, rebuilt):
         after = second_prompt(engine.tokenizer, cue, chat)
+
+        def asked_again(turn: Transition) -> tuple[Observation, str]:
+            second = after(turn)
+            return second, thought_before(engine.tokenizer, turn, second, cue)
+
         problems_P = await problems_of(setting, engine)
         if rebuilt is not None:
             await rebuilt.go_to(generation)
@@ -192,7 +200,7 @@ async def both_passes(
         first_P = await ask(config.sampler(engine), problems_P)
         first = Pass([*map(first_of_one_turn, first_P)], results_of(problems_P, first_P))
         again_P = [
-            _SecondPass(problem, None if turn is None else after(turn))
+            _SecondPass(problem, *(asked_again(turn) if turn else (None, "")))
             for problem, turn in zip(problems_P, first.turns_P, strict=True)
         ]
         _check_room(first.results.names_P, again_P, engine.traits.context_length)
@@ -237,8 +245,7 @@ def second_prompt(
         renderer = Renderer(tokenizer, keep_history=True)
         asked_T = renderer.prompt([Message("user", SENTINEL)])
         opening = str(tokenizer.decode(list(asked_T))).partition(SENTINEL)[2]
-    added = tokenizer.added_tokens_decoder.items()
-    special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
+    special = Controls.of(tokenizer).ids
 
     def after(turn: Transition) -> Observation:
         seen, said_T = turn.observation, turn.action.tokens_T
@@ -253,9 +260,21 @@ def second_prompt(
     return after
 
 
+def thought_before(tokenizer: Tokenizer, first: Transition, second: Observation, cue: str) -> str:
+    """The tag of a thought that a second prompt has opened, or the first answer in it, or nothing.
+
+    A cue that is a user's turn ends what was open.
+    """
+    cue_T, begun = inside(tokenizer, cue), ""
+    if second.tokens_T[-len(cue_T) :] == cue_T:
+        opened = opened_thought(tokenizer, first.observation.tokens_T)
+        begun = whole_turn(first.action.text, opened) + cue
+    return opened_thought(tokenizer, second.tokens_T, begun)
+
+
 def _known(tokenizer: Tokenizer, cue: str) -> tuple[int, ...]:
     """The cue's tokens, of which none is unknown; tokenizers may change blanks and capitals."""
-    tokens_T = tuple(tokenizer.encode(cue, add_special_tokens=False))
+    tokens_T = inside(tokenizer, cue)
     back = str(tokenizer.decode(list(tokens_T)))
     given, known = ("".join(each.split()).casefold() for each in (cue, back))
     if not tokens_T or tokenizer.unk_token_id in tokens_T or given != known:
@@ -279,13 +298,20 @@ def _check_room(names_P: Sequence[str], again_P: "Sequence[_SecondPass]", contex
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SecondPass(ChangedProblem):
-    """A problem whose Envs begin with another observation; without one, they lose the rollout."""
+    """A problem whose Envs begin with another observation; without one, they lose the rollout.
+
+    `opened` is the tag of a thought that the observation has opened.
+    """
 
     observation: Observation | None
+    opened: str
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
         group = await self.problem.make_envs(num_envs)
+        for env in group.envs:
+            if isinstance(env, ProblemEnv):
+                env.opened = self.opened
         group.envs = [_SecondPassEnv(env, self.observation) for env in group.envs]
         return group
 
@@ -336,8 +362,8 @@ def entropies(
 
         log_path, name = subject.run.history.parent, subject.run.model_name
         replay = open_replay(log_path, subject.generations[0], model_name=name, trust=trust)
-        with tempfile.TemporaryDirectory() as directory:
-            model = Path(directory) / "model"
+        with scratch() as directory:
+            model = directory / "model"
             write_export(replay, model, merge=True)
             found = iter(_entropies(str(model), turns))
     return [None if turn is None else next(found) for turn in turns_P]
@@ -349,10 +375,12 @@ def _entropies(model_name: str, turns: Sequence[Transition]) -> list[tuple[float
 
     from es_cookbook.baselines.learner import Learner
     from es_cookbook.baselines.supervised import joined
-    from es_cookbook.checkpoints.models import load_causal_lm
+    from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
+    from es_cookbook.engines.vocabulary import learn_tokens_alone
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_causal_lm(model_name, "float32", device)
+    learn_tokens_alone(model, load_tokenizer(model_name))
     return Learner(model, ()).entropies(
         [joined([(t.observation.tokens_T, False), (t.action.tokens_T, True)]) for t in turns]
     )

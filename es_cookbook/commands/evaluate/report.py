@@ -48,12 +48,10 @@ def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, d
     """By tag, and `all`, every metric; pass@k and maj@k of `solved` over all problems."""
     found = {"all": {metric: results.estimate(metric, seed) for metric in results.metrics}}
     if results.attempts > 1 and solved is not None:
-        found["all"] |= {
-            f"pass@{k}": results.pass_at(k, seed, solved) for k in ks_of(results.attempts)
-        }
+        found["all"] |= {f"pass@{k}": results.pass_at(k, solved) for k in ks_of(results.attempts)}
         if results.can_vote:
             ks = majority_ks_of(results.attempts)
-            found["all"] |= {f"maj@{k}": results.majority_at(k, seed, solved) for k in ks}
+            found["all"] |= {f"maj@{k}": results.majority_at(k, solved) for k in ks}
     for tag in results.tags:
         found[tag] = {metric: results.estimate(metric, seed, tag) for metric in results.metrics}
     return found
@@ -145,8 +143,12 @@ def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
 
 def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
     order = sorted(estimates, key=lambda name: _place(name, metric))
-    rows = [_row(name, estimates[name]) for name in order]
-    return "\n".join([f"{'':<{_NAME}}{'mean':>10}   95 % interval", *rows])
+    answers = {estimate.answers for estimate in estimates.values()}
+    if len(answers) == 1:
+        rows = [_row(name, estimates[name]) for name in order]
+        return "\n".join([f"{'':<{_NAME}}{'mean':>10}   95 % interval", *rows])
+    rows = [_row(name, estimates[name], str(estimates[name].answers)) for name in order]
+    return "\n".join([f"{'':<{_NAME}}{'mean':>10}   {'95 % interval':<32}{'answers':>8}", *rows])
 
 
 def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
@@ -154,19 +156,21 @@ def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
     return name != metric, "@" not in name, name != REWARD
 
 
-def _row(name: str, estimate: Estimate, problems: bool = False) -> str:
+def _row(name: str, estimate: Estimate, count: str = "") -> str:
     value, low, high, share = estimate.value, estimate.low, estimate.high, estimate.is_share
     decimals = _decimals(value, low, high)
     left = f"{_cut(name)}{_number(value, share, decimals):>10}   "
     interval = _interval(low, high, share, decimals)
-    right = f"{estimate.problems:>8}" if problems else ""
-    return f"{left}{interval:<22}{estimate.method:<10}{right}".rstrip()
+    return f"{left}{interval:<22}{estimate.method:<10}{count:>8}".rstrip()
 
 
 def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
     lines = [
         f"{_cut(f'{metric}, by tag')}{'mean':>10}   {'95 % interval':<32}{'problems':>8}",
-        *(_row(tag, estimates[tag], problems=True) for tag in list(estimates)[:_MOST_TAGS]),
+        *(
+            _row(tag, estimate, str(estimate.problems))
+            for tag, estimate in list(estimates.items())[:_MOST_TAGS]
+        ),
     ]
     if (more := len(estimates) - _MOST_TAGS) > 0:
         lines.append(f"and {plural(more, 'tag')} more, which output=FILE.json has")
@@ -225,6 +229,19 @@ def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison
     problems = max((estimate.problems for estimate in estimates.values()), default=0)
     bootstrapped = [name for name, e in estimates.items() if e.method == "bootstrap"]
     notes: list[str] = []
+    most = max((estimate.answers for estimate in estimates.values()), default=0)
+    if few := ", ".join(name for name, e in estimates.items() if e.answers < most):
+        notes.append(
+            f"{few}: not reported by all {plural(most, 'answer')}, so a mean is over those that "
+            "do, and does not compare with one over others."
+        )
+    both = max((found.problems for found in comparisons), default=0)
+    for found in comparisons:
+        if found.problems < both:
+            notes.append(
+                f"the difference in {found.metric}: over {found.problems} of "
+                f"{plural(both, 'problem')}, of which both report it."
+            )
     if problems < FEW and (bootstrapped or comparisons):
         notes.append(
             f"{plural(problems, 'problem')} are few: intervals by bootstrap"

@@ -33,10 +33,11 @@ from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.population.evaluate import evaluate
+from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics
 from es_cookbook.runs.checkpoints import latest_checkpoint
-from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, read_trained_on
+from es_cookbook.runs.directory import CHECKPOINTS, HISTORY, keep_date, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.train.recorded import open_run
 
@@ -158,7 +159,7 @@ def _most_resident() -> int:
     """Bytes."""
     status = Path("/proc/self/status")
     if status.exists():  # Of this program; what `getrusage` says begins with its parent's there.
-        (line,) = (each for each in status.read_text().splitlines() if each.startswith("VmHWM"))
+        (line,) = (each for each in status.read_text().split("\n") if each.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
@@ -177,6 +178,8 @@ async def final_metrics(config: AnyConfig, finals: Finals, at_the_base: bool = F
         found = await evaluate(config.sampler(engine), test_P, finals.attempts, 1.0, kl_P)
         for name, other in finals.others.items():
             other_P = (await other.dataset(engine.tokenizer)).test_P
+            of = engine.tokenizer, engine.traits.context_length, other.sampling
+            await check_attempted(other_P, *of)
             if not at_the_base:
                 say_shared(Path(config.log_path), name, other_P)
             of_other = await evaluate(other.sampler(engine), other_P)
@@ -230,6 +233,7 @@ async def _opened(config: AnyConfig, at_the_base: bool) -> AsyncGenerator[Engine
             await rebuilt.go_to(len(rebuilt.run.records))
         elif not at_the_base:
             await _take_checkpoint(engine, Path(config.log_path))
+        keep_date(Path(config.log_path), engine.tokenizer, writes=False)
         yield engine
 
 

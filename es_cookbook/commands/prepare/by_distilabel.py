@@ -18,13 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
 from es_cookbook.common.errors import ServerError, WorkerError, not_installed
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural
 
@@ -57,13 +57,12 @@ def ask(
         WorkerError: The pipeline ended before its questions did.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="es-cookbook-distilabel-") as name,
+        scratch() as directory,
         socket.socket(socket.AF_UNIX) as listener,
     ):
-        directory = Path(name)
         listener.bind(str(directory / "outcomes"))
         listener.listen(1)
-        what = {"options": options, "asked": asked, "directory": name}
+        what = {"options": options, "asked": asked, "directory": str(directory)}
         (directory / "what.json").write_text(json.dumps(what), encoding="utf-8")
         left = {key for key, _, _ in asked}
         with _running(directory) as process:

@@ -6,7 +6,8 @@
 
 Every line of the output has the fields of a row, the `prompt`, the `completion`, and under
 `generated` the model and its sampling options, so `train` and `es_cookbook.baselines.sft` can read
-it as it is. Equal prompts are asked once, and equal answers to one prompt are kept once.
+it as it is. Equal prompts are asked once, and each of their rows gets the answers; of equal answers
+a row keeps one.
 
 Answers are appended to a file beside the output (`answers.jsonl.parts`) as they arrive; the output
 is written from it at the end, in the order of the rows. After an interruption, the same command
@@ -185,7 +186,7 @@ class _AnswersFile:
             whole = content[: content.rfind(b"\n") + 1]
             if len(whole) < len(content):
                 self._file.truncate(len(whole))
-            first, *others = whole.splitlines() or [b""]
+            first, *others = whole[:-1].split(b"\n")
             if others:
                 _check_settings(path, first, settings)
             else:  # Nothing was answered yet.
@@ -297,7 +298,7 @@ def main(config: GenerateConfig) -> None:
     if config.via == "distilabel":
         by_distilabel.check_distilabel()
     with contextlib.closing(_AnswersFile(parts, _settings(config))) as answers:
-        missing = _missing(config, rows, answers)
+        missing = _missing(config, dict(rows), answers)
         lost, collect = _collector(config, answers, len(missing))
         try:
             if missing and config.via == "distilabel":
@@ -317,15 +318,15 @@ def main(config: GenerateConfig) -> None:
         )
 
 
-def read_rows(config: GenerateConfig) -> dict[str, Row]:
-    """The rows by what is asked, each prompt once, in order.
+def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
+    """What is asked and the row that asks it, in order.
 
     Raises:
         DataError: There are no rows, or one lacks a field, has one that the output needs, or one
             that JSON cannot hold.
     """
     added = (config.prompt_field, config.completion_field, HOW)
-    rows: dict[str, Row] = {}
+    rows: list[tuple[str, Row]] = []
     for row in islice(load_rows(config.source), config.num_rows):
         prompt = filled(config.prompt, row)
         if not prompt.strip():
@@ -338,7 +339,7 @@ def read_rows(config: GenerateConfig) -> dict[str, Row]:
             json.dumps(dict(row.fields))
         except (TypeError, ValueError) as error:
             raise row.error(f"cannot be written as JSON ({error})") from error
-        rows.setdefault(prompt, row)
+        rows.append((prompt, row))
     if not rows:
         raise DataError(f"{config.source}: there are no rows")
     return rows
@@ -425,17 +426,20 @@ async def _ask(
 
 
 def _write(
-    config: GenerateConfig, output: Path, rows: Mapping[str, Row], answers: Mapping[str, Completion]
+    config: GenerateConfig,
+    output: Path,
+    rows: Sequence[tuple[str, Row]],
+    answers: Mapping[str, Completion],
 ) -> None:
     """Write the rows of all answers that there are, and say how many.
 
-    Of answers to one prompt that differ in whitespace alone, the first is kept.
+    Of a row's answers that differ in whitespace alone, the first is kept.
     """
     settings = _settings(config)
     del settings["prompt"]  # Its rows have it, filled.
     lines: list[bytes] = []
     cut = answered = 0
-    for prompt, row in rows.items():
+    for prompt, row in rows:
         seen: set[str] = set()
         for replica in range(config.replicas):
             answer = answers.get(_key(prompt, replica))
@@ -449,8 +453,9 @@ def _write(
             lines.append(_line({**row.fields, **own}))
     replace_file(output, lines)
     print(
-        f"{plural(len(lines), 'row')} in {output}, of {plural(len(rows), 'prompt')}; equal answers "
-        f"left out: {answered - len(lines)}; cut off at max_tokens={config.max_tokens}: {cut}"
+        f"{plural(len(lines), 'row')} in {output}, of {plural(len(rows), 'row')} of the source; "
+        f"equal answers left out: {answered - len(lines)}; "
+        f"cut off at max_tokens={config.max_tokens}: {cut}"
     )
 
 

@@ -11,8 +11,9 @@ command to paste:
 
 It follows from the bytes alone (`suggested`); no number is from experience.
 
-`Plan` has a formula a line, and the tests compare them with real engines. Left out: time, experts,
-compressed keys, quantised weights, communication between GPUs of one model, Envs and evaluations.
+`Plan` has a formula a line, and the tests compare them with real engines. Left out: time on GPUs,
+experts, compressed keys, quantised weights, communication between GPUs of one model, Envs and
+evaluations.
 """
 
 import copy
@@ -33,12 +34,14 @@ from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.common.fields.options import as_typed, options_for
-from es_cookbook.common.terminal import GIB, command, say, show_bytes
+from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.terminal import GIB, command, plural, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.runs.tracking.result import duration_in_words
 
 # What needs torch, which the options do without, is imported where it is used.
 if TYPE_CHECKING:
@@ -51,6 +54,8 @@ _ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, defau
 _SEARCH_SPACES = Names(
     {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
 )
+_SHARE_OF_RATE = 0.75
+"""Of the rate of products, that a generation comes to on a CPU (`benchmarks.processors`)."""
 _IN_A_RUN = {
     "model_name": "model_name",
     "population_size": "optimizer.population_size",
@@ -312,6 +317,29 @@ class Plan:
             return self.at_once
         return (self.residents + self.remaining) // self.genome - bool(self.rank)
 
+    @property
+    def seconds(self) -> float:
+        """Of a generation on this machine's cores: its products, at the share of their rate.
+
+        A token of a prompt takes 2 · parameters operations without the head, a sampled one with it.
+        """
+        import torch
+
+        from es_cookbook.engines.torch.processor import products_of, rates
+
+        options = self.config.engine
+        asked = options.products if isinstance(options, TorchEngineBuilder) else "auto"
+        weights = cast(torch.dtype, getattr(torch, self.dtype))
+        chosen = products_of(weights, torch.device("cpu"))
+        products = str(chosen).removeprefix("torch.") if asked == "auto" else asked
+        head = self.vocabulary * self.hidden
+        is_tied = bool(self.model.config.get_text_config().tie_word_embeddings)
+        body = self.parameters - (1 if is_tied else 2) * head
+        rollouts = self.config.population_size * self.attempted
+        operations = 2 * rollouts * (body * self.length + head * self.config.sampled_tokens)
+        rate = 1e9 * (rates().bfloat16 if products == "bfloat16" else rates().float32)
+        return operations / (_SHARE_OF_RATE * num_cores() * rate)
+
     def _messages(self) -> None:
         """Bytes of a generation, of all engines."""
         engines, population = self.config.num_engines, self.config.population_size
@@ -504,6 +532,10 @@ def _rows(plan: Plan) -> Iterator[tuple[str, int | str]]:
     yield f"rollouts of an engine, of {rollouts:,}", f"{plan.share * plan.attempted:,}"
     yield "tokens of prompts, all engines", f"{rollouts * config.prompt_tokens:,}"
     yield "tokens sampled, all engines", f"{rollouts * config.sampled_tokens:,}"
+    if plan.device == "CPU":
+        seconds, cores = plan.seconds, plural(num_cores(), "core")
+        took = duration_in_words(seconds) if seconds >= 10 else f"{seconds:.2g} s"
+        yield f"products of a generation take on {cores} of this machine, about", took
     yield f"Memory of each {plan.device}", ""
     yield "weights" if vllm else "weights, the base's and the centre's", plan.weights
     yield "centre, float32", plan.centre

@@ -47,6 +47,7 @@ from es_cookbook.runs.tracking.live import (
     interval,
     label,
     number,
+    reported,
     shown,
     sparkline,
 )
@@ -184,10 +185,9 @@ def _gains(run: RunFiles) -> Iterator[str]:
 def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
     """The interval of the last value of a held-out metric, and the problems that it is over."""
     last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
-    within = interval(last, key)
-    return (
-        f"95 %: {within}, {last[PROBLEMS]:.0f} problems" if within and PROBLEMS in last else within
-    )
+    within, few = interval(last, key), reported(last, key)
+    over = few.removeprefix("of ") or (f"{last[PROBLEMS]:.0f} problems" if PROBLEMS in last else "")
+    return f"95 %: {within}, {over}" if within and over else within or few
 
 
 def _trends(run: RunFiles, width: int) -> Iterator[str]:

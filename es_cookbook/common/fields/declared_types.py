@@ -32,7 +32,10 @@ def fits(value: object, declared: object) -> bool:
             arm in (bool, *ANYTHING) or any(value is literal for literal in _literals(arm))
             for arm in arms(declared)
         )
-    return is_subtype_instance(value, cast(Any, declared))
+    # chz takes no function that returns a union.
+    return is_subtype_instance(value, cast(Any, declared)) or (
+        inspect.isfunction(value) and takes(value, declared)
+    )
 
 
 def item_type(declared: object, kind: type, index: int) -> object | None:
@@ -91,8 +94,9 @@ def takes(found: Callable[..., object], declared: object, partial: bool = False)
             if not args or is_subtype(cast(Any, found), args[0]):
                 return True
         elif _is_callable(origin):
-            wanted = cast(object, args[-1] if args else Any)
-            if wanted in ANYTHING or is_subtype(cast(Any, _returned(found)), cast(Any, wanted)):
+            wanted = cast(Any, args[-1] if args else Any)
+            returned = arms(_returned(found))
+            if wanted in ANYTHING or all(is_subtype(cast(Any, each), wanted) for each in returned):
                 return True
     return False
 

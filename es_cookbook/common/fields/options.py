@@ -291,12 +291,32 @@ def as_typed(value: object) -> str:
     return repr(value)
 
 
+def joined(words: Sequence[str]) -> list[str]:
+    """`--name value`, as other programs have it, as `name=value`.
+
+    >>> joined(["--seed", "1", "--sampling.max-tokens", "8", "runs/mine", "--help"])
+    ['seed=1', 'sampling.max_tokens=8', 'runs/mine', '--help']
+    >>> joined(["--seed=1", "--prompt", "Q: {question} =", "--profile", "data=rows.jsonl"])
+    ['--seed=1', 'prompt=Q: {question} =', '--profile', 'data=rows.jsonl']
+    """
+    found: list[str] = []
+    left = list(reversed(words))
+    while left:
+        word = left.pop()
+        is_value = bool(left) and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", left[-1])
+        if re.fullmatch(r"--[A-Za-z][\w.-]*", word) and word != "--help" and is_value:
+            word = f"{word.removeprefix('--').replace('-', '_')}={left.pop()}"
+        found.append(word)
+    return found
+
+
 def expanded(words: Sequence[str]) -> list[str]:
     """With the options of each `config=FILE` before all others.
 
     Raises:
         ConfigError: A file cannot be read as options.
     """
+    words = joined(words)
     named = [each for each in words if each.lstrip("-").startswith(_FILE)]
     files = [Path(each.lstrip("-").removeprefix(_FILE)) for each in named]
     of_files = [option for path in files for option in options_in(path)]

@@ -15,7 +15,7 @@ _ROOT = Path("/")
 def group_directories(controller: str, root: Path = _ROOT) -> Iterator[Path]:
     """Where limits of a controller ("cpu", "memory") may be, the process's own group first."""
     try:
-        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+        lines = (root / "proc/self/cgroup").read_text("utf-8").strip().split("\n")
     except OSError:  # not Linux, or no /proc
         lines = []
     mounted = root / "sys/fs/cgroup"

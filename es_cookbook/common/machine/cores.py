@@ -26,6 +26,8 @@ import psutil
 
 from es_cookbook.common.machine.control_groups import cpu_quota
 
+SHARE = "ES_COOKBOOK_MACHINE_SHARE"
+"""The environment variable by which a pool tells an engine how many share the machine: 0.5."""
 _ROOT = Path("/")
 _CPUS = "sys/devices/system/cpu"
 _FULL_SPEED = 1024
@@ -48,11 +50,14 @@ def num_cores() -> int:
 
 
 def core_share(root: Path = _ROOT) -> float:
-    """What share of this machine's CPUs OMP_NUM_THREADS asks for: 1 where it says nothing.
+    """What share of this machine is this process's: 1 where nobody says anything.
 
-    Hyper-threads count, as they do for all who place engines: the shares of engines that take every
-    CPU are 1 in all.
+    Whoever started it may say so (`SHARE`). Else it is that of the CPUs which OMP_NUM_THREADS asks
+    for. Hyper-threads count there, as they do for clusters that place engines: the shares of
+    engines that take every CPU are 1 in all.
     """
+    if share := os.environ.get(SHARE):
+        return float(share)
     asked = _asked()
     return 1.0 if asked is None else min(1.0, asked / _within_quota(len(allowed_cpus()), root))
 

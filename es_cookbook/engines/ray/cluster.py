@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, ClassVar, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, EngineError, not_installed
+from es_cookbook.common.machine.cores import SHARE
 from es_cookbook.engines.ray.actor import EngineActor
 
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
@@ -55,10 +56,12 @@ class Cluster:
     Attributes:
         is_private: it was started here, and has what this machine has.
         num_cpus: cores of one engine, and so its threads.
+        share: of the machine, of one engine of a private Ray; None: that of its threads.
         num_gpus: GPUs of one engine, or a share of one.
     """
 
     num_cpus = 1.0
+    share: float | None = None
     num_gpus = 0.0
 
     _lock: ClassVar = threading.Lock()
@@ -142,7 +145,9 @@ class Cluster:
         """
         strategies = self._ray.util.scheduling_strategies
         strategy = strategies.PlacementGroupSchedulingStrategy(*place)
-        threads = str(max(1, int(self.num_cpus)))
+        told = {"OMP_NUM_THREADS": str(max(1, int(self.num_cpus)))}
+        if self.share is not None:
+            told[SHARE] = str(self.share)
         handle = (
             self._ray.remote(EngineActor)
             .options(
@@ -151,7 +156,7 @@ class Cluster:
                 scheduling_strategy=strategy,
                 max_restarts=0,  # The pool restarts an engine: only it knows where the engine was.
                 enable_task_events=False,  # The head would keep 100,000 calls, 4 KB each.
-                runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, **self._env}},
+                runtime_env={"env_vars": {**told, **self._env}},
             )
             .remote()
         )

@@ -154,6 +154,8 @@ class RayPoolBuilder(EngineBuilder):
         pool: RayPool | None = None
         try:
             cluster.num_cpus, cluster.num_gpus = self._needs(cluster)
+            if cluster.is_private:
+                cluster.share = self.machine_share
             ledger = Ledger(
                 *(self.engine, model_name, search_space, cluster),
                 *(self.max_restarts, self.request_timeout, self.start_timeout),
@@ -179,9 +181,21 @@ class RayPoolBuilder(EngineBuilder):
             )
         num_cpus = self.num_cpus
         if num_cpus is None:
-            most = self.max_engines or self.num_engines
-            num_cpus = max(1, num_cores() // most) if self.address == "local" else 1
+            num_cpus = max(1, num_cores() // self._most) if self.address == "local" else 1
         return num_cpus, num_gpus
+
+    @property
+    def machine_share(self) -> float:
+        """What an engine of a private Ray has of this machine, whose threads are one a core.
+
+        By its CPUs, which hyper-threads double, engines that take every core would have half.
+        """
+        asked = 1.0 if self.num_cpus is None else self.num_cpus / num_cores()
+        return min(asked, 1 / self._most)
+
+    @property
+    def _most(self) -> int:
+        return self.max_engines or self.num_engines
 
 
 class _AskingHost(Host):

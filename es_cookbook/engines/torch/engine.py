@@ -43,10 +43,11 @@ class TorchEngineBuilder(ModelEngineBuilder):
     """Builds a `TorchEngine`."""
 
     device: str = chz.field(default="auto", doc="auto takes cuda, then mps, then cpu")
-    products: Literal["auto", "float32", "bfloat16"] = chz.field(
+    products: Literal["auto", "float32", "bfloat16", "int8"] = chz.field(
         default="auto",
         doc="dtype of matrix products on the CPU; auto: engine.dtype if it is given, and otherwise "
-        "what this processor multiplies fastest",
+        "what this processor multiplies fastest without rounding weights; int8: weights and rows "
+        "rounded by block, on processors with VNNI",
     )
     max_batch_size: int = chz.field(
         default=2048, doc="most requests that decode together, over all lanes"

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
     architecture_for,
-    end_of_sequence_ids,
     load_architecture,
     load_causal_lm,
     load_tokenizer,
@@ -46,12 +45,14 @@ from es_cookbook.engines.torch.forward.path import Path as RowPath
 from es_cookbook.engines.torch.forward.prefix_cache import PrefixCache
 from es_cookbook.engines.torch.forward.slots import Forward
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
-from es_cookbook.engines.torch.lane import Answer, Lane, batch_decoder
+from es_cookbook.engines.torch.lane import Answer, Lane
 from es_cookbook.engines.torch.memory import CachePlan, check_weights_fit, trim, weight_bytes
-from es_cookbook.engines.torch.processor import products_of, rates
-from es_cookbook.engines.torch.resident_weights import ResidentWeights, packs_weights
+from es_cookbook.engines.torch.processor import has_int8, products_of, rates
+from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_bytes
+from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
 
@@ -81,14 +82,26 @@ class Wanted:
                 "or set engine.dtype"
             )
 
+    def check_space(self, space: SearchSpace) -> None:
+        """Raises ConfigError if products with genomes of this space cannot be as asked for."""
+        if self._products == "int8" and space.is_dense:
+            raise ConfigError(
+                "engine.products=int8 rounds the weights that genomes share, and in this search "
+                "space each has its own; use engine.products=float32, or search_space=low_rank"
+            )
+
     def products_of(self, weights: torch.dtype) -> torch.dtype:
         """Dtype of products with weights of a dtype; says what a slow choice costs.
 
         Raises:
-            ConfigError: They would round weights that are not in bfloat16.
+            ConfigError: They would round weights that are not in bfloat16, or this processor has
+                no such instructions.
         """
         if self.device.type != "cpu":
             return weights
+        if self._products == "int8":
+            _check_int8()
+            return torch.int8
         is_bfloat16 = weights == torch.bfloat16
         if self._products == "bfloat16" and not is_bfloat16:
             raise ConfigError(
@@ -134,12 +147,22 @@ def _weight_bytes(
         architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
     )
     space = search_space(parameter_infos(architecture), read_adapter)
+    wanted.check_space(space)
     configured = cast("torch.dtype | None", architecture.config.dtype)
     held = configured if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     if held is None:  # the weights tell, which have at most 32 bits
         return weight_bytes(architecture, space, torch.float32.itemsize)
-    packed = packs_weights(space, wanted.products_of(held), wanted.device)
+    packed = packed_bytes(space, wanted.products_of(held), wanted.device)
     return weight_bytes(architecture, space, held.itemsize, packed)
+
+
+def _check_int8() -> None:
+    if not has_int8():
+        raise ConfigError(
+            "engine.products=int8 takes a processor with AVX512_VNNI or AVX-VNNI, and this one has "
+            "neither, or is held to fewer instructions; leave it out, or set "
+            "engine.products=float32"
+        )
 
 
 def _device(name: str) -> torch.device:
@@ -174,7 +197,7 @@ class TorchEngine(Engine):
         prefill_tokens: int,
     ) -> None:
         model, self.tokenizer, self.space = weights.base, tokenizer, weights.space
-        self._weights, self._vocabulary_size = weights, weights.vocabulary_size
+        self._weights = weights
         self._usage = Usage()
         self._requests = 0
         self._in_flight: dict[Work, asyncio.Future[Answer]] = {}
@@ -187,17 +210,20 @@ class TorchEngine(Engine):
         self._queue = WorkQueue(plan.num_lanes)
         cache = self._cache = new_cache(model.device, plan.num_blocks, path.kept)
         self._prefixes = PrefixCache(cache, plan.num_idle_blocks, self._queue.waiting)
-        eos = np.array(sorted(end_of_sequence_ids(model, self.tokenizer)), np.int64)
-        texts = batch_decoder(self.tokenizer), eos
+        vocabulary = Vocabulary(model, self.tokenizer)
+        self._limits = self.traits.context_length, vocabulary.size
+        self._never = vocabulary.never
+        texts = AnswerTexts(self.tokenizer), np.array(vocabulary.ends, np.int64)
+        never = torch.tensor(sorted(self._never), device=model.device) if self._never else None
 
         def forward() -> Forward:
             if path.flat:
-                return FlatForward(model.device, prefill_tokens, cache, self._prefixes)
-            return OwnForward(path, model.device, prefill_tokens)
+                return FlatForward(model.device, prefill_tokens, cache, self._prefixes, never)
+            return OwnForward(path, model.device, prefill_tokens, never)
 
         self._lanes = [
             Lane(
-                *(self._queue, forward(), plan, texts),
+                *(self._queue, forward(), plan, *texts),
                 *(self._deliver, self._tell, partial(self._served, i)),
             )
             for i in range(plan.num_lanes)
@@ -218,17 +244,17 @@ class TorchEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
+        limit = check_sample(request, *self._limits)
         return cast(Action, await self._submit(request, limit))
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
+        check_logprobs(request, *self._limits, self._never)
         return cast("list[float]", await self._submit(request, limit=0))
 
     @override
     async def tops(self, request: LogprobsRequest) -> list[Top]:
-        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
+        check_logprobs(request, *self._limits, self._never)
         found = await self._submit(request, limit=0, wants_tops=True)
         return [Top(own, int(best), most) for own, best, most in cast(Any, found)]
 

@@ -12,11 +12,10 @@ and a row's bits do not depend on the number of cores. On CUDA and MPS there is 
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.forward.attention import round_up
@@ -30,6 +29,7 @@ from es_cookbook.engines.torch.forward.slots import (
 from es_cookbook.engines.torch.forward.work_queue import Work, WorkQueue
 from es_cookbook.engines.torch.kernels.attention import STEP
 from es_cookbook.engines.torch.memory import CachePlan
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
 _PATIENCE = 8
@@ -43,26 +43,14 @@ Answer: TypeAlias = Action | list[float]
 """To a sample request, and to a logprobs request."""
 
 
-Decode: TypeAlias = Callable[[list[list[int]]], list[str]]
-"""From tokens to texts."""
-
-
-def batch_decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """The tokenizer's `batch_decode`, without its look at every number."""
-    if type(tokenizer).decode is not PreTrainedTokenizerBase.decode:
-        return lambda tokens: tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    fast = tokenizer._decode  # pyright: ignore[reportPrivateUsage]
-    decode = cast("Callable[..., str]", fast)
-    return lambda tokens: [decode(each, skip_special_tokens=True) for each in tokens]
-
-
 class Lane:
     """Runs requests from the queue, which all lanes share, until it closes.
 
     Args:
         forward: runs the batches.
         plan: what it may take of memory.
-        texts: makes those of finished requests, and tokens that end one.
+        texts: of finished requests.
+        ends: tokens that end one.
         deliver: called with finished requests and their results or errors.
         tell: called with followed requests and their tokens up to now.
         served: called with when it began to run requests and when none was left.
@@ -77,7 +65,8 @@ class Lane:
         queue: WorkQueue,
         forward: Forward,
         plan: CachePlan,
-        texts: tuple[Decode, np.ndarray],
+        texts: AnswerTexts,
+        ends: np.ndarray,
         deliver: Callable[[list[tuple[Work, Answer | BaseException]]], None],
         tell: Callable[[list[tuple[Work, list[int]]]], None],
         served: Callable[[float, float], None],
@@ -85,9 +74,7 @@ class Lane:
         self.num_tokens = 0
         self.forward = forward
         self._queue, self._plan = queue, plan
-        self._decode_texts, self._eos = texts
-        self._pieces: dict[int, str] = {}
-        """Texts of single tokens, that answers with stop texts ended in."""
+        self._texts, self._ends = texts, ends
         self._deliver, self._tell = deliver, tell
         self._served = served
         self._table = SlotTable(0, 0)
@@ -203,7 +190,7 @@ class Lane:
             logprobs[asked] = token_logprobs(logits_R_V, rows[asked], tokens[asked])
         table.accept(slots, tokens, logprobs)
         self.num_tokens += len(slots)
-        stopped = np.isin(tokens, self._eos)
+        stopped = np.isin(tokens, self._ends)
         ended = stopped | (table.count[slots] >= table.limit[slots])
         for i in (table.has_stops[slots] & ~stopped).nonzero()[0].tolist():
             if self._hits_stop(int(slots[i])):
@@ -224,34 +211,19 @@ class Lane:
         observation = work.request.observation
         if tokens[-1] in observation.stop_token_ids:
             return True
-        stops = [stop for stop in work.request.stop if self._may_end(stop, tokens[-1])]
-        if not stops:
-            return False
-        (text,) = self._decode_texts([tokens])
-        return any(stop in text for stop in stops)
-
-    def _may_end(self, stop: str, token: int) -> bool:
-        """Whether a token may complete a stop text; whether it does shows in the whole text alone.
-
-        A space is not always decoded by itself, and of some characters a token is a part.
-        """
-        if token not in self._pieces:
-            (self._pieces[token],) = self._decode_texts([[token]])
-        piece, last = self._pieces[token], stop[-1]
-        return last in piece or last == " " or "\ufffd" in piece
+        return self._texts.is_ended(tokens, work.request.stop)
 
     def _finish(self, slots: np.ndarray, stopped: np.ndarray) -> None:
         table = self._table
-        works, tokens = zip(*map(self._up_to_now, slots.tolist()), strict=True)
         results: list[tuple[Work, Answer | BaseException]] = []
-        for slot, work, tokens_T, text, stop in zip(
-            slots, works, tokens, self._decode_texts(list(tokens)), stopped.tolist(), strict=True
-        ):
+        for slot, stop in zip(slots.tolist(), stopped.tolist(), strict=True):
+            work, tokens_T = self._up_to_now(slot)
             logprobs_T, request = None, work.request
             assert isinstance(request, SampleRequest)
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
-            text, reason = request.answer(text), "stop" if stop else "length"
+            text = self._texts.before(request.cut_at, tokens_T, self._texts.text(tokens_T))
+            reason = "stop" if stop else "length"
             results.append((work, Action(tuple(tokens_T), text, reason, logprobs_T)))
         self.forward.ended(table, slots.tolist())
         table.release(slots.tolist())

@@ -11,6 +11,7 @@ prompt and `max_tokens`, those that they share once.
 import ctypes
 import dataclasses
 import math
+from collections.abc import Collection
 from typing import cast
 
 import psutil
@@ -32,12 +33,18 @@ _ENDED_SHARE = 0.25
 """Of the caches' share, for what no request reads, if the user leaves that open."""
 BYTES_OF_LOGIT = 8
 """Of one number of one row, while a token is chosen: in float32, and before that in bfloat16."""
+INT8_BYTES = 1.125
+"""Of a weight for products in int8, with its part of a scale (`kernels.int8`)."""
+_MULTIPLY_ALONE = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Kinds of models whose layers want products of their weights and nothing else, but for the head:
+packed copies in the same dtype take the weights' memory. Of others they are counted beside them.
+"""
 _LEAST_CONTEXT = 512
 """Tokens below which a shorter context is no help, and the user is asked."""
 
 
 def weight_bytes(
-    model: PreTrainedModel, space: SearchSpace, size: int, packed: bool = False
+    model: PreTrainedModel, space: SearchSpace, size: int, packed: float = 0
 ) -> tuple[int, int, int]:
     """What the weights of an engine take, with numbers of `size` bytes.
 
@@ -45,20 +52,31 @@ def weight_bytes(
         model: may be without its weights.
         space: what genomes perturb of it.
         size: of a number.
-        packed: whether linear weights have packed copies.
+        packed: bytes of a number in packed copies of linear weights.
 
     Returns:
         Bytes of the model as loaded; of what samples beside it, linear and perturbed weights and
         packed copies; and of the centre, in float32.
     """
     linear = {p for module in model.modules() if is_linear(module) for p in module.parameters()}
-    copies = sum(p.numel() for p in linear) if packed else 0
+    copies = math.ceil(packed * sum(p.numel() for p in linear))
+    if packed == size:
+        copies -= size * _replaced(model, linear)
     tied = {cast("torch.nn.Embedding", model.get_input_embeddings()).weight}
     own = linear - tied | {p for name, p in named_weights(model) if name in space.shapes}
     perturbed = sum(torch.Size(shape).numel() for shape in space.shapes.values())
     elements = sum(p.numel() for p in model.parameters())
-    beside = copies + sum(p.numel() for p in own)
-    return size * elements, size * beside, 4 * perturbed
+    beside = sum(p.numel() for p in own)
+    return size * elements, copies + size * beside, 4 * perturbed
+
+
+def _replaced(model: PreTrainedModel, linear: Collection[torch.nn.Parameter]) -> int:
+    """Numbers of linear weights whose memory packed copies take."""
+    if model.config.model_type not in _MULTIPLY_ALONE:
+        return 0
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    kept = {end.weight for end in cast("list[torch.nn.Linear]", ends)}
+    return sum(p.numel() for p in linear if p not in kept and p.dim() > 1)
 
 
 def check_weights_fit(model_name: str, needed: tuple[int, int, int], device: torch.device) -> None:

@@ -31,7 +31,7 @@ from es_cookbook.engines.base import Target
 from es_cookbook.engines.torch.forward.low_rank_tables import GenomeTables
 from es_cookbook.engines.torch.forward.path import Path as RowPath
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
-from es_cookbook.engines.torch.memory import trim
+from es_cookbook.engines.torch.memory import INT8_BYTES, trim
 from es_cookbook.engines.torch.processor import rates
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
@@ -81,7 +81,8 @@ class ResidentWeights:
         self.centre = Centre(selected, space, self._num_threads, device=device)
         self.model = self._new_model()
         self._dtypes = {name: parameter.dtype for name, parameter in named_weights(base)}
-        self._packs = packs_weights(space, path.products or base.dtype, base.device)
+        self._products = path.products or base.dtype
+        self._packs = packed_bytes(space, self._products, base.device) > 0
         if self._packs:
             self.model.pack()
             trim()
@@ -112,6 +113,8 @@ class ResidentWeights:
         if target == "base":
             if self._base_model is None:
                 self._base_model = PopulationModel(copy.deepcopy(self.base), self._path)
+                if self._products == torch.int8:  # the centre differs from it by steps alone
+                    self._base_model.pack()
             return self._base_model, 0
         if target == "centre":
             return self.model, self._num_loaded
@@ -237,10 +240,16 @@ class ResidentWeights:
                 parameter.copy_(weight.moved(values).dequantised())
 
 
-def packs_weights(space: SearchSpace, products: torch.dtype, device: torch.device) -> bool:
-    """Whether an engine computes with packed copies of the centre's weights; genomes have none."""
-    is_bfloat16 = products == torch.bfloat16
-    return not space.is_dense and device.type == "cpu" and is_bfloat16 and rates().packs
+def packed_bytes(space: SearchSpace, products: torch.dtype, device: torch.device) -> float:
+    """Of a number in packed copies of the centre's weights, with which an engine computes.
+
+    0 where there are none; genomes have none.
+    """
+    if space.is_dense or device.type != "cpu":
+        return 0
+    if products == torch.int8:
+        return INT8_BYTES
+    return products.itemsize if products == torch.bfloat16 and rates().packs else 0
 
 
 def _moving_layers(

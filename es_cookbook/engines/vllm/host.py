@@ -43,7 +43,6 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import (
-    end_of_sequence_ids,
     load_causal_lm,
     parameter_infos,
     save_model,
@@ -63,10 +62,12 @@ from es_cookbook.engines.base import (
     check_sample,
 )
 from es_cookbook.engines.vllm.output import Output, informative_line
+from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action, SamplingParams
 
 if TYPE_CHECKING:
@@ -107,11 +108,13 @@ class VLLMEngine(Engine):
         self.space = space
         self._model_name, self._infos = str(model.name_or_path), parameter_infos(model)
         self._num_slots = num_slots
-        self._vocabulary_size = next(i.shape[0] for i in self._infos if i.kind == "embedding")
+        vocabulary = Vocabulary(model, tokenizer)
+        self._limits = traits.context_length, vocabulary.size
+        self._never = vocabulary.never
         # A tokenizer may know more tokens than the model; vLLM wants to hear of none of them.
-        eos_token_ids = end_of_sequence_ids(model, tokenizer)
-        self._eos_token_ids = [token for token in eos_token_ids if token < self._vocabulary_size]
+        self._eos_token_ids = [token for token in vocabulary.ends if token < vocabulary.size]
         self._perturbs_logits = "lm_head.weight" in self.space.weights
+        self._texts = AnswerTexts(tokenizer)
         self._params = functools.lru_cache(maxsize=64)(self._new_params)
         self._usage = Usage()
         self._turnstile = Turnstile(
@@ -134,7 +137,7 @@ class VLLMEngine(Engine):
         from es_cookbook.engines.vllm.worker import slot_request
 
         self._slot_requests = [slot_request(slot) for slot in range(self._num_slots)]
-        what = pickle.dumps((self.space, self._infos, self.traits.base_dtype))
+        what = pickle.dumps((self.space, self._infos, self.traits.base_dtype, self._never))
         pieces = await self._call("genomes_open", what, self._num_slots)
         self._turnstile.current = self._weights_of("centre")
         return merge_fingerprints(pieces, self.space.shapes)
@@ -155,7 +158,7 @@ class VLLMEngine(Engine):
 
     @override
     async def sample(self, request: SampleRequest) -> Action:
-        limit = check_sample(request, self.traits.context_length, self._vocabulary_size)
+        limit = check_sample(request, *self._limits)
         observation, params = request.observation, request.params
         # Generators on the CPU see a seed's low 32 bits alone; the high ones are mixed into them.
         seed = request.seed ^ request.seed >> 32 if params.temperature > 0 else None
@@ -169,13 +172,13 @@ class VLLMEngine(Engine):
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
         # vLLM's own text ends with a stop string, which may be within a token.
-        text = cast(str, self.tokenizer.decode(list(tokens_T), skip_special_tokens=True))
+        text = self._texts.before(request.cut_at, tokens_T, self._texts.text(tokens_T))
         logprobs_T = None
         if params.logprobs and answer.logprobs is not None:
             chosen = zip(tokens_T, answer.logprobs, strict=True)
             logprobs_T = tuple(cast(Any, of_token)[token].logprob for token, of_token in chosen)
         reason = "length" if answer.finish_reason == "length" else "stop"
-        return Action(tokens_T, request.answer(text), reason, logprobs_T)
+        return Action(tokens_T, text, reason, logprobs_T)
 
     @override
     async def logprobs(self, request: LogprobsRequest) -> list[float]:
@@ -196,7 +199,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
-        check_logprobs(request, self.traits.context_length, self._vocabulary_size)
+        check_logprobs(request, *self._limits, self._never)
         if isinstance(request.target, int) and self._num_slots and self._perturbs_logits:
             raise RequestError(
                 "vLLM cannot score with a genome whose lm_head.weight is perturbed; leave it out "
@@ -340,6 +343,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams as VLLMParams
         from vllm.sampling_params import RequestOutputKind
 
+        named = {*stop_token_ids, *self._texts.stop_tokens(stop)}
         with self._our_errors():
             return VLLMParams(
                 max_tokens=max_tokens,
@@ -347,7 +351,10 @@ class VLLMEngine(Engine):
                 top_p=params.top_p,
                 seed=seed,
                 stop=list(stop),
-                stop_token_ids=[*self._eos_token_ids, *stop_token_ids],
+                stop_token_ids=[*self._eos_token_ids, *named],
+                # It looks for stop texts in what it decodes.
+                skip_special_tokens=not self._texts.has_marked(stop),
+                spaces_between_special_tokens=False,
                 include_stop_str_in_output=True,
                 ignore_eos=True,  # they are among the stop tokens
                 logprobs=0 if params.logprobs else None,

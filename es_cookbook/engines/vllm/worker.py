@@ -30,6 +30,7 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.engines.genome_terms import GenomeFactors, Slots
 from es_cookbook.engines.vllm import cpu
 from es_cookbook.engines.vllm.layout import Placement, find_placements, find_slots
+from es_cookbook.engines.vocabulary import keep_tokens
 from es_cookbook.engines.wire import decode_genomes, decode_steps
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome
@@ -93,14 +94,16 @@ class GenomeWorker:
         """Get ready to host genomes.
 
         Args:
-            what: the search space, the Hugging Face model's parameters, and the name of the dtype
-                that weights are rounded to, pickled.
+            what: the search space, the Hugging Face model's parameters, the name of the dtype that
+                weights are rounded to, and rows of the vocabulary that are no tokens, pickled.
             num_slots: LoRA slots; 0 where the space needs none.
         """
-        space, infos, dtype = pickle.loads(what)
+        space, infos, dtype, never = pickle.loads(what)
         if num_slots:
             self._take_slots(num_slots)
         model = cast(torch.nn.Module, self.model_runner.model)
+        if never:
+            _sample_tokens_alone(self.model_runner.model, torch.tensor(sorted(never)))
         with set_current_vllm_config(self.model_runner.vllm_config):  # its activations ask for it
             as_stored = stored_form(load_architecture(self.model_runner.model_config.model))
         with _writing_weights():
@@ -161,6 +164,22 @@ class GenomeWorker:
             manager._adapter_manager.activate_adapter(slot + 1)
         # Before each step vLLM looks whether the batch's adapters are there, one by one; they are.
         vars(manager)["_apply_adapters"] = _nothing
+
+
+def _sample_tokens_alone(model: Any, never: torch.Tensor) -> None:  # noqa: ANN401
+    """Have a model, from now on, make logits of which only tokens are sampled.
+
+    All that vLLM samples or scores comes from its `compute_logits`, outside of graphs.
+    """
+    compute = cast("Callable[..., torch.Tensor | None]", model.compute_logits)
+    never = never.to(next(model.parameters()).device)
+
+    @functools.wraps(compute)
+    def of_tokens(*args: object, **kwargs: object) -> torch.Tensor | None:
+        logits = compute(*args, **kwargs)  # None on ranks that do not sample.
+        return logits if logits is None else keep_tokens(logits, never)
+
+    model.compute_logits = of_tokens
 
 
 @contextmanager

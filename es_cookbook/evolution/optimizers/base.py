@@ -16,7 +16,7 @@ import chz
 import numpy as np
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_literals
+from es_cookbook.common.checks import LEAST, MOST, check_literals
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
@@ -160,18 +160,19 @@ class OptimizerBuilder(ABC):
 
     @classmethod
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Fields that say the same of this optimizer as these, which a recipe has for `es`."""
+        """Fields that say the same of this optimizer as these, which a recipe has for `es`.
+
+        What is `AUTO` there is found for this one, too.
+        """
         return {name: value for name, value in es.items() if name in chz.chz_fields(cls)}
 
     @classmethod
     def carried_over(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """The same where some are `AUTO`: left out where this optimizer cannot find them."""
-        if AUTO not in es.values():
-            return cls.carried(es)
+        """The same, without what this optimizer cannot find."""
         return {
             name: value
-            for name, value in es.items()
-            if name in chz.chz_fields(cls) and (value != AUTO or name in cls.finds)
+            for name, value in cls.carried(es).items()
+            if value != AUTO or name in cls.finds
         }
 
     def check_space(self, search_space: SearchSpaceBuilder) -> None:
@@ -238,13 +239,13 @@ def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> No
     """Check a scheduled sigma over a whole run, before it begins.
 
     Raises:
-        ConfigError: It reaches 0 within the run.
+        ConfigError: It reaches 0, or what cannot be multiplied, within the run.
     """
     for generation in range(num_generations):
-        if sigma(generation) == 0:
+        if not LEAST <= (found := sigma(generation)) <= MOST:
             raise ConfigError(
-                f"optimizer.sigma_schedule reaches 0 at generation {generation} of "
-                f"{num_generations}; sigma must stay above 0"
+                f"optimizer.sigma_schedule reaches {found:g} at generation {generation} of "
+                f"{num_generations}; sigma must stay above 0, from {LEAST:g} to {MOST:g}"
             )
 
 

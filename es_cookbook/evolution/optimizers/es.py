@@ -290,9 +290,11 @@ class ESOptimizer(Optimizer):
         return weighted_sum(genomes_G, fitness_G, rate)
 
 
-def step_length(es: Mapping[str, object]) -> float:
-    """RMS of plain ES's step, per parameter: α/√N, because fitness has unit variance."""
-    return cast(float, es["learning_rate"]) / math.sqrt(cast(int, es["population_size"]))
+def step_length(es: Mapping[str, object], share: float = 1.0) -> Auto:
+    """A share of the RMS of plain ES's step, per parameter: α/√N, for fitness of unit variance."""
+    if (rate := es["learning_rate"]) == AUTO:
+        return AUTO
+    return share * cast(float, rate) / math.sqrt(cast(int, es["population_size"]))
 
 
 def weighted_sum(genomes_G: Sequence[Genome], fitness_G: Floats, rate: float) -> tuple[Term, ...]:

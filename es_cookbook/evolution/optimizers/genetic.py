@@ -62,8 +62,8 @@ begin from a gradient's checkpoint instead, and a gradient from a run (`model_na
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import chz
 import numpy as np
@@ -76,9 +76,12 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats, average_ranks
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.base import (
+    AUTO,
+    Auto,
     Optimizer,
     OptimizerBuilder,
     check_fitness,
+    number,
     refuse_zero_sigma,
 )
 from es_cookbook.evolution.optimizers.es import merged, weighted_sum
@@ -293,7 +296,12 @@ def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
 class Genetic(OptimizerBuilder):
     """A genetic algorithm (Such et al. 2017)."""
 
-    sigma: float = chz.field(default=1e-3, doc="standard deviation of a mutation")
+    finds: ClassVar[Collection[str]] = ("sigma",)
+
+    sigma: Auto = chz.field(
+        default=1e-3,
+        doc="standard deviation of a mutation; auto finds it before the first generation",
+    )
     sigma_schedule: Schedule = schedule_field("factor on sigma over the run")
     num_elites: int = chz.field(
         default=1, doc="best individuals of an island that go on as they are"
@@ -336,7 +344,8 @@ class Genetic(OptimizerBuilder):
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
         """Sigma is smaller and falls, because mutations add up and champions are partly lucky."""
-        sigma = 0.4 * cast(float, es["sigma"])
+        given = es["sigma"]
+        sigma = given if given == AUTO else 0.4 * cast(float, given)
         return {**super().carried(es), "sigma": sigma, "sigma_schedule": Cosine()}
 
     @chz.validate
@@ -345,7 +354,8 @@ class Genetic(OptimizerBuilder):
         check_range(self, *counts, at_least=1)
         not_negative = ("merge_every", "num_elites", "species_distance", "es_weight")
         check_range(self, *not_negative, at_least=0)
-        check_range(self, "sigma", above=0)
+        if self.sigma != AUTO:
+            check_range(self, "sigma", above=0)
         check_range(self, "truncation", above=0, at_most=1)
         check_range(self, "crossover_rate", at_least=0, at_most=1)
         if self.species_distance is None and self.species_by != "seeds":
@@ -407,7 +417,7 @@ class _GeneticOptimizer(Optimizer):
     def sigma(self, generation: int) -> float:
         """The base sigma times its schedule."""
         factor = self._config.sigma_schedule(generation, self._num_generations)
-        return self._config.sigma * factor
+        return number(self._config.sigma) * factor
 
     @override
     def learning_rate(self, generation: int) -> float | None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
-from es_cookbook.evolution.optimizers.base import number
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.evolution.optimizers.es import ESOptimizer, step_length
 from es_cookbook.evolution.optimizers.window import (
     Gradient,
@@ -64,12 +64,12 @@ class Muon(Momentum):
     Vᵀ of a weight matrix is replaced by about U Vᵀ, by five rounds of a Newton-Schulz iteration.
     Directions that few genomes spoke for count as much as those that many did.
 
-        centre <- centre + α · RMS(v) · √max(rows, columns) · U Vᵀ
+        centre <- centre + α · RMS(v) / RMS(U Vᵀ) · U Vᵀ
 
-    with v the average of `momentum`. The factor gives the update the RMS that momentum's has, so α
-    keeps its meaning. (Muon proper has no such factor: its gradients' lengths say nothing. Here a
-    generation with little signal makes a small step.) Parameters that are no matrices gain plain
-    momentum's update.
+    with v the average of `momentum`, of this matrix. So the update has the RMS that momentum's has,
+    and α keeps its meaning, whatever the rank of the noise, the factors on σ and the blocks. (Muon
+    proper has no such factor: its gradients' lengths say nothing. Here a generation with little
+    signal makes a small step.) Parameters that are no matrices gain plain momentum's update.
 
     Trap: the iteration is matrix products, which round as each library likes; here they are exact
     (`evolution.exact`), so the centre is the same on every machine. And with few terms the update
@@ -124,24 +124,26 @@ class ClipUp(WindowedES):
     its push.
     """
 
-    finds: ClassVar[Collection[str]] = ("sigma",)  # max_speed goes with the learning rate.
+    finds: ClassVar[Collection[str]] = ("sigma", "learning_rate", "max_speed")
 
     momentum: float = chz.field(default=0.9, doc="m: share of the speed that is kept")
-    max_speed: float = chz.field(
-        default=1e-3, doc="greatest RMS of a step per parameter; about twice learning_rate"
+    max_speed: Auto = chz.field(
+        default=1e-3,
+        doc="greatest RMS of a step per parameter; about twice learning_rate; auto: from sigma",
     )
 
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
         """A gradient's pushes, while it is remembered, add up to plain ES's step."""
-        push = step_length(es) / _PUSHES
-        return {**super().carried(es), "learning_rate": push, "max_speed": 2 * push}
+        push, speed = step_length(es, 1 / _PUSHES), step_length(es, 2 / _PUSHES)
+        return {**super().carried(es), "learning_rate": push, "max_speed": speed}
 
     @chz.validate
     def _speed(self) -> None:
         check_range(self, "momentum", at_least=0, below=1)
-        check_range(self, "max_speed", above=0)
+        if self.max_speed != AUTO:
+            check_range(self, "max_speed", above=0)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:
@@ -153,7 +155,7 @@ class ClipUp(WindowedES):
         scales = [*(scale * self.momentum for scale in kept), push][-len(squares) :]
         pairs = zip(scales, squares, strict=True)
         speed = math.sqrt(math.fsum(scale * scale * square for scale, square in pairs))
-        limit = self.max_speed * factor
+        limit = number(self.max_speed) * factor
         if speed > limit:  # v <- v · min(1, v_max / ‖v‖)
             scales = [scale * (limit / speed) for scale in scales]
         kept[:] = scales

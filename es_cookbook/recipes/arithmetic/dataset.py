@@ -20,6 +20,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import ANSWER, Observation, Tokenizer
@@ -215,4 +216,5 @@ class ArithmeticDatasetBuilder(GeneratedDatasetBuilder):
         if not tokens_T:
             raise DataError(f"{name}: the model's tokenizer makes no tokens of it")
         env = functools.partial(ArithmeticEnv, Observation(tokens_T), problem.terms, self.prompt)
-        return ProblemGroupBuilder(env, name, gold_answer(problem.terms, self.prompt))
+        gold, opened = gold_answer(problem.terms, self.prompt), opened_thought(tokenizer, tokens_T)
+        return ProblemGroupBuilder(env, name, gold, opened=opened)

@@ -17,6 +17,7 @@ from es_cookbook.recipes.chat.problems import (
     grade,
 )
 from es_cookbook.recipes.generated import FOLDS, Fold, GeneratedDatasetBuilder
+from es_cookbook.rl.messages.thoughts import opened_thought, spoken
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.types import Observation, Tokenizer
 
@@ -34,7 +35,7 @@ class _ChatEnv(ProblemEnv):
 
     @override
     def grade(self, text: str) -> Grade:
-        return grade(self.task, text, self.problem)
+        return grade(self.task, spoken(text), self.problem)
 
 
 @chz.chz
@@ -72,4 +73,5 @@ class ChatDatasetBuilder(GeneratedDatasetBuilder):
             tokens_T = render_prompt(tokenizer, problem.question, chat=True)
             asked = Observation(tokens_T, max_tokens=longest)
             env = functools.partial(_ChatEnv, asked, self.task, problem)
-            yield ProblemGroupBuilder(env, problem.question, problem.gold)
+            opened = opened_thought(tokenizer, tokens_T)
+            yield ProblemGroupBuilder(env, problem.question, problem.gold, opened=opened)

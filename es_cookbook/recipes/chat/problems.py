@@ -29,6 +29,7 @@ from es_cookbook.common.files import parsed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold, distinct, fold_of_text
 from es_cookbook.recipes.logic.generators import Source, problems
+from es_cookbook.rl.letters import folded
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import ANSWER
@@ -136,7 +137,7 @@ def _draw_fact(rng: random.Random) -> Problem:
 
 @functools.cache
 def _facts() -> list[Problem]:
-    rows = map(json.loads, FACTS.read_text(encoding="utf-8").splitlines())
+    rows = map(json.loads, FACTS.read_text(encoding="utf-8").strip().split("\n"))
     return [Problem(row["question"], row["answer"]) for row in rows]
 
 
@@ -146,7 +147,7 @@ def _grade_fact(text: str, problem: Problem) -> Grade:
     `knows` is an answer that has the right one in it, however long.
     """
     excess = len(text) - len(problem.gold)
-    knows, brief = problem.gold.casefold() in text.casefold(), 0 <= excess <= 1
+    knows, brief = folded(problem.gold) in folded(text), 0 <= excess <= 1
     metrics = _metrics(correct=knows and brief, well_formed=brief, knows=knows, excess=excess)
     reward = -float(abs(excess)) if text else -float(LONGEST)
     return Grade(reward, metrics, {ANSWER: text.casefold().removesuffix(".")})
@@ -263,8 +264,8 @@ def _draw_text(rng: random.Random) -> Problem:
 def _grade_json(text: str, problem: Problem) -> Grade:
     """JSON at all, the right keys, and each right value count alike."""
     found = _json_in(text)
-    values = {key: " ".join(str(value).split()).casefold() for key, value in (found or {}).items()}
-    right = [values.get(key) == value.casefold() for key, value in problem.wanted]
+    values = {key: folded(" ".join(str(value).split())) for key, value in (found or {}).items()}
+    right = [values.get(key) == folded(value) for key, value in problem.wanted]
     well_formed = values.keys() == dict(problem.wanted).keys()
     parts = [found is not None, well_formed, *right]
     metrics = _metrics(

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal, TypeAlias, cast
@@ -36,13 +37,15 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
+from es_cookbook.rl.messages.thoughts import THOUGHTS, canonical, opened_thought, spoken
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemGroupBuilder,
     digest_of,
     render_prompt,
 )
-from es_cookbook.rl.rewards.format import extract_answer
+from es_cookbook.rl.rewards.format import last_answer
 from es_cookbook.rl.timeouts import nobody_has_control
 from es_cookbook.rl.types import (
     Action,
@@ -204,6 +207,10 @@ Reward: TypeAlias = Literal["share", "all"]
 Grader: TypeAlias = Callable[[str | None], Awaitable[Grade]]
 """Grades an answer's code, None where it has none."""
 _FENCE = "```"
+_MARKS = re.compile("|".join(map(re.escape, (_FENCE, *THOUGHTS))))
+_HIDE = str.maketrans("<[◁", "\ufdd0\ufdd1\ufdd2")
+"""The first characters of tags -> noncharacters, which no text has."""
+_SHOW = {hidden: chr(shown) for shown, hidden in _HIDE.items()}
 
 
 def question(problem: Problem, shown_tests: int) -> str:
@@ -224,20 +231,51 @@ def question(problem: Problem, shown_tests: int) -> str:
 
 
 def extract_code(text: str) -> str | None:
-    r"""The last `<answer>`, and in it or else in the whole text the last closed fenced block.
+    r"""The last `<answer>`, and in it or else in all that is said the last closed fenced block.
+
+    Tags in such a block are text of the code, unless it begins in a thought.
 
     >>> extract_code("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```\ndone")
     'x = 2\n'
     >>> extract_code("<answer> 1 + 1 </answer>"), extract_code("x = 1")
     ('1 + 1', None)
     """
-    answer = extract_answer(text)
+    text = spoken(_tags_hidden(text))
+    answer = last_answer(text)
     parts = (text if answer is None else answer).split(_FENCE)
-    if len(parts) < 3:
-        return answer
-    block = parts[(len(parts) - 3) // 2 * 2 + 1]
-    language, line_end, code = block.partition("\n")
-    return code if line_end and (not language.strip() or language.strip().isalnum()) else block
+    if len(parts) >= 3:
+        answer = parts[(len(parts) - 3) // 2 * 2 + 1]
+        language, line_end, code = answer.partition("\n")
+        answer = code if line_end and _is_language(language) else answer
+    return None if answer is None else answer.translate(_SHOW)
+
+
+def _tags_hidden(text: str) -> str:
+    """The text with noncharacters in the tags of its code; in time linear in the text."""
+    if _FENCE not in text:
+        return text
+    listed, parts, at = canonical(text), list[str](), 0
+    mark = _MARKS.search(listed)
+    while mark:
+        start, closing = mark.end(), THOUGHTS.get(mark[0], _FENCE)
+        if (stop := listed.find(closing, start)) < 0:
+            break
+        end = stop + len(closing)
+        if closing == _FENCE:
+            language, line_end, _ = text[start:stop].partition("\n")
+            is_opening = text[end : end + 1].isalnum()  # Of another block: this one has no end.
+            if line_end and (is_opening or not _is_language(language)):
+                end = start
+            else:
+                parts += text[at:start], text[start:stop].translate(_HIDE)
+                at = stop
+        mark = _MARKS.search(listed, end)
+    return "".join([*parts, text[at:]])
+
+
+def _is_language(line: str) -> bool:
+    """Whether the line at a fence names the block's language, or nothing."""
+    return not line.strip() or line.strip().isalnum()
 
 
 async def grade_code(
@@ -298,16 +336,17 @@ def _lines(text: str) -> list[str]:
 class _CodeEnv(Env):
     """One attempt at one problem."""
 
-    def __init__(self, observation: Observation, grade: Grader) -> None:
+    def __init__(self, observation: Observation, grade: Grader, opened: str = "") -> None:
         self.observation = observation
-        self._grade = grade
+        self._grade, self._opened = grade, opened
 
     async def initial_observation(self) -> Observation:
         return self.observation
 
     async def step(self, action: Action) -> StepResult:
         """Run the tests and end the rollout."""
-        grade = await self._grade(extract_code(action.text))
+        # Without the tag, a block in the thought would look like one outside of it.
+        grade = await self._grade(extract_code(self._opened + action.text))
         return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
 
 
@@ -335,7 +374,22 @@ class _CodeProblem(ProblemGroupBuilder):
             finally:
                 locks[code].release()
 
-        return EnvGroup([_CodeEnv(self.observation, grade) for _ in range(num_envs)])
+        given = self.observation, grade, self.opened
+        return EnvGroup([_CodeEnv(*given) for _ in range(num_envs)])
+
+    @override
+    async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> int:
+        """Run its own solution as a model says it."""
+        solution = self.problem.solution
+        if solution is None or (said := texts.said(solution, stop or ())) == solution:
+            return 0
+        if (earned := (await self.grade(said)).reward) < 1:
+            why = texts.lost_in(solution) or "the model's tokenizer, or sampling.stop, changes it"
+            raise DataError(
+                f"{self.name}: the model cannot say its own solution: {why}; what is left, "
+                f"{said!r:.200}, passes {earned:.0%} of its tests"
+            )
+        return 0
 
 
 class _CodeDataset(ProblemDataset):
@@ -412,7 +466,7 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
             yield f"generated problem {problem.task.strip()}", problem
 
     @override
-    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
         return read_problem(row, self.max_cases)
 
     @override
@@ -424,6 +478,7 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
             functools.partial(_CodeEnv, observation, grade),
             name,
             contents=(digest_of(problem.key), digest_of(observation.tokens_T)),
+            opened=opened_thought(tokenizer, observation.tokens_T),
             problem=problem,
             observation=observation,
             grade=grade,

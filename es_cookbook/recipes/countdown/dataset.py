@@ -23,6 +23,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
 from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
     Grade,
@@ -118,7 +119,7 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return ((f"generated problem {problem.key}", problem) for problem in problems)
 
     @override
-    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
         numbers, target = row.integers("numbers", "nums"), row.integer("target")
         return Problem(numbers, target, row.optional_text("solution"))
 
@@ -134,7 +135,8 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         gold = gold.removeprefix(THINK_OPEN) if ends_in_think else gold
         contents = (digest_of(f"countdown {problem.key}"),)
         make_env = functools.partial(CountdownEnv, *given)
-        return ProblemGroupBuilder(make_env, name, gold, contents=contents)
+        opened = opened_thought(tokenizer, tokens_T, self.prefill)
+        return ProblemGroupBuilder(make_env, name, gold, contents=contents, opened=opened)
 
 
 def _solution(name: str, problem: Problem) -> str:

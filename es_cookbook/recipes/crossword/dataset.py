@@ -18,6 +18,7 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.sources import SOURCE_DOC
 from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import PREFILL_DOC, ProblemGroupBuilder, render_prompt
 from es_cookbook.rl.rewards.crossword import Crossword, canonical, enumeration_of
 from es_cookbook.rl.rewards.format import prompt_ends_in_think
@@ -66,14 +67,19 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
         return canonical(row.text("answer"))
 
     @override
-    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        clue, answer, kind = row.text("clue"), row.text("answer"), row.optional_text("kind")
+    def check_fields(self, row: Row) -> None:
+        _ = row.text("clue"), row.text("answer"), row.optional_text("kind")
         try:
             self.reward.check_row(row.fields)
-            enumeration = enumeration_of(row.fields)
+            enumeration_of(row.fields)
         except DataError as error:
             raise row.error(str(error)) from error
-        text = question(clue, enumeration, self.prompt)
+
+    @override
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        self.check_fields(row)
+        clue, answer, kind = row.text("clue"), row.text("answer"), row.optional_text("kind")
+        text = question(clue, enumeration_of(row.fields), self.prompt)
         chat = self.prompt == "words"
         tokens_T = render_prompt(tokenizer, text, chat=chat, prefill=self.prefill)
         in_think = self.reward.prompt_ends_in_think or prompt_ends_in_think(tokenizer, tokens_T)
@@ -83,4 +89,5 @@ class CrosswordDatasetBuilder(RowDatasetBuilder):
             row.where,
             gold=f"<answer>{answer}</answer>",
             problem_tags=(kind,) if kind else (),
+            opened=opened_thought(tokenizer, tokens_T, self.prefill),
         )

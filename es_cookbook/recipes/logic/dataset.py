@@ -35,6 +35,7 @@ from es_cookbook.recipes.logic.generators import (
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, in_epochs
 from es_cookbook.rl.data.selection import quotas
 from es_cookbook.rl.grading.workers import in_worker
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -318,6 +319,7 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
             gold if style != "words" or gold is None else f"<answer>{gold}</answer>",
             () if source.level is None else (f"level{source.level}",),
             (digest_of(f"{source.task} {problem.question}"),),
+            opened=opened_thought(tokenizer, tokens_T),
         )
 
 

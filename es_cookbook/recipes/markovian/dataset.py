@@ -155,7 +155,7 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return ((f"generated sum {each.question}", each.problem) for each in sums)
 
     @override
-    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
         return read_problem(row, tokenizer, (self.context_tokens, self.continuation_tokens))
 
     @override

@@ -39,6 +39,8 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import parts
+from es_cookbook.rl.letters import composed
+from es_cookbook.rl.messages.encoder import inside
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -99,7 +101,7 @@ def is_right(given: str | None, gold: str) -> bool:
     """
     if given is None:
         return False
-    given, gold = given.strip().rstrip(".").strip(), gold.strip()
+    given, gold = composed(given.strip().rstrip(".").strip()), composed(gold.strip())
     if len(gold) == 1 and "A" <= gold <= "Z":
         letter = _LETTER.search(given)
         return letter is not None and letter[1] == gold
@@ -115,7 +117,8 @@ def leaks(thought: str, gold: str) -> bool:
     >>> leaks("8,17,19", "19"), leaks("8,17,190", "19"), leaks("", "19")
     (True, False, False)
     """
-    found = re.search(rf"(?<![\w]){re.escape(gold.strip())}(?![\w])", thought, re.IGNORECASE)
+    answer = re.escape(composed(gold.strip()))
+    found = re.search(rf"(?<![\w]){answer}(?![\w])", composed(thought), re.IGNORECASE)
     return found is not None
 
 
@@ -129,7 +132,7 @@ def _anchored(text: str) -> str | None:
 
 
 def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0].strip()
+    return text.strip().partition("\n")[0].strip()
 
 
 def _value(text: str) -> Fraction | None:
@@ -207,7 +210,7 @@ TEMPLATE_NAMES = {
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """A text inside of another, in which names of special tokens are text like any other."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    return inside(tokenizer, text, split_special_tokens=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,7 @@ from es_cookbook.recipes.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.recipes.markovian.env import MarkovianProblem
 from es_cookbook.recipes.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
 from es_cookbook.recipes.markovian.problems import Problem
+from es_cookbook.rl.golds import validate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file
@@ -157,7 +158,7 @@ async def _thought(
     problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
     if not problems_P:
         raise ConfigError(f"{name} holds no problems out (dataset.num_test=0)")
-    await datasets.train.validate(engine.traits.context_length)
+    await validate(datasets, engine.tokenizer, engine.traits.context_length, run.sampling)
     problems_P = problems_P[: config.num_problems]
     say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
     asked_P = studied(problems_P, config.seed)

@@ -28,6 +28,7 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, fold_of_text
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
     Grade,
@@ -41,6 +42,7 @@ from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.rl.rewards.values import Scalar, printed
 from es_cookbook.rl.types import Observation, Tokenizer
 
 MARK = "####"
@@ -120,8 +122,8 @@ def _tags(row: Row) -> tuple[str, ...]:
     found: list[str] = []
     for name in ("level", "type"):
         value = row.fields.get(name)
-        if isinstance(value, str | int) and value != "":
-            text = " ".join(str(value).lower().split())
+        if isinstance(value, Scalar) and value != "":
+            text = " ".join(printed(value).lower().split())
             found.append(f"level {text}" if name == "level" and text.isdigit() else text)
     return tuple(found)
 
@@ -234,9 +236,9 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
 
     @override
     def check(self) -> None:
-        super().check()
         if self.grading == "math":
             reward_of(self.prompt, is_number=False).check()
+        super().check()
 
     @override
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:
@@ -247,7 +249,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
             yield name, read_problem(Row(name, problem.row))
 
     @override
-    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
         return read_problem(row)
 
     @override
@@ -268,4 +270,5 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
             gold=gold_text(problem.gold, self.prompt, prompt_ends_in_think=ends_in_think),
             problem_tags=problem.tags,
             contents=(digest_of(problem.key),),
+            opened=opened_thought(tokenizer, tokens_T, self.prefill),
         )

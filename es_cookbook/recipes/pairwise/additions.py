@@ -22,6 +22,7 @@ from es_cookbook.recipes.arithmetic.dataset import (
 )
 from es_cookbook.recipes.generated import RowsConfig as Config
 from es_cookbook.recipes.generated import with_a_wrong_character, write
+from es_cookbook.rl.letters import composed
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Observation
 
@@ -45,7 +46,7 @@ def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
     """
     if "answer" not in row:
         return 0.0, {}
-    given, gold = text.strip(), str(row["answer"])
+    given, gold = composed(text.strip()), composed(str(row["answer"]))
     correct = float(given == gold)
     metrics = {"correct": correct}
     if addition := _ADDITION.fullmatch(str(row.get("question", ""))):

@@ -37,6 +37,7 @@ from es_cookbook.recipes.rush_hour.generate import (
 )
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
     Grade,
@@ -213,7 +214,7 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return ((f"generated board {problem.board}", problem) for problem in problems)
 
     @override
-    def read(self, row: Row, tokenizer: Tokenizer) -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
         try:
             board = parse_board(row.text("board"))
         except ValueError as error:
@@ -240,7 +241,8 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
         given = Observation(tokens_T), problem.board, len(solution), self.reward, ends_in_think
         make_env = functools.partial(RushHourEnv, *given)
         tags, contents = (difficulty(len(solution)),), (digest_of(f"rush hour {problem.key}"),)
-        return ProblemGroupBuilder(make_env, name, gold, tags, contents)
+        opened = opened_thought(tokenizer, tokens_T, self.prefill)
+        return ProblemGroupBuilder(make_env, name, gold, tags, contents, opened=opened)
 
 
 def _solution(name: str, problem: Problem) -> tuple[Move, ...]:

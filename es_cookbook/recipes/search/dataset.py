@@ -24,9 +24,11 @@ from typing_extensions import override
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of
 from es_cookbook.recipes.recipe import built_field
+from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Tokenizer
@@ -69,7 +71,7 @@ class BM25:
 
 
 def terms(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
+    return re.findall(r"\w+", composed(text).lower())
 
 
 SYLLABLES = tuple(consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou")
@@ -157,7 +159,7 @@ class SearchEnv(ToolEnv):
 
     @override
     async def answer(self, text: str) -> Reply:
-        words = terms(text)
+        words = terms(spoken(text))
         is_right = words[-1:] == [self.person.river]
         return self._end(is_right=is_right, is_word=len(words) == 1)
 

@@ -35,6 +35,7 @@ import functools
 import itertools
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, TypeAlias
@@ -46,7 +47,7 @@ from numpy.typing import NDArray
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.generated import Fold
 from es_cookbook.rl.judging.tournament import PlayerPair, round_robin, swiss
-from es_cookbook.rl.rewards.answers import last_number
+from es_cookbook.rl.messages.thoughts import spoken
 
 Mark: TypeAlias = Literal["X", "O"]
 PromptStyle: TypeAlias = Literal["compact", "words"]
@@ -183,14 +184,21 @@ def question(position: str, style: PromptStyle) -> str:
     return _WORDS.format(mark=mark, board="\n".join(rows))
 
 
+_LONGEST = 20
+"""A number of so many characters is no cell, and is not read: it may have a million."""
+
+
 def read_move(text: str) -> int | None:
-    """The cell that an answer names: its last number, if that is one of 1 to 9.
+    """The cell that an answer names: the last number that it says, if that is one of 1 to 9.
 
     >>> read_move("5"), read_move("I take 7."), read_move("12"), read_move("no")
     (5, 7, None, None)
     """
-    number = last_number(text)
-    return int(number) if number is not None and number in CELLS else None
+    text = spoken(text)
+    end = 1 + max(map(text.rfind, "0123456789"))
+    last = re.search(r"(?:(?<![0-9])-)?[0-9]+(?:\.[0-9]+)?$", text[max(end - _LONGEST, 0) : end])
+    number = float(last[0]) if last and len(last[0]) < _LONGEST else 0.0
+    return int(number) if number in CELLS else None
 
 
 def random_move(position: str, rng: random.Random) -> int:

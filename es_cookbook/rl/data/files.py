@@ -1,8 +1,9 @@
 """Rows of data files.
 
-Tables go through pyarrow, and nothing in them is decoded: bytes and paths stay as they are. JSON
-lines are read one by one, because a table loader reports the first bad batch, if anything, and
-users need the line.
+Tables go through pyarrow, and nothing in them is decoded but text: images and paths stay as they
+are, and bytes are text where they are UTF-8, since writers of Parquet may leave its mark out. CSV
+is text: no type is guessed, and an empty cell is an empty text. JSON lines are read one by one,
+because a table loader reports the first bad batch, if anything, and users need the line.
 """
 
 import contextlib
@@ -15,12 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.rows import Fields, Row, shown
+from es_cookbook.rl.data.rows import Row, changed, shown
 
-FILE_TYPES = (
-    *(".jsonl", ".jsonl.gz", ".json", ".json.gz"),
-    *(".parquet", ".csv", ".csv.gz", ".arrow"),
-)
+CSV = (".csv", ".csv.gz")
+FILE_TYPES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", *CSV, ".arrow")
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, RecursionError)
 """TypeError, LookupError: of a file that says of its columns what nobody can read."""
 BATCH = 1000
@@ -42,7 +41,8 @@ def file_rows(path: Path) -> Iterator[Row]:
         elif path.name.endswith((".json", ".json.gz")):
             yield from _json_array(path)
         else:
-            yield from of_tables(tables_of(path), str(path))
+            are_texts = path.name.endswith(CSV)
+            yield from of_tables(tables_of(path), str(path), are_texts=are_texts)
 
 
 @contextlib.contextmanager
@@ -111,27 +111,53 @@ def tables_of(path: Path) -> Tables:
                 mapped.seek(0)
                 yield from pyarrow.ipc.open_stream(mapped)
     else:
-        import pyarrow.csv
-
-        parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
-        with pyarrow.input_stream(str(path)) as unpacked:
-            for table in pyarrow.csv.open_csv(unpacked, parse_options=parsing):
-                for column in table.schema:
-                    if pyarrow.types.is_binary(column.type):
-                        raise DataError(f"{path}: the column {column.name!r} is not UTF-8")
-                yield table
+        yield from _csv_tables(path)
 
 
-def of_tables(tables: Tables, where: str) -> Iterator[Row]:
-    """Rows of tables that follow each other."""
+def _csv_tables(path: Path) -> Tables:
+    import pyarrow.csv
+
+    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with pyarrow.input_stream(str(path)) as unpacked:
+        names = pyarrow.csv.open_csv(unpacked, parse_options=parsing).schema.names
+    types = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary()))
+    with pyarrow.input_stream(str(path)) as unpacked:
+        tables = pyarrow.csv.open_csv(unpacked, parse_options=parsing, convert_options=types)
+        yield from _as_text(tables, path)
+
+
+def _as_text(tables: Tables, path: Path) -> Tables:
+    """Tables of CSV with texts for bytes."""
+    import pyarrow
+
+    for table in tables:
+        for at, name in enumerate(table.schema.names):
+            try:
+                table = table.set_column(at, name, table.column(at).cast(pyarrow.string()))
+            except pyarrow.ArrowInvalid:
+                raise DataError(f"{path}: the column {name!r} is not UTF-8") from None
+        yield table
+
+
+def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterator[Row]:
+    """Rows of tables that follow each other; `are_texts`: of CSV."""
     numbers = count(1)
     for table in tables:
         names: Sequence[str] = table.schema.names
         if len(set(names)) < len(names):
             raise DataError(f"{where}: has columns of the same name: {', '.join(names)}")
+        binary = [column.name for column in table.schema if "binary" in str(column.type)]
         for start in range(0, table.num_rows, BATCH):
-            for fields in table.slice(start, BATCH).to_pylist():
-                yield Row(f"{where}, row {next(numbers)}", cast(Fields, fields))
+            for fields in cast("list[dict[str, object]]", table.slice(start, BATCH).to_pylist()):
+                fields.update({name: changed(fields[name], _decoded) for name in binary})
+                yield Row(f"{where}, row {next(numbers)}", fields, are_texts=are_texts)
+
+
+def _decoded(value: object) -> object:
+    """Bytes as text, where they are UTF-8."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return value.decode() if isinstance(value, bytes) else value
+    return value
 
 
 def first_line(error: Exception) -> str:

@@ -130,6 +130,13 @@ class Part:
         check_range(self, "weight", at_least=0)
         check_range(self, "max_tokens", at_least=1)
 
+    @property
+    def alone(self) -> RLDatasetBuilder:
+        """The data set, of which no batch is asked: its own may be more than a small part has."""
+        if "problems_per_generation" in chz.chz_fields(self.dataset):
+            return chz.replace(self.dataset, problems_per_generation=1)
+        return self.dataset
+
 
 def easy_pool(easy: Part, main: Part, schedule: Table = EASY_POOL) -> tuple[Part, Part]:
     """Two parts of which the easy one has the share that `schedule` says, the main one the rest."""
@@ -196,7 +203,7 @@ class Mixture(RLDatasetBuilder):
     @override
     def check(self) -> None:
         for part in self.members:
-            part.dataset.check()
+            part.alone.check()
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         """Build the parts; refuses problems that one trains on and another holds out."""
@@ -204,11 +211,7 @@ class Mixture(RLDatasetBuilder):
         held_out: list[_Problem] = []
         datasets: list[ProblemDataset] = []
         for p, part in enumerate(self.members):
-            builder = part.dataset
-            if "problems_per_generation" in chz.chz_fields(builder):
-                # Not used, and its default may be more than a small part has.
-                builder = chz.replace(builder, problems_per_generation=1)
-            built = await builder(tokenizer)
+            built = await part.alone(tokenizer)
             if not isinstance(built.train, ProblemDataset):
                 raise ConfigError(
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "

@@ -22,6 +22,7 @@ from typing_extensions import TypeVar, override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
+from es_cookbook.rl.data.row_checks import check_count
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Env,
@@ -70,11 +71,7 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         seed: int,
         held_out: Sequence[_Builder] = (),
     ) -> None:
-        if not 1 <= problems_per_generation <= len(builders):
-            raise ConfigError(
-                f"dataset.problems_per_generation must be from 1 to {len(builders)}, the number of "
-                f"training problems, found {problems_per_generation}"
-            )
+        check_count(len(builders), problems_per_generation)
         self.builders = builders
         self.problems_per_generation = problems_per_generation
         self.held_out = held_out
@@ -137,6 +134,13 @@ class ChangedProblem(EnvGroupBuilder):
     @override
     def digests(self) -> tuple[int, ...]:
         return self.problem.digests
+
+
+def unchanged(problem: EnvGroupBuilder) -> EnvGroupBuilder:
+    """The problem whose Envs others change."""
+    while isinstance(problem, ChangedProblem):
+        problem = problem.problem
+    return problem
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -4,19 +4,25 @@ A `Row` returns its fields by name and type, and names file and line in the erro
 `Remarks` says of many rows which do not fit. `sources` says where rows come from.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.rewards.answers import first_field, lettered
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.reading import UnreadMessageError, read_messages, without_nulls
+from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.rewards.answers import first_field, lettered, text_of
+from es_cookbook.rl.rewards.values import whole
 
 Fields: TypeAlias = Mapping[str, object]
+_NAMES_OF_CHOICES = ("choices", "options")
 TAGS = re.compile("</?(?:think|answer)>")
 _FIELD = re.compile(r"\s*\{(\w+)\}\s*")
 """A template that is a field and nothing else."""
@@ -29,34 +35,47 @@ _MOST_NAMED = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One row; `where`, for example "train.jsonl, line 3", opens every error sentence."""
+    """One row; `where`, for example "train.jsonl, line 3", opens every error sentence.
+
+    Of `shown` rows a prompt may show the perfect answers, as examples before this one's question.
+    `are_texts` says of CSV that its whole numbers are written in texts.
+    """
 
     where: str
     fields: Fields
+    shown: "Sequence[Row]" = ()
+    are_texts: bool = False
 
     def integer(self, *names: str) -> int:
         """The integer under the first of `names` that is there: sets differ in names."""
-        return cast(int, self._fitting(names, _is_integer, "a whole number"))
+        fits = _is_written_integer if self.are_texts else _is_integer
+        return int(cast(str, whole(self._fitting(names, fits, "a whole number"))))
 
     def integers(self, *names: str) -> tuple[int, ...]:
         """The list of integers under the first of `names` that is there; not empty."""
-        return tuple(
-            cast(list[int], self._fitting(names, _are_integers, "a list of whole numbers"))
-        )
+        found = cast("list[float]", self._fitting(names, _are_integers, "a list of whole numbers"))
+        return tuple(map(int, found))
 
     def text(self, *names: str) -> str:
         """The text under the first of `names` that is there; not empty."""
         return cast(str, self._fitting(names, _is_some_text, "text, and some"))
 
     def optional_text(self, name: str) -> str | None:
-        """The text under `name`, or None where the row has none."""
-        if self.fields.get(name) is None:
+        """The text under `name`, or None where the row has none, or an empty one as CSV has it."""
+        if self.fields.get(name) in (None, ""):
             return None
         return cast(str, self._fitting((name,), lambda value: isinstance(value, str), "text"))
 
     def value(self, name: str) -> object:
         """What stands under `name`, which must be there."""
         return self._first((name,))[1]
+
+    def printed(self, name: str) -> str:
+        """What stands under `name`, which must be there, as every text shows it."""
+        try:
+            return text_of(self.fields, name)
+        except DataError as error:
+            raise self.error(str(error)) from None
 
     def error(self, what: str) -> DataError:
         """An error about this row, to raise."""
@@ -156,24 +175,26 @@ def filled(template: str, row: Row) -> str:
     '6 * {7} = ?'
 
     Raises:
-        DataError: The row lacks a field.
+        DataError: The row lacks a field, or has bytes in it.
     """
     return "".join(
-        literal + ("" if field is None else str(row.value(field)))
+        literal + ("" if field is None else row.printed(field))
         for literal, field, _, _ in Formatter().parse(template)
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages of a row, with a role and a content each, up to the last one of the user.
+    """Messages of a row, up to the last one of the user or of a tool.
 
     Attributes:
         answer: a field for the assistant's answer to it, if there is one, as many sets have it.
+        tools: that the model may call, if the row has a field of that name.
     """
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Message]
     answer: Fields
+    tools: Sequence[ToolSchema] = ()
 
 
 def chat_of(template: str, row: Row) -> Chat | None:
@@ -185,48 +206,118 @@ def chat_of(template: str, row: Row) -> Chat | None:
     found = _FIELD.fullmatch(template)
     value = row.fields.get(found[1]) if found else None
     items = cast("list[object]", value) if isinstance(value, list) else []
-    if not found or not items or not all(isinstance(each, dict) for each in items):
+    if not found or not any(isinstance(each, dict) and "role" in each for each in items):
         return None
-    messages: list[dict[str, str]] = []
-    for at, each in enumerate(cast("list[Fields]", items)):
-        role, content = each.get("role"), each.get("content")
-        fits = role in ("user", "assistant") or (role == "system" and at == 0)
-        if not fits or not isinstance(content, str):
-            raise row.error(
-                f"message {at} of field {found[1]!r} must have the role user or assistant, or in "
-                "the first place system, and a content that is text"
-            )
-        messages.append({"role": str(role), "content": content})
-    answered = messages[-1]["role"] == "assistant"
-    asked = messages[:-1] if answered else messages
-    if not asked or asked[-1]["role"] != "user":
+    messages = messages_of(row, found[1])
+    *before, last = messages
+    answered = last.role == "assistant"
+    asked = before if answered else messages
+    if not asked or asked[-1].role not in ("user", "tool"):
         raise row.error(
-            f"field {found[1]!r} must end with a message of the user, or with one of the assistant "
-            "that answers it"
+            f"field {found[1]!r} must end with a message of the user or of a tool, or with one of "
+            "the assistant that answers it"
         )
-    return Chat(asked, {"answer": messages[-1]["content"]} if answered else {})
+    if answered and (last.tool_calls or last.reasoning):
+        raise row.error(
+            f"field {found[1]!r} ends with an answer that is more than text, with which no answer "
+            "is compared: take out its calls of tools and thoughts, or give another last message"
+        )
+    return Chat(asked, {"answer": last.content} if answered else {}, tools_of(row))
+
+
+def messages_of(row: Row, name: str = "messages", also: Collection[str] = ()) -> Sequence[Message]:
+    """The messages in a field of a row; `also` are fields of messages that the caller reads.
+
+    Raises:
+        DataError: One of them cannot be read; says which.
+    """
+    try:
+        return read_messages(row.value(name), name, also)
+    except UnreadMessageError as error:
+        raise row.error(str(error)) from error
+
+
+def tools_of(row: Row) -> tuple[ToolSchema, ...]:
+    """The tools of a chat: the row's field `tools`, a list of schemas or its JSON, if it has one.
+
+    Raises:
+        DataError: It holds something else.
+    """
+    found = row.fields.get("tools") or ()
+    if isinstance(found, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(found)
+    items = cast("Sequence[object]", found) if isinstance(found, list | tuple) else [found]
+    return tuple(_tool(each, row) for each in items)
+
+
+def _tool(found: object, row: Row) -> ToolSchema:
+    tool = cast(Fields, found) if isinstance(found, dict) else {}
+    function = tool.get("function", tool)
+    name = cast(Fields, function).get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
+        raise row.error(
+            "field 'tools' must be a list of tools of type function, each with a name, found "
+            f"{shown(found)}"
+        )
+    described = cast(Fields, without_nulls(function))
+    return ToolSchema(name, {"type": "function", "function": described})
 
 
 def with_choices(row: Row) -> Row:
     """The row with its lists of texts as choices by letter, a line each."""
     shown: dict[str, object] = {}
     for name, value in row.fields.items():
-        texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
-        if isinstance(texts, list) and all(isinstance(each, str) for each in texts):
+        texts = _choices(value)
+        if texts and all(isinstance(each, str) for each in texts):
             shown[name] = lettered(cast("list[str]", texts))
     return Row(row.where, {**row.fields, **shown})
 
 
+def empty_lists(template: str, row: Row) -> list[str]:
+    """Fields in a template that are empty lists, which are shown as [].
+
+    Raises:
+        DataError: One of them has the choices, of which there is none, or is the whole prompt.
+    """
+    named = [field for _, field, _, _ in Formatter().parse(template) if field]
+    empty = [name for name in named if _choices(row.fields.get(name)) == []]
+    for name in empty:
+        if name in _NAMES_OF_CHOICES or isinstance(row.fields[name], dict):
+            raise row.error(f"field {name!r} must have choices, and is an empty list")
+        if _FIELD.fullmatch(template):
+            raise row.error(f"field {name!r} is an empty list, and the prompt shows nothing else")
+    return empty
+
+
+def _choices(value: object) -> list[object] | None:
+    """A list, or that of the texts of choices with labels."""
+    texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
+    return cast("list[object]", texts) if isinstance(texts, list) else None
+
+
+def with_whole_numbers(row: Row) -> Row:
+    """The row as rewards get it: a whole float, as of a column with nulls, is an int."""
+    fields = {name: changed(value, whole) for name, value in row.fields.items()}
+    return dataclasses.replace(row, fields=fields)
+
+
 def without_tags(value: object) -> object:
     """Texts in it without `TAGS`."""
-    if isinstance(value, str):  # The second time a space: tags may stand in tags.
-        return TAGS.sub(" ", TAGS.sub("", value))
+    # The second time a space: tags may stand in tags.
+    return changed(
+        value, lambda each: TAGS.sub(" ", TAGS.sub("", each)) if isinstance(each, str) else each
+    )
+
+
+def changed(value: object, change: Callable[[object], object]) -> object:
+    """A value with what its lists and objects hold changed, or itself if it is neither."""
     if isinstance(value, list):
-        return [without_tags(each) for each in cast("list[object]", value)]
+        return [changed(each, change) for each in cast("list[object]", value)]
     if isinstance(value, dict):
         fields = cast("dict[str, object]", value)
-        return {name: without_tags(each) for name, each in fields.items()}
-    return value
+        return {name: changed(each, change) for name, each in fields.items()}
+    return change(value)
 
 
 def write_rows(output: str, rows: Sequence[Fields]) -> None:
@@ -251,8 +342,12 @@ def _are_integers(value: object) -> bool:
     return bool(items) and all(map(_is_integer, items))
 
 
+def _is_written_integer(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[-+]?[0-9]{1,4000}", value) is not None
+
+
 def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(whole(value), int) and not isinstance(value, bool)
 
 
 def shown(value: object) -> str:

@@ -109,6 +109,11 @@ def _sources(source: str) -> list[_Source]:
 
 def _parsed(text: str) -> _Source:
     name, start, stop = text, 0, None
+    if not text or "://" in text:
+        raise DataError(
+            f"{text or 'an empty name'}: is no data file or directory, and no set of the Hub; "
+            "download what stands at an address, and give the file"
+        )
     if (cut := _SLICE.search(text)) and not Path(text).exists():
         name, start, stop = text[: cut.start()], int(cut[1] or 0), int(cut[2]) if cut[2] else None
     if name.endswith(FILE_TYPES) or glob.has_magic(name):

@@ -14,58 +14,44 @@ Where a row becomes a problem in another way, subclass `RowDatasetBuilder` and s
 there: loading from a file or the Hub, holding rows out, batches in an order that follows from the
 seed, and the checks before the first generation. Fields that a subclass adds are options beside its
 own: `dataset.seed=8`.
-
-A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
-`split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
-the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
-same for every seed and prompt, and fewer of them are the first of more.
-
-Rows that do not fit, because no problem can be made of them or their prompt is too long, are
-refused or skipped. They are skipped after rows were held out, so no other row changes sides, and by
-what they are, never by what an engine holds, so a run that goes on uses the same rows.
 """
 
 import dataclasses
 import functools
-import hashlib
-import heapq
-import json
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from string import Formatter
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_literals, check_range
-from es_cookbook.common.configs import Names, recorded_without
-from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields.chz_fields import formerly
-from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.data.lines import stop_of, with_stop
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, ModelError
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.lines import stop_of
+from es_cookbook.rl.data.row_checks import fields_of
+from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
 from es_cookbook.rl.data.rows import (
-    ON_BAD_ROW_DOC,
     TAGS,
-    OnBadRow,
-    Remarks,
+    Chat,
     Row,
     chat_of,
     check_template,
+    empty_lists,
     filled,
     with_choices,
     without_tags,
 )
-from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
-from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.thoughts import opened_thought, prompt_end, whole_turn
+from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.problem_env import (
     PREFILL_DOC,
     Grade,
     ProblemEnv,
     ProblemGroupBuilder,
-    digest_of,
     render_prompt,
 )
 from es_cookbook.rl.rewards.base import (
@@ -73,248 +59,20 @@ from es_cookbook.rl.rewards.base import (
     Reward,
     RewardFunction,
     check_arity,
+    check_tags,
     graded,
     name_of,
 )
-from es_cookbook.rl.rewards.format import prompt_end
+from es_cookbook.rl.rewards.values import Scalar, printed
 from es_cookbook.rl.types import (
     Action,
     Datasets,
     Observation,
-    RLDatasetBuilder,
     StepResult,
     Tokenizer,
 )
 
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
-_NUM_TEST = 200
-"""Most held-out rows where `num_test` does not say how many."""
-
-
-@chz.chz
-class RowDatasetBuilder(RLDatasetBuilder):
-    """A problem a row, for training and, disjoint from it, for the held-out test.
-
-    Rows of equal keys are in one of the splits, and a training row that asks what a held-out one
-    asks, word for word, is left out.
-    """
-
-    source: str = chz.field(
-        doc=f"{SOURCE_DOC}; several with commas, and a part with rows.jsonl[:1000]"
-    )
-    test_source: str | None = chz.field(
-        default=None, doc="the same for the test; None holds rows of `source` out"
-    )
-    num_train: int = chz.field(default=10_000, doc="most training problems used")
-    num_test: int | None = chz.field(
-        default=None,
-        doc=f"exactly so many held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
-    )
-    test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
-    fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
-    split_by: str | None = chz.field(
-        default="",
-        metadata=recorded_without(None),
-        doc="what rows of one split share: a field, several with commas between them, or text with "
-        "fields in braces; empty: all fields; None: as runs had it that do not record this option",
-    )
-    problems_per_generation: int = chz.field(
-        default=32, doc="problems in a batch", metadata=formerly("batch")
-    )
-    seed: int = chz.field(default=0, doc="of the order of the training problems")
-    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
-    max_prompt_tokens: int | None = chz.field(
-        default=None, doc="longest prompt; None: any that leaves room for an answer"
-    )
-    on_long_prompt: Literal["refuse", "skip", "truncate_left"] = chz.field(
-        default="refuse",
-        doc="of a prompt above max_prompt_tokens; truncate_left: cut the question's beginning",
-    )
-
-    @chz.validate
-    def _fitting(self) -> None:
-        check_literals(self)
-        check_range(self, "max_prompt_tokens", at_least=1)
-        if self.on_long_prompt != "refuse" and self.max_prompt_tokens is None:
-            raise ConfigError(
-                f"on_long_prompt={self.on_long_prompt} needs max_prompt_tokens: which rows a run "
-                "uses must not depend on the engine's context"
-            )
-
-    @chz.validate
-    def _counts(self) -> None:
-        check_range(self, "num_train", "problems_per_generation", at_least=1)
-        check_range(self, "num_test", "fold", at_least=0)
-        check_range(self, "test_fraction", above=0, at_most=0.5)
-        check_template(self.split_by or "", "split_by")
-        if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
-            raise ConfigError(
-                f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
-                f"there are folds 0 to {int(1 / self.test_fraction + 1e-9) - 1}"
-            )
-
-    @property
-    @override
-    def label(self) -> str:
-        return label_of(self.source)
-
-    @abstractmethod
-    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
-
-        Raises:
-            DataError: The row cannot be used.
-        """
-
-    def key(self, row: Row) -> str:
-        """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
-        return _all_of(row)
-
-    @override
-    def check(self) -> None:
-        check_sources(self.source, self.test_source)
-        if self.num_test or self.split_by:  # What they ask for may not be there.
-            self._splits()
-
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        """Load the rows, hold some out, and make their problems."""
-        train, test = self._splits()
-        if not train:
-            raise DataError(f"{self.source}: there are no rows to train on")
-        held_out = self.test_source or self.source
-        test_P = await self._problems(test, held_out, "held-out row", tokenizer)
-        train_P = await self._problems(train, self.source, "training row", tokenizer)
-        builders = self._not_asked(train_P, test_P)
-        if stop := self.usual_stop([*builders, *test_P], tokenizer):
-            builders, test_P = with_stop(builders, stop), with_stop(test_P, stop)
-        dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
-        return Datasets(dataset, test_P)
-
-    def usual_stop(
-        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
-    ) -> tuple[str, ...]:
-        """Texts that end an answer where `sampling.stop` is None; by default none."""
-        del problems_P, tokenizer
-        return ()
-
-    def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
-        num_test = _NUM_TEST if self.num_test is None else self.num_test
-        most = {"num_train": self.num_train, "num_test": num_test}
-        train, test = load_splits(
-            self.source, self.test_source, self._keyed, lambda each: each.is_held_out, **most
-        )
-        if len(test) == num_test or self.num_test is None or self.split_by is None:
-            return list(train.values()), list(test.values())
-        if self.test_source is not None:  # Of which all rows were read.
-            count = plural(len(test), "row")
-            raise DataError(f"dataset.num_test={num_test}: {self.test_source} has {count}")
-        # The share first, in the order of the file, then the places that follow.
-        keyed = map(self._keyed, load_rows(self.source))
-        in_turn = heapq.nsmallest(
-            num_test + 1, keyed, key=lambda each: 0.0 if each.is_held_out else each.place
-        )
-        if len(in_turn) <= num_test:
-            raise DataError(
-                f"dataset.num_test={num_test}: {self.source} has {plural(len(in_turn), 'row')}, "
-                "and some must be left to train on"
-            )
-        held_out = in_turn[:num_test]
-        keys = {each.key for each in held_out}
-        others = (each for each in map(self._keyed, load_rows(self.source)) if each.key not in keys)
-        return list(islice(others, self.num_train)), held_out
-
-    def _keyed(self, row: Row) -> "_Keyed":
-        error = None
-        try:
-            key = self._by_fields(row) if self.split_by else self.key(row)
-        except DataError as found:
-            if self.on_bad_row == "refuse":
-                raise
-            key, error = _all_of(row), found
-        digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
-        place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
-        return _Keyed(row, key, place, place < self.test_fraction, error)
-
-    def _by_fields(self, row: Row) -> str:
-        assert self.split_by is not None
-        try:
-            if "{" in self.split_by:
-                return filled(self.split_by, row)
-            return "\n".join(str(row.value(name.strip())) for name in self.split_by.split(","))
-        except DataError as error:
-            raise DataError(f"{error} (dataset.split_by={self.split_by})") from error
-
-    async def _problems(
-        self, rows: "Sequence[_Keyed]", source: str, what: str, tokenizer: Tokenizer
-    ) -> list[ProblemGroupBuilder]:
-        """Those of the rows that are used; says how many do not fit, and names the first."""
-        cuts = self.on_long_prompt == "truncate_left"
-        whole = chz.replace(self, on_long_prompt="refuse") if cuts else self
-        remarks = Remarks(source, self.on_bad_row)
-        fitted = [await self._fitted(keyed, whole, tokenizer, remarks) for keyed in rows]
-        found = [problem for problem in fitted if problem is not None]
-        remarks.say(len(rows), what, len(found))
-        return found
-
-    async def _fitted(
-        self, keyed: "_Keyed", whole: "RowDatasetBuilder", tokenizer: Tokenizer, remarks: Remarks
-    ) -> ProblemGroupBuilder | None:
-        """A row's problem, None if it is skipped; `whole` is the same data with whole prompts."""
-        most, row = self.max_prompt_tokens, keyed.row
-        try:
-            problem = whole._built(keyed, tokenizer)
-            length = 0 if most is None else await _num_tokens(problem)
-        except DataError as error:
-            remarks.bad(row.where, error)
-            return None
-        if most is not None and length > most:
-            if self.on_long_prompt == "skip":
-                how = f"with a prompt above {plural(most, 'token')} and skipped"
-                remarks.add(row.where, how, str(length))
-                return None
-            cuts = self.on_long_prompt == "truncate_left"
-            if cuts:
-                problem = self._built(keyed, tokenizer)
-            if not cuts or await _num_tokens(problem) > most:
-                cut = " and cannot be cut to it" if cuts else ""
-                raise row.error(
-                    f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
-                    f"{most}{cut}; dataset.on_long_prompt=skip leaves such rows out, and "
-                    "truncate_left cuts the questions of a task"
-                )
-            remarks.add(row.where, f"with a prompt cut to {plural(most, 'token')}", str(length))
-        for remark in self._remarks(row):
-            remarks.add(row.where, remark)
-        return problem
-
-    def _remarks(self, row: Row) -> Iterable[str]:
-        """What is to be said of rows such as this one; by default nothing."""
-        return ()
-
-    def _built(self, keyed: "_Keyed", tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        if keyed.error is not None:
-            raise keyed.error
-        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
-        return dataclasses.replace(self.problem(keyed.row, tokenizer), contents=contents)
-
-    def _not_asked(
-        self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
-    ) -> list[ProblemGroupBuilder]:
-        """Those that ask something else than all held-out ones."""
-        if self.split_by is None:
-            return builders
-        held_out = {digest for problem in test_P for digest in problem.digests}
-        kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
-        if (num_left_out := len(builders) - len(kept)) > 0:
-            said = (
-                f"{self.source}: {num_left_out:,} of {plural(len(builders), 'training row')} have "
-                "the prompt of a held-out row, token by token, and are left out; "
-                "dataset.split_by=FIELD holds rows out together that have the same FIELD"
-            )
-            if not kept:
-                raise DataError(said)
-            say(said)
-        return kept
 
 
 @chz.chz
@@ -345,11 +103,31 @@ class ScoredRows(RowDatasetBuilder):
         check_template(self.gold or "", "gold")
         check_arity(self.reward)
 
+    @property
+    @override
+    def needed(self) -> Mapping[str, Sequence[str]]:
+        return {"dataset.prompt": fields_of(self.prompt)}
+
+    @property
+    def asked(self) -> str:
+        """What tells a model how to answer, whatever the row."""
+        return f"{self.prompt}\n{self.gold or ''}"
+
+    @override
+    def check_fields(self, row: Row) -> None:
+        check_row(self.reward, row)
+        gold_of(row, self.gold, self.full_reward)
+
     @override
     def check(self) -> None:
-        super().check()
         if isinstance(self.reward, Reward):
             self.reward.check()
+        super().check()
+
+    @override
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        check_tags(self.reward, tokenizer, self.asked, {})
+        return await super().__call__(tokenizer)
 
 
 @chz.chz
@@ -366,6 +144,11 @@ class Task(ScoredRows):
         default=True, doc="put the prompt into the tokenizer's chat template, if it has one"
     )
     prefill: str = chz.field(default="", doc=PREFILL_DOC)
+    examples: int = chz.field(
+        default=0,
+        doc="training rows that a prompt shows with their perfect answers before its question, as "
+        "a base model needs it; never the row itself or a held-out one",
+    )
     stray_tags: Literal["keep", "strip"] = chz.field(
         default="keep",
         doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
@@ -374,46 +157,110 @@ class Task(ScoredRows):
         default=None, doc="field of the row under whose values metrics are reported as well"
     )
 
+    @property
+    @override
+    def needed(self) -> Mapping[str, Sequence[str]]:
+        return {**super().needed, "dataset.tag": [self.tag] if self.tag else []}
+
+    @override
+    def check_fields(self, row: Row) -> None:
+        super().check_fields(self._answered(row, chat_of(self.prompt, row)))
+
+    @property
+    @override
+    def asked(self) -> str:
+        return "\n".join([self.system, super().asked, self.prefill])
+
     @override
     def key(self, row: Row) -> str:
         return filled(self.prompt, row) if self.split_by is None else super().key(row)
 
+    @chz.validate
+    def _examples(self) -> None:
+        check_range(self, "examples", at_least=0)
+
+    @override
+    def shown(self, train: Sequence[Row]) -> Sequence[Row]:
+        if not self.examples:
+            return ()
+        # One more than asked for, since no row shows itself.
+        with_gold = (row for row in train if gold_of(row, self.gold, 1.0) is not None)
+        rows = list(islice(with_gold, self.examples + 1))
+        if len(rows) <= self.examples:
+            raise DataError(
+                f"dataset.examples={self.examples}: {self.source} has "
+                f"{plural(len(rows), 'training row')} with a perfect answer, and one more is "
+                "needed than are shown; dataset.gold says what a perfect answer is"
+            )
+        return rows
+
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        shown = self._shown(row)
-        if (chat := chat_of(self.prompt, shown)) is None:
-            before, question = (), filled(self.prompt, with_choices(shown))
+        asked = self._shown(row)
+        empty_lists(self.prompt, row)
+        before: Sequence[Message] = ()
+        tools: Sequence[ToolSchema] = ()
+        question: str | None = None
+        if (chat := chat_of(self.prompt, asked)) is None:
+            question = filled(self.prompt, with_choices(asked))
         else:
-            *before, last = chat.messages
-            question = last["content"]
-            row = Row(row.where, {**chat.answer, **row.fields})
-        is_told = any(each["role"] == "system" for each in before)
-        tokens_T = render_prompt(
-            tokenizer,
-            question,
-            chat=self.chat,
-            system="" if is_told else self.system,
-            prefill=self.prefill,
-            most=self.max_prompt_tokens if self.on_long_prompt == "truncate_left" else None,
-            before=before,
-        )
+            before, tools = chat.messages, chat.tools
+            if before[-1].role == "user":
+                before, question = before[:-1], before[-1].content
+        others = row.shown[: self.examples]
+        if others and chat is not None:
+            raise row.error("dataset.examples goes with a prompt of text, not with a whole chat")
+        if others and self._is_chat(tokenizer):
+            before = [message for each in others for message in self._turns(each)]
+        elif others:
+            question = "".join([*map(self._example, others), question or ""])
+        row = self._answered(row, chat)
+        try:
+            tokens_T = render_prompt(
+                tokenizer,
+                question,
+                chat=self.chat,
+                system=self.system,
+                prefill=self.prefill,
+                most=self.max_prompt_tokens if self.on_long_prompt == "truncate_left" else None,
+                before=before,
+                tools=tools,
+            )
+        except ModelError as error:
+            raise row.error(str(error)) from error
         check_row(self.reward, row)
+        gold, accepted = gold_of(row, self.gold, self.full_reward), self._accepted(row)
+        said = [*(message.content for message in before), question or "", gold or "", *accepted]
+        try:
+            check_tags(self.reward, tokenizer, "\n".join(said), row.fields)
+        except ConfigError as error:
+            raise row.error(str(error)) from error
+        opened = opened_thought(tokenizer, tokens_T, self.prefill)
         reward = self.reward
         if isinstance(reward, Reward):
-            reward = reward.after(prompt_end(tokenizer, tokens_T))
+            reward = reward.after(opened or prompt_end(tokenizer, tokens_T))
         return ProblemGroupBuilder(
             self.env_maker(Observation(tokens_T), reward, row),
             row.where,
-            gold=gold_of(row, self.gold, self.full_reward),
-            problem_tags=(str(row.value(self.tag)),) if self.tag else (),
+            gold=gold,
+            accepted=accepted,
+            problem_tags=(row.printed(self.tag),) if self.tag else (),
+            opened=opened,
         )
+
+    def _accepted(self, row: Row) -> tuple[str, ...]:
+        """A row's list of answers, of which a shared reward takes any; what others do is theirs."""
+        found = row.fields.get("answer") if self.gold is None else None
+        is_known = self.full_reward is not None and isinstance(self.reward, Reward)
+        items = cast("list[object]", found) if isinstance(found, list | tuple) and is_known else []
+        return tuple(printed(item) for item in items if isinstance(item, Scalar))
 
     @override
     def usual_stop(
         self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
     ) -> tuple[str, ...]:
         """A newline, where plain prompts have examples of one line; turns of a chat end anyway."""
-        if self.chat and tokenizer.chat_template is not None:
+        if self._is_chat(tokenizer):
             return ()
         return stop_of(problems_P, self.prompt + self.prefill, tokenizer)
 
@@ -422,6 +269,26 @@ class Task(ScoredRows):
     ) -> Callable[[], ProblemEnv]:
         """Makes an Env of a row; importable, so that the problem pickles."""
         return functools.partial(TaskEnv, observation, reward, row, self.full_reward)
+
+    @staticmethod
+    def _answered(row: Row, chat: Chat | None) -> Row:
+        """The row with the answer that a chat in it ends in, if it has one."""
+        return row if chat is None else Row(row.where, {**chat.answer, **row.fields})
+
+    def _is_chat(self, tokenizer: Tokenizer) -> bool:
+        return self.chat and tokenizer.chat_template is not None
+
+    def _example(self, row: Row) -> str:
+        """A row and its perfect answer, as text."""
+        asked, answered = (message.content for message in self._turns(row))
+        between = "" if asked[-1:].isspace() or self.prefill else " "
+        return f"{asked}{between}{answered}\n\n"
+
+    def _turns(self, row: Row) -> Sequence[Message]:
+        """The same, as messages."""
+        question = filled(self.prompt, with_choices(self._shown(row)))
+        answer = f"{self.prefill}{gold_of(row, self.gold, 1.0)}"
+        return Message("user", question), Message("assistant", answer)
 
     def _shown(self, row: Row) -> Row:
         """The row as the prompt shows it."""
@@ -443,23 +310,15 @@ class Task(ScoredRows):
             strips = self.stray_tags == "strip"
             done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
             yield f"with <think> or <answer> tags in the question, {done}"
-
-
-async def _num_tokens(problem: ProblemGroupBuilder) -> int:
-    length = await problem.prompt_length()
-    if length is None:
-        raise ConfigError(
-            "dataset.max_prompt_tokens: the prompts of these problems are not known before a "
-            "rollout; accepted: None"
-        )
-    return length
+        for name in empty_lists(self.prompt, row):
+            yield f"with an empty list in {name!r}, of which the prompt shows []"
 
 
 def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:
     """The perfect answer that has to earn `full_reward`; None where there is nothing to check."""
     answer = row.fields.get("answer") if template is None else filled(template, row)
-    checked = full_reward is not None and isinstance(answer, str | int | float)
-    return str(answer) if checked else None
+    checked = full_reward is not None and isinstance(answer, Scalar)
+    return printed(answer) if checked else None
 
 
 def check_row(reward: object, row: Row) -> None:
@@ -500,6 +359,7 @@ class TaskEnv(ProblemEnv):
 
     @override
     async def graded(self, text: str) -> Grade:
+        text = whole_turn(text, self.opened)
         return await graded(self._reward, text, self._row.fields, self._row.where)
 
     @override
@@ -509,23 +369,3 @@ class TaskEnv(ProblemEnv):
             return result
         metrics = {**result.metrics, "task_reward": result.reward}
         return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
-
-
-def _all_of(row: Row) -> str:
-    return json.dumps(dict(row.fields), sort_keys=True, default=str)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Keyed:
-    """A row, its key, and where it belongs.
-
-    Attributes:
-        place: in [0, 1), by the key, from the beginning of the share that is held out.
-        error: why the row has no key of its own.
-    """
-
-    row: Row
-    key: str
-    place: float
-    is_held_out: bool
-    error: DataError | None = None

@@ -7,8 +7,12 @@ Run in one interpreter, code under test would own its tests: it could return obj
 everything, end the process with success, or print what a passed test prints. Here the tests run in
 a process of their own inside the same sandbox, and the code's functions are called across a pipe
 (`es_cookbook.rl.grading.asserts_inside`). The code gets arguments and gives back plain data: None,
-numbers, text, bytes, lists, tuples, sets, dicts, and what iterators yield. Objects of its own
-classes stay with it; tests can call them, read their attributes and pass them back.
+numbers, text, bytes, lists, tuples, sets, dicts, slices, what iterators yield, and of the standard
+library fractions, decimals, dates and times, arrays, paths, UUIDs, namespaces and the containers of
+`collections`; an object of a class derived from one of these arrives as that one. Objects of its
+own classes stay with it; tests can call them, read and set their attributes and pass them back.
+What it raises or returns as an exception arrives as the nearest built-in one. If it ends its
+process, that test has failed; the code and the setup are run anew for the next one.
 
 Names that the tests use are the tests' own: Python's, those of `setup`, of modules of the standard
 library, of the reference's imports. From the code come only names that the problem asks for, and of
@@ -87,7 +91,7 @@ async def run_asserts(
     }
     size = len(code.encode(errors="replace"))
     ran = await run_code(_program(), f"{size:016}{code}{json.dumps(given)}", limits)
-    said = set(ran.stdout.splitlines())
+    said = set(ran.stdout.split("\n"))
     return tuple(f"{token} {i}" in said for i in range(len(tests))), ran
 
 
@@ -116,9 +120,12 @@ def asked_names(
     used = {name for tree in whole for name in _loaded(tree)} - own
     asked = used & defined if reference is not None else used - {*dir(builtins)}
     names = {name: name in classes or name[0].isupper() for name in sorted(asked)}
-    origins = _origins(whole, names)
-    for i, tree in enumerate(trees):
-        _check(f"test {i + 1}", tree, origins, names, task if reference is not None else "")
+    try:
+        origins = _origins(whole, names)
+        for i, tree in enumerate(trees):
+            _check(f"test {i + 1}", tree, origins, names, task if reference is not None else "")
+    except RecursionError:
+        raise DataError("an expression of the tests or the setup is nested too deeply") from None
     return names, modules
 
 

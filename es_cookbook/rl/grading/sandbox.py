@@ -366,7 +366,7 @@ def _heard(descriptor: int) -> bytes:
 def _status(heard: bytes) -> dict[str, int]:
     """What that says: `child-pid`, its first process; at the end `exit-code`."""
     said: dict[str, int] = {}
-    for line in heard.splitlines():
+    for line in heard.split(b"\n"):
         with suppress(ValueError):  # It is still writing the last one.
             said |= cast(dict[str, int], json.loads(line))
     return said

@@ -23,6 +23,7 @@ from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, Task, TaskEnv
 from es_cookbook.rl.judging.judges import JUDGE_NAMES, PairJudge
 from es_cookbook.rl.judging.tournament import Tournament
+from es_cookbook.rl.messages.thoughts import whole_turn
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Fields, Reward, RewardFunction
 from es_cookbook.rl.types import (
@@ -63,19 +64,24 @@ class JudgedTask(Task):
 
     @override
     def check(self) -> None:
-        super().check()
         self.judge.check()
+        super().check()
 
     @override
-    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+    def check_fields(self, row: Row) -> None:
         try:
             self.judge.message(row.fields, "", "")
         except DataError as error:
             raise row.error(str(error)) from error
+        super().check_fields(row)
+
+    @override
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        self.check_fields(row)
         asked = super().problem(row, tokenizer)
         comparison = Comparison(row.fields, self.judge, self.tournament, tokenizer, self.seed)
-        own = asked.make_env, asked.name, asked.gold, asked.problem_tags
-        return _JudgedProblem(*own, comparison=comparison)
+        own = {each.name: getattr(asked, each.name) for each in dataclasses.fields(asked)}
+        return _JudgedProblem(**own, comparison=comparison)
 
     @override
     def env_maker(
@@ -109,9 +115,14 @@ class Comparison:
     seed: int = 0
 
     async def rewards(
-        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+        self,
+        trajectories: Sequence[Trajectory | LostRollout],
+        policies: Sequence[Policy],
+        opened: str = "",
     ) -> list[GroupReward | LostRollout]:
         """For each trajectory its win rate, or how it was lost.
+
+        `opened` is the tag of a thought that the prompt has opened.
 
         Metrics: `win_rate`, `cut` (1 where the judge saw the beginning of the answer alone),
         `answers` (how many different ones the group has), and those of `Judgements`.
@@ -119,8 +130,8 @@ class Comparison:
         finished = [each for each in trajectories if isinstance(each, Trajectory)]
         if not finished:
             return [LostRollout("no answer to compare", "") for _ in trajectories]
-        other = await self._opponent(finished, policies[0])
-        answers = [each.transitions[-1].action.text for each in finished]
+        other = await self._opponent(finished, policies[0], opened)
+        answers = [whole_turn(each.transitions[-1].action.text, opened) for each in finished]
         # Most answers of a group are alike.
         shown_of = {answer: self.judge.shown(answer, self.tokenizer) for answer in set(answers)}
         shown = [shown_of[answer] for answer in answers]
@@ -141,7 +152,9 @@ class Comparison:
         )
         return [next(found) if isinstance(each, Trajectory) else each for each in trajectories]
 
-    async def _opponent(self, finished: Sequence[Trajectory], policy: Policy) -> str | None:
+    async def _opponent(
+        self, finished: Sequence[Trajectory], policy: Policy, opened: str
+    ) -> str | None:
         """The one answer with which all are compared, if there is one."""
         if len(finished) == 1:
             whose = policy.base
@@ -150,7 +163,7 @@ class Comparison:
         else:
             return None
         action = await whose.sample(finished[0].transitions[0].observation)
-        return self.judge.shown(action.text, self.tokenizer)[0]
+        return self.judge.shown(whole_turn(action.text, opened), self.tokenizer)[0]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,4 +176,4 @@ class _JudgedProblem(ProblemGroupBuilder):
     async def compute_group_rewards(
         self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
     ) -> Sequence[GroupReward | LostRollout]:
-        return await self.comparison.rewards(trajectories, policies)
+        return await self.comparison.rewards(trajectories, policies, self.opened)

@@ -16,7 +16,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.messages.message import Form, Message
+from es_cookbook.rl.messages.message import Form, Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer, ToolsIn
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
 from es_cookbook.rl.types import Action, Observation, Tokenizer
@@ -107,9 +107,7 @@ class Chat:
 
     def with_system(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, and the system message before them, if there is one that they lack."""
-        if not self.options.system or any(message.role == "system" for message in messages):
-            return messages
-        return [Message("system", self.options.system), *messages]
+        return with_system(self.options.system, messages)
 
     def stream(self, tokens_T: tuple[int, ...], context_length: int) -> "TokenStream":
         """A rollout that stands at these tokens."""

@@ -6,24 +6,33 @@ r"""Chat messages, and the tool calls in what models write, in the form of Herme
 
 Messages follow the dictionaries of `apply_chat_template` in transformers, which `as_dict` gives.
 
-Reading calls takes time linear in the text and raises nothing. A call that cannot be read becomes a
-sentence for the model, which says what is wrong with it. transformers' `parse_response` needs a
-template for each tokenizer, which few have, and fails as a whole where one call of a message is
-damaged.
+Calls count in what is said (`es_cookbook.rl.messages.thoughts`): one that a model only thinks of is
+text. A call is JSON up to where that ends, so a tag in one of its arguments closes nothing. It has
+a name and arguments, under the key of either form, and nothing else. One that cannot be read stays
+in the text, and becomes a sentence for the model, which says what is wrong with it; others beside
+it are read all the same. A JSON object at the beginning of a text which is nothing like a call of
+Llama's, such as `{"name": "Ann", "age": 4}`, is an answer. That takes time linear in the text, and
+raises nothing.
 
-Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`).
+Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`), which a
+tokenizer's response template may read (`es_cookbook.rl.messages.turns`).
 """
 
 import dataclasses
-import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import EnvError, nearest
+from es_cookbook.rl.messages.thoughts import said_spans
 
 ROLES = ("system", "user", "assistant", "tool")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""How services and templates call what is thought beside a content."""
 Form: TypeAlias = Literal["hermes", "llama"]
 """How a model writes calls."""
 
@@ -36,18 +45,30 @@ LONGEST_CALL = 20_000
 
 ARGUMENTS: Mapping[Form, str] = {"hermes": "arguments", "llama": "parameters"}
 """What calls name their arguments."""
+_KEYS = tuple(ARGUMENTS.values())
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ToolCall:
-    """A call that a model asks for: a tool's name, and arguments as JSON has them, by name."""
+    """A call that a model asks for: a tool's name, and arguments as JSON has them, by name.
+
+    Two are equal if their JSON is: 1, 1.0 and true are others to a template.
+    """
 
     name: str
     arguments: Mapping[str, object]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ToolCall) and self._written() == other._written()
+
     def __hash__(self) -> int:
-        """By the name alone: arguments are JSON, and have no hash."""
-        return hash(self.name)
+        return hash(self._written())
+
+    def _written(self) -> tuple[str, str]:
+        try:
+            return self.name, as_json(self.arguments)
+        except RecursionError:  # No template shows them either.
+            return self.name, ""
 
     def as_dict(self) -> dict[str, object]:
         function = {"name": self.name, "arguments": dict(self.arguments)}
@@ -66,6 +87,7 @@ class Message:
         content: its text.
         tool_calls: what an assistant's message calls.
         name: of the tool whose result this is.
+        reasoning: what an assistant's message thinks, apart from its text, as some templates want.
 
     Raises:
         EnvError: An unknown role, or a content that is no text.
@@ -75,6 +97,7 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     name: str | None = None
+    reasoning: str = ""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -94,7 +117,17 @@ class Message:
             fields["tool_calls"] = [call.as_dict() for call in self.tool_calls]
         if self.name is not None:
             fields["name"] = self.name
+        if self.reasoning:  # Every template has a name of its own for it.
+            fields |= dict.fromkeys(REASONING, self.reasoning)
         return fields
+
+
+def with_system(system: str, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages behind this one of the system, if they do not begin with one of their own."""
+    is_first = bool(messages) and messages[0].role == "system"
+    if not system or (is_first and messages[0].content):
+        return messages
+    return [Message("system", system), *messages[is_first:]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,9 +135,9 @@ class Parsed:
     """A model's text, read.
 
     Attributes:
-        content: the text without its calls, stripped.
-        calls: those that could be read, in order.
-        problems: for each that could not, a sentence for the model.
+        content: the text without the calls that were read, stripped.
+        calls: those that were read, in order.
+        problems: for each that could not be, a sentence for the model.
     """
 
     content: str
@@ -113,66 +146,153 @@ class Parsed:
 
 
 def parse_tool_calls(text: str, form: Form) -> Parsed:
-    """Read the calls in a model's text.
+    """Read the calls in what a model's text says.
 
     >>> parse_tool_calls('{"name": "add", "parameters": {"a": 1}}', "llama").calls
     (ToolCall(name='add', arguments={'a': 1}),)
     >>> parse_tool_calls("<tool_call>add(1)</tool_call>", "hermes").problems
     ('a tool call is no JSON: Expecting value at character 0',)
     """
-    content, bodies = _hermes(text) if form == "hermes" else _llama(text)
     calls: list[ToolCall] = []
     problems: list[str] = []
-    for body in itertools.islice(bodies, MOST_CALLS):
+    content: list[str] = []
+    at, places = 0, _places(text, form)
+    for start, stop in islice(places, MOST_CALLS):
         try:
-            calls.append(_call(body, ARGUMENTS[form]))
+            calls.append(_call(text[start:stop], ARGUMENTS[form]))
+            content.append(text[at:start])
+            at = stop
         except (ValueError, RecursionError) as error:
             problems.append(f"a tool call {_reason(error)}")
-    if next(bodies, None) is not None:
+    if next(places, None) is not None:
         problems.append(f"only the first {MOST_CALLS} tool calls of a message are read")
-    return Parsed(content, tuple(calls), tuple(problems))
+    content.append(text[at:])
+    return Parsed("".join(content).strip(), tuple(calls), tuple(problems))
+
+
+def said_in(text: str, form: Form) -> str:
+    """What a text says, with its calls; tags in the JSON of any form are text."""
+    spans = said_spans(text)
+    if spans != [(0, len(text))]:
+        spans = said_spans(_without_json(_without_json(text, form), "llama"))
+    parts = (text[start:stop].strip("\n") for start, stop in spans)
+    return "\n".join(part for part in parts if part)
 
 
 def call_text(call: ToolCall, form: Form) -> str:
     """A call as a model writes it; `parse_tool_calls` reads it back."""
-    body = json.dumps({"name": call.name, ARGUMENTS[form]: dict(call.arguments)})
+    body = as_json({"name": call.name, ARGUMENTS[form]: dict(call.arguments)})
     return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
 
 
-def _hermes(text: str) -> tuple[str, Iterator[str]]:
-    """The text without its calls, and the calls; one that is not closed goes to the text's end."""
-    content: list[str] = []
-    calls: list[str] = []
-    at = 0
-    while (start := text.find(OPEN, at)) >= 0 and len(calls) <= MOST_CALLS:
-        end = text.find(CLOSE, start)
-        stop = len(text) if end < 0 else end + len(CLOSE)
-        content.append(text[at:start])
-        calls.append(text[start:stop])
-        at = stop
-    return "".join([*content, text[at:]]).strip(), iter(calls)
+def as_json(value: object) -> str:
+    r"""JSON as models read and write it: characters of other scripts are not escaped.
+
+    >>> as_json({"city": "Köln", "half": "\ud83d"})
+    '{"city": "Köln", "half": "\\ud83d"}'
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    # Half of a surrogate pair is no text for tokenizers or UTF-8.
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
-def _llama(text: str) -> tuple[str, Iterator[str]]:
-    body = text.strip().removeprefix(PYTHON_TAG).strip()
-    return ("", _objects(body)) if body.startswith("{") else (text.strip(), iter(()))
+def _places(text: str, form: Form) -> Iterator[tuple[int, int]]:
+    """Where calls stand in what a text says."""
+    find = _hermes if form == "hermes" else _llama
+    for start, stop in _said_spans(text, form):
+        yield from find(text, start, stop)
 
 
-def _objects(body: str) -> Iterator[str]:
-    """The JSON values that semicolons or blanks separate; the last may be damaged."""
-    if len(body) > LONGEST_CALL:
-        yield body
-        return
-    at = 0
-    while at < len(body):
+def _hermes(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """A call goes to the closing tag behind its JSON; one that has none, to the end."""
+    while (start := text.find(OPEN, start, stop)) >= 0:
+        body = start + len(OPEN)
+        json_end = _json_end(text, body)
+        close = text.find(CLOSE, json_end or body, stop)
+        end = stop if close < 0 else close + len(CLOSE)
+        # Behind a JSON that is whole, no tag belongs to an argument.
+        other = -1 if json_end is None else text.find(OPEN, json_end, end)
+        end = end if other < 0 else other
+        yield start, end
+        start = end
+
+
+def _llama(text: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """JSON values with semicolons or blanks between them; the last may be damaged."""
+    at = _after(_LEAD, text, start)
+    is_call = text.startswith("{", at)
+    if is_call and PYTHON_TAG not in text[start:at]:
+        value, _ = _json_at(text, at)
+        is_call = not isinstance(value, dict) or _is_like_call(cast("dict[str, object]", value))
+    while is_call and at < stop:
+        end = _json_end(text, at) or stop
+        at = _after(_BETWEEN, text, end)
+        yield start, at
         start = at
-        try:
-            _, at = json.JSONDecoder().raw_decode(body, at)
-        except (ValueError, RecursionError):
-            at = len(body)
-        yield body[start:at]
-        while at < len(body) and (body[at] == ";" or body[at].isspace()):
-            at += 1
+
+
+def _is_like_call(fields: Mapping[str, object]) -> bool:
+    return "name" in fields and (len(fields) == 1 or any(key in fields for key in _KEYS))
+
+
+def _said_spans(text: str, form: Form) -> Sequence[tuple[int, int]]:
+    """Where a text says something: tags in the JSON of its calls are text of arguments."""
+    spans = said_spans(text)
+    if spans == [(0, len(text))] or (without := _without_json(text, form)) == text:
+        return spans
+    return said_spans(without)
+
+
+def _without_json(text: str, form: Form) -> str:
+    """The text with nothing in place of the JSON of calls, also of that which is damaged."""
+    parts: list[str] = []
+    at = 0
+    for begun in islice(_BEGINS[form].finditer(text), _MOST_JSON):
+        begin = begun.start(1)
+        if begin < at:
+            continue
+        end = _json_end(text, begin)
+        if end is None and form == "hermes":
+            end = _after(_DAMAGED, text, begin, begin + LONGEST_CALL)
+        if end is not None:
+            parts += text[at:begin], "\0" * (end - begin)
+            at = end
+    return "".join([*parts, text[at:]])
+
+
+def _json_end(text: str, start: int) -> int | None:
+    """Where the JSON ends that begins here; None where it is none, or not whole."""
+    return _json_at(text, start)[1]
+
+
+def _json_at(text: str, start: int) -> tuple[object, int | None]:
+    start = _after(_BLANK, text, start)
+    try:
+        value, length = _LENIENT.raw_decode(text[start : start + LONGEST_CALL + 1])
+    except (ValueError, RecursionError):
+        return None, None
+    return value, start + length
+
+
+def _after(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> int:
+    found = pattern.match(text, start, stop)
+    return start if found is None else found.end()
+
+
+_BLANK, _BETWEEN = re.compile(r"\s*"), re.compile(r"[;\s]*")
+_LEAD = re.compile(rf"[;\s]*(?:{re.escape(PYTHON_TAG)}\s*)?")
+_BEGINS: Mapping[Form, re.Pattern[str]] = {
+    "hermes": re.compile(rf"{OPEN}\s*([{{\[])"),
+    "llama": re.compile(r'(\{)\s*"'),
+}
+_MOST_JSON = 500
+"""Calls in a text, also in what is thought, in which tags are text."""
+_DAMAGED = re.compile(
+    rf'(?:[^"<]|"[^"\\<]*+(?:(?:\\.|<(?!{OPEN[1:]}|{CLOSE[1:]}))[^"\\<]*+)*+")*+', re.DOTALL
+)
+"""Up to a tag outside of strings; a string that is not closed goes beyond its call."""
+_LENIENT = json.JSONDecoder(parse_float=len, parse_int=len)
+"""Of numbers in any size."""
 
 
 class _WrongError(ValueError):
@@ -205,23 +325,30 @@ def _reason(error: Exception) -> str:
             return "has a number with too many digits"
 
 
-def _call(body: str, arguments_key: str) -> ToolCall:
+def _call(body: str, usual_key: str) -> ToolCall:
     if body.startswith(OPEN):
         if not body.endswith(CLOSE):
             raise _WrongError(f"is not closed: {CLOSE} is missing")
         body = body[len(OPEN) : -len(CLOSE)]
+    else:
+        body = body[_after(_LEAD, body, 0) :].rstrip("; \t\r\n")
+    body = body.strip()
     if len(body) > LONGEST_CALL:
         raise _WrongError(f"has {len(body)} characters; at most {LONGEST_CALL} are read")
-    found = _DECODER.decode(body.strip())
+    found = _DECODER.decode(body)
     if not isinstance(found, dict):
         raise _WrongError("must be a JSON object")
     fields = cast("dict[str, object]", found)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise _WrongError('has no "name", which must be the name of a tool')
-    arguments = fields.get(arguments_key, {})
+    key = next((key for key in fields if key in _KEYS), usual_key)
+    if others := fields.keys() - {"name", key}:
+        other = as_json(min(others)[:60])
+        raise _WrongError(f'may have "name" and "{key}" alone, found {other} as well')
+    arguments = fields.get(key, {})
     if isinstance(arguments, str):  # Some models quote the object.
         arguments = _DECODER.decode(arguments.strip() or "{}")
     if not isinstance(arguments, dict):
-        raise _WrongError(f'must have a JSON object as "{arguments_key}"')
+        raise _WrongError(f'must have a JSON object as "{key}"')
     return ToolCall(name, cast("Mapping[str, object]", arguments))

@@ -23,9 +23,13 @@ from typing import cast
 from typing_extensions import override
 
 from es_cookbook.common.errors import EnvError
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import Chat, Limit
-from es_cookbook.rl.messages.message import Message, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.encoder import inside
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, whole_turn
 from es_cookbook.rl.messages.tools import Result, run_call
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -72,6 +76,7 @@ class MessageEnv(Env):
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self.counts: Counter[str] = Counter()
+        self._action: Action | None = None
 
     @abstractmethod
     async def initial_messages(self) -> Sequence[Message]:
@@ -98,7 +103,9 @@ class MessageEnv(Env):
 
     @override
     async def step(self, action: Action) -> StepResult:
-        reply = self._checked(await self.reply(Message("assistant", action.text)))
+        opened = opened_thought(self.chat.tokenizer, self._stream.tokens_T)
+        self._action, text = action, whole_turn(action.text, opened)
+        reply = self._checked(await self.reply(Message("assistant", text)))
         limit = None if reply.done else self._stream.add(action, reply.messages)
         if not reply.done and limit is None:
             observation = self._stream.observation
@@ -134,8 +141,8 @@ class ToolEnv(MessageEnv):
     """A chat in which the model may call the tools of its `Chat`.
 
     A turn with calls is answered with their results; those of one turn run one after the other, in
-    the order written. A turn without any goes to `answer`. Calls that cannot be read, and those
-    that fail, are told to the model.
+    the order written. A call that the model only thinks of is none. A turn without any goes to
+    `answer`. Calls that cannot be read, and those that fail, are told to the model.
     """
 
     def __init__(self, chat: Chat) -> None:
@@ -144,7 +151,11 @@ class ToolEnv(MessageEnv):
 
     @abstractmethod
     async def answer(self, text: str) -> Reply:
-        """Answer a turn without calls: most often grade it, and end."""
+        """Answer a turn without calls: most often grade it, and end.
+
+        Args:
+            text: all of it; `es_cookbook.rl.messages.thoughts.spoken` gives what it says.
+        """
 
     async def run(self, call: ToolCall) -> Result:
         """Run a call; override where what a tool does depends on the rollout."""
@@ -152,7 +163,7 @@ class ToolEnv(MessageEnv):
 
     @override
     async def reply(self, message: Message) -> Reply:
-        parsed = parse_tool_calls(message.content, self.chat.form)
+        parsed = self._read(message.content)
         if not parsed.calls and not parsed.problems:
             return await self.answer(parsed.content)
         results: list[Message] = []
@@ -166,9 +177,15 @@ class ToolEnv(MessageEnv):
             results.append(Message("tool", f"error: {problem}", name="error"))
         return Reply(messages=results)
 
+    def _read(self, text: str) -> Parsed:
+        if self._action is None:  # Asked without a rollout.
+            return parse_tool_calls(text, self.chat.form)
+        given = self.chat.tokenizer, self.chat.form, self._stream.tokens_T, self._action
+        return read_turn(*given, text=text, schemas=[tool.schema for tool in self.chat.tools])
+
 
 class Script(Policy):
-    """A policy for tests, and to prove gold answers: says one given text a turn.
+    """A policy for tests, and to prove gold answers: says one given text a turn, in tokens.
 
     Then the tokenizer's end-of-sequence token, if it has one.
 
@@ -176,18 +193,25 @@ class Script(Policy):
         texts: in order.
         tokenizer: turns them into tokens.
         context_length: of the engine that it stands in for.
+        closes_thoughts: before a text it ends the thought that a prompt has opened.
 
     Attributes:
         seen: the observations up to now.
     """
 
     def __init__(
-        self, texts: Sequence[str], tokenizer: Tokenizer, context_length: int = 2**20
+        self,
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        context_length: int = 2**20,
+        *,
+        closes_thoughts: bool = False,
     ) -> None:
         self.seen: list[Observation] = []
         self._texts = texts
-        self._tokenizer = tokenizer
+        self._tokenizer, self._said = tokenizer, AnswerTexts(tokenizer)
         self._context_length = context_length
+        self._closes_thoughts = closes_thoughts
 
     @override
     async def sample(
@@ -206,17 +230,18 @@ class Script(Policy):
             raise EnvError(f"the rollout was not done after all {turn} turns of a script")
         self.seen.append(observation)
         text = self._texts[turn]
-        tokens_T = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        if self._closes_thoughts:
+            text = closed_turn(text, opened_thought(self._tokenizer, observation.tokens_T))
+        tokens_T = inside(self._tokenizer, text)
         most = self._context_length - len(observation.tokens_T)
         most = min(most, observation.max_tokens or most)
         if len(tokens_T) > most:
             tokens_T = tokens_T[:most]
-            text = str(self._tokenizer.decode(list(tokens_T)))
-            return Action(tokens_T, text, "length", (0.0,) * most)
+            return Action(tokens_T, self._said.text(tokens_T), "length", (0.0,) * most)
         end = self._tokenizer.eos_token_id
         if isinstance(end, int) and len(tokens_T) < most:
             tokens_T += (end,)
-        return Action(tokens_T, text, "stop", (0.0,) * len(tokens_T))
+        return Action(tokens_T, self._said.text(tokens_T), "stop", (0.0,) * len(tokens_T))
 
     @override
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:

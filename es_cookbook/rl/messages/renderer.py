@@ -15,52 +15,34 @@ takes what it adds after a turn and keeps all that the model wrote.
 
 transformers renders chats and says nothing of prefixes; TRL's check of them is a package that few
 who run this have installed.
-
-A template that knows no system role gets the system message before the first user message, with a
-blank line between them.
 """
 
-import contextlib
 import json
-import sys
-import time
-import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby
-from types import FrameType
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
-from es_cookbook.common.terminal import one_line
-from es_cookbook.rl.messages.message import (
-    Form,
-    Message,
-    ToolCall,
-    call_text,
-    parse_tool_calls,
-)
+from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
+from es_cookbook.rl.messages.message import Form, Message, ToolCall, as_json, parse_tool_calls
+from es_cookbook.rl.messages.shapes import calls_as_text
+from es_cookbook.rl.messages.template import ANSWERED, QUESTION, SENTINEL, ChatTemplate, name_of
+from es_cookbook.rl.messages.tools import Tool, ToolSchema
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.types import Action, Tokenizer
-
-if TYPE_CHECKING:
-    from _typeshed import TraceFunction
-
-    from es_cookbook.rl.messages.tools import Tool, ToolSchema
 
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
 """Where a model is told of its tools: by the chat template, in the system message, or nowhere."""
 
-SENTINEL = "Turn7Sentinel"
-_QUESTION = Message("user", "Question7Sentinel")
 _RESULT = Message("tool", "Result7Sentinel", name="sentinel")
+_TWICE = *ANSWERED, QUESTION
+_SENTINEL = {
+    "function": {"name": "sentinel", "parameters": {"properties": {"x": {"type": "integer"}}}}
+}
 _MOST_CACHED = 4096
 """Of prompts, and of additions."""
 _SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
 """What a template is tried on: a plain turn, and one with a thought."""
-PATIENCE = 5.0
-"""Seconds for the first chat that a template renders; long ones take milliseconds."""
-_tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
-"""Tokenizers -> the template that has rendered a chat in time."""
 
 
 class Renderer:
@@ -79,28 +61,48 @@ class Renderer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        tools: "Sequence[Tool | ToolSchema]" = (),
+        tools: Sequence[Tool | ToolSchema] = (),
         *,
         tools_in: ToolsIn = "template",
         keep_history: bool = False,
     ) -> None:
         if not tokenizer.chat_template:
             raise ModelError(
-                f"the tokenizer of {_name(tokenizer)} has no chat template, which chats need: use "
-                "a model that was made for chats, or set the tokenizer's chat_template"
+                f"the tokenizer of {name_of(tokenizer)} has no chat template, which chats need: "
+                "use a model that was made for chats, or set the tokenizer's chat_template"
             )
         self.tokenizer = tokenizer
-        self._schemas: list[dict[str, object] | Callable[..., object]] = []
-        if tools_in == "template":
-            self._schemas = [dict(tool.schema) for tool in tools]
+        schemas = [tool.schema for tool in tools] if tools_in == "template" else []
         self._described = _described(tools) if tools_in == "system" else ""
-        self._results_as_user = tools_in != "template"
-        self._has_system = self._try_system()
-        self._check_tools(tools)
-        self._check_history(bool(tools), keep_history)
-        added = tokenizer.added_tokens_decoder.items()
-        self._special = {i for i, token in added if token.special} | set(tokenizer.all_special_ids)
-        self.end_of_turn = self._find_end_of_turn()
+        self._template = ChatTemplate(tokenizer, schemas, calls_are_text=tools_in != "template")
+        self._special = Controls.of(tokenizer).ids
+        if schemas:
+            self._check_tools(tools)
+        replies = [QUESTION, *([_RESULT] if tools else [])]
+        self._check_history(replies if schemas else calls_as_text(replies), keep_history)
+        self.end_of_turn = next(iter(self._template.ends_T), None)
+
+    @staticmethod
+    def best(
+        tokenizer: Tokenizer,
+        tools: Sequence[ToolSchema],
+        *,
+        keep_history: bool = False,
+        reads_calls: bool = False,
+    ) -> "Renderer":
+        """By the template if it shows these tools, or else in the system message.
+
+        Args:
+            tokenizer: with a chat template.
+            tools: that the model may call.
+            keep_history: as of the class.
+            reads_calls: the template also writes calls in a form that is read.
+
+        Raises:
+            ModelError: As the class.
+        """
+        schemas = json.dumps([tool.schema for tool in tools])
+        return _best(tokenizer, schemas, keep_history, reads_calls)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a chat up to the model's first turn.
@@ -113,104 +115,90 @@ class Renderer:
     def added(self, action: Action, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens between the model's turn and its next: its end, messages, the next's opening.
 
-        The token by which the model ended its turn itself is not repeated.
+        The token by which the model ended its turn itself is not repeated, nor is what the template
+        has before it.
 
         Raises:
             ModelError: The template refuses the messages.
         """
         tokens_T = self._added(tuple(messages))
         ended = action.stop_reason == "stop" and action.tokens_T[-1:]
-        if ended and tokens_T and ended[0] in self._special:
-            first = tokens_T[0]
-            if ended[0] == first or first == self.end_of_turn:
-                return tokens_T[1:]
+        if not ended or ended[0] not in self._special:
+            return tokens_T
+        ends_T = self._template.ends_T or ended
+        num = ends_T.index(ended[0]) + 1 if ended[0] in ends_T else len(ends_T)
+        for place in range(num):
+            end = self._end_in(tokens_T)
+            # The first may be another one than behind a last turn.
+            is_first = place == 0 and bool(self._template.ends_T)
+            if not end or not (is_first or tokens_T[end - 1] in ends_T):
+                break
+            tokens_T = tokens_T[end:]
         return tokens_T
+
+    def text(self, messages: Sequence[Message]) -> str:
+        """As `prompt`, as text that `framed` encodes."""
+        return self._template.text(self._with_tools(messages))
+
+    def turn(self, message: Message) -> tuple[int, ...]:
+        """The tokens of the assistant's message as the template writes it; as `ChatTemplate.turn`.
+
+        Raises:
+            ModelError: The template refuses it.
+        """
+        return self._template.turn(message)
 
     # A group's Envs begin alike, and many answer alike. Renderers live as long as the program.
     @lru_cache(_MOST_CACHED)  # noqa: B019
     def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return self._encoded(self._rendered(self._adapted(messages)))
+        return self._template.tokens(self._with_tools(messages))
 
     @lru_cache(_MOST_CACHED)  # noqa: B019
     def _added(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return self._encoded(self._text_added(messages))
+        return behind(self.tokenizer, SENTINEL, self._text_added(messages))
 
     @cached_property
     def form(self) -> Form | None:
-        """How the template writes calls, if in one of the forms that are read."""
+        """How the model writes calls, if in one of the forms that are read."""
+        if self._template.calls_are_text:
+            return "hermes"  # As the system message asks.
         call = ToolCall("sentinel", {"x": 7})
         turn = Message("assistant", "", (call,))
         try:
-            before = self._rendered([_QUESTION])
-            text = self._rendered([_QUESTION, turn], open_turn=False)
+            before = self._template.raw([QUESTION])
+            text = self._template.raw([QUESTION, turn], open_turn=False)
         except ModelError:
             return None
         # As an action's text is: without special tokens.
-        tokens = self._encoded(text.removeprefix(before))
+        tokens = inside(self.tokenizer, text.removeprefix(before))
         written = cast(str, self.tokenizer.decode(list(tokens), skip_special_tokens=True))
         forms: tuple[Form, ...] = ("hermes", "llama")
-        return next((form for form in forms if call in parse_tool_calls(written, form).calls), None)
+        for form in forms:
+            if call in parse_tool_calls(written, form).calls:
+                return form
+        given = framed(self.tokenizer, before), Action(tokens, written, "stop")
+        read = read_turn(self.tokenizer, "hermes", *given, schemas=[_SENTINEL])
+        return "hermes" if call in read.calls else None
 
-    def _adapted(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages in the roles that the template knows."""
-        adapted = self._in_roles(messages)
-        system = [self._described] if self._described else []
-        if adapted and adapted[0].role == "system":
-            system.insert(0, adapted.pop(0).content)
-        text = "\n\n".join(system)
-        if not text:
-            return adapted
-        if self._has_system:
-            return [Message("system", text), *adapted]
-        for i, message in enumerate(adapted):
-            if message.role == "user":
-                adapted[i] = Message("user", f"{text}\n\n{message.content}")
-                return adapted
-        return [Message("user", text), *adapted]
-
-    def _in_roles(self, messages: Sequence[Message]) -> list[Message]:
-        """Where the template has no tools, calls are text, and results one message of the user."""
-        if not self._results_as_user:
-            return list(messages)
-        in_roles: list[Message] = []
-        for is_result, run in groupby(messages, lambda message: message.role == "tool"):
-            if is_result:
-                in_roles.append(Message("user", "\n".join(result.content for result in run)))
-                continue
-            for message in run:
-                calls = [call_text(call, "hermes") for call in message.tool_calls]
-                content = "\n".join(filter(None, (message.content, *calls)))
-                in_roles.append(Message(message.role, content))
-        return in_roles
+    def _with_tools(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages, and what the system says of tools behind its first message."""
+        if not self._described:
+            return messages
+        system = [message.content for message in messages[:1] if message.role == "system"]
+        described = Message("system", "\n\n".join([*system, self._described]))
+        return [described, *messages[len(system) :]]
 
     def _text_added(self, messages: Sequence[Message]) -> str:
-        chat = [_QUESTION, Message("assistant", SENTINEL), *self._in_roles(messages)]
-        return self._rendered(chat).partition(SENTINEL)[2]
+        shielded = Controls.of(self.tokenizer).shielded(SENTINEL)  # It may have a name in it.
+        return self._template.text([*ANSWERED, *messages]).partition(shielded)[2]
 
-    def _rendered(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        chat = [message.as_dict() for message in messages]
-        return render_chat(self.tokenizer, chat, tools=self._schemas or None, open_turn=open_turn)
-
-    def _encoded(self, text: str) -> tuple[int, ...]:
-        # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
-        text = text.encode("utf-8", "replace").decode()
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _try_system(self) -> bool:
-        text = "System7Sentinel"
-        try:
-            return text in self._rendered([Message("system", text), _QUESTION])
-        except ModelError:
-            return False
-
-    def _check_tools(self, tools: "Sequence[Tool | ToolSchema]") -> None:
-        if not self._schemas:
-            return
-        rendered = self._rendered([_QUESTION])
+    def _check_tools(self, tools: Sequence[Tool | ToolSchema]) -> None:
+        rendered = self._template.raw([QUESTION])
         unseen = [tool.name for tool in tools if tool.name not in rendered]
         why = f"does not show the tool {unseen[0]!r}" if unseen else ""
+        called = Message("assistant", "", (ToolCall(tools[0].name, {}),))
         try:
-            if not why and _RESULT.content not in self._text_added([_RESULT]):
+            if not why and _RESULT.content not in self._template.raw([QUESTION, called, _RESULT]):
                 why = "leaves out results of tools"
         except ModelError:
             why = "refuses results of tools"
@@ -220,23 +208,24 @@ class Renderer:
                 "gives results as user messages"
             )
 
-    def _check_history(self, with_results: bool, keep_history: bool) -> None:
+    def _check_history(self, replies: Sequence[Message], keep_history: bool) -> None:
         """Compare what is added turn by turn with what the template makes of the whole chat."""
-        opening, question = self._rendered([_QUESTION]), self._text_added([_QUESTION])
-        if _QUESTION.content not in question:
+        opening, whole = self._template.raw([QUESTION]), self._template.raw(_TWICE)
+        question = whole.partition(SENTINEL)[2]
+        if QUESTION.content not in question:
             raise self._unusable(
                 "leaves out messages after a turn, or what a message says: it cannot be used for "
                 "chats of text"
             )
-        replies = [_QUESTION, *(self._in_roles([_RESULT]) if with_results else [])]
         for turn in () if keep_history else _SPOKEN:
             said = Message("assistant", turn)
             # Where the template has a blank before a turn, the model writes it.
-            blank = self._rendered([_QUESTION, said]).removeprefix(opening).partition(turn)[0]
+            blank = self._template.raw([QUESTION, said]).removeprefix(opening).partition(turn)[0]
             written = turn if blank.strip() else blank + turn
             for reply in replies:
-                whole = self._rendered([_QUESTION, said, reply, said, _QUESTION])
-                if whole != written.join((opening, self._text_added([reply]), question)):
+                whole = self._template.raw([QUESTION, said, reply, said, QUESTION])
+                added = Controls.of(self.tokenizer).unshielded(self._text_added([reply]))
+                if whole != written.join((opening, added, question)):
                     what = "an earlier turn" if turn == SENTINEL else "a thought of an earlier turn"
                     raise self._unusable(
                         f"rewrites {what} when messages follow, so the model would see other "
@@ -245,75 +234,36 @@ class Renderer:
                     )
 
     def _unusable(self, why: str) -> ModelError:
-        return ModelError(f"the chat template of {_name(self.tokenizer)} {why}")
+        return ModelError(f"the chat template of {name_of(self.tokenizer)} {why}")
 
-    def _find_end_of_turn(self) -> int | None:
-        chat = [_QUESTION, Message("assistant", SENTINEL)]
-        closing = self._encoded(self._rendered(chat, open_turn=False).partition(SENTINEL)[2])
-        return closing[0] if closing and closing[0] in self._special else None
+    def _end_in(self, tokens_T: Sequence[int]) -> int:
+        """Behind the first control token, if nothing but blanks is before it; else 0."""
+        for at, token in enumerate(tokens_T, 1):
+            if token in self._special:
+                return at
+            if str(self.tokenizer.decode([token])).strip():
+                break
+        return 0
 
 
-def render_chat(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, object]],
-    *,
-    tools: list[dict[str, object] | Callable[..., object]] | None = None,
-    open_turn: bool = True,
-) -> str:
-    """A chat as text, by the tokenizer's own template.
-
-    Raises:
-        ModelError: The template fails, or does not come to an end with its first chat.
-    """
-    is_new = _tried.get(tokenizer) != tokenizer.chat_template
-    # Not `TemplateError` alone: templates also add and index what is not there.
+@lru_cache(64)
+def _best(tokenizer: Tokenizer, schemas: str, keep_history: bool, reads_calls: bool) -> Renderer:
+    tools = [ToolSchema(each["function"]["name"], each) for each in json.loads(schemas)]
     try:
-        with _deadline(PATIENCE) if is_new else contextlib.nullcontext():
-            text = tokenizer.apply_chat_template(
-                [cast("dict[str, str]", message) for message in messages],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=open_turn,
-            )
-    except Exception as error:
-        roles = ", ".join(str(message["role"]) for message in messages)
-        said = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ModelError(
-            f"the chat template of {_name(tokenizer)} cannot render messages of the roles {roles} "
-            f"({one_line(said)})"
-        ) from error
-    _tried[tokenizer] = tokenizer.chat_template
-    assert isinstance(text, str)
-    return text
+        renderer = Renderer(tokenizer, tools, keep_history=keep_history)
+        if not tools or not reads_calls or renderer.form is not None:
+            return renderer
+    except ModelError:
+        if not tools:
+            raise
+    return Renderer(tokenizer, tools, tools_in="system", keep_history=keep_history)
 
 
-@contextlib.contextmanager
-def _deadline(seconds: float) -> Generator[None]:
-    """End Python code within that does not end by itself: a template is code of strangers."""
-    end = time.monotonic() + seconds
-
-    def look(frame: FrameType, event: str, argument: object) -> "TraceFunction":
-        if time.monotonic() > end:
-            raise TimeoutError(f"it does not end within {seconds:g} s")
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
-
-def _name(tokenizer: Tokenizer) -> str:
-    return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-
-
-def _described(tools: "Sequence[Tool | ToolSchema]") -> str:
+def _described(tools: Sequence[Tool | ToolSchema]) -> str:
     """A system message about tools, in the words of Hermes and Qwen."""
     if not tools:
         return ""
-    lines = "\n".join(json.dumps(tool.schema) for tool in tools)
+    lines = "\n".join(as_json(tool.schema) for tool in tools)
     return (
         "You may call these functions:\n"
         f"<tools>\n{lines}\n</tools>\n"

@@ -1,14 +1,11 @@
 r"""The final answer in a model's text, the last number in one, and the accepted answers in a row.
 
-Models are asked for `<answer>…</answer>` or for `\boxed{…}`. What they wrote last counts, so that
-a thought before it may try others. Everything here is substring search, and a box is followed for
-a limited number of characters, so the cost is linear in the text, whatever it is.
+Models are asked for `<answer>…</answer>` or for `\boxed{…}`. What they said last counts, and
+nothing of what they thought (`es_cookbook.rl.messages.thoughts`). Everything here is substring
+search, and a box is followed for a limited number of characters, so the cost is linear in the text,
+whatever it is.
 
-Numbers are `-1,234.5`, `5e-3`, `3/4`, `$12` or `+7`: whole or decimal, with commas between groups
-of three digits, a power of ten, or a fraction of two of these. A sign belongs to a number unless a
-digit, a letter or a closing bracket stands before: `3-5` ends in 5. A percent sign is ignored, so
-50% is 50. Values are exact rationals. Left out: words, mixed numbers (`1 3/4` ends in 3/4), and
-decimal commas (`1,5` ends in 5).
+What a number is stands in `es_cookbook.rl.rewards.numbers`.
 """
 
 import re
@@ -18,7 +15,11 @@ from fractions import Fraction
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import DataError, did_you_mean
-from es_cookbook.rl.rewards.format import ANSWER_OPEN, extract_answer
+from es_cookbook.rl.letters import composed
+from es_cookbook.rl.messages.thoughts import spoken
+from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, last_answer
+from es_cookbook.rl.rewards.numbers import Reading, read_last, read_whole
+from es_cookbook.rl.rewards.values import Scalar, printed
 
 Extract: TypeAlias = Literal["auto", "answer", "boxed", "text"]
 """Where an answer stands: the last `<answer>`, the last box, the whole text, or the first of these
@@ -26,41 +27,47 @@ that the text has."""
 
 EXTRACT_DOC = r"where the answer stands: answer (last <answer>), boxed (last \boxed{}), text, auto"
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Names of choices, and how many there may be."""
+_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LONGEST_BOX = 10_000
 """Characters within which a box must be closed."""
 
-WINDOW = 100
-"""Longest number that is read, in characters; it costs no more if it has a million digits."""
-
-_UNSIGNED = (
-    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
-)
-_NUMBER = re.compile(
-    rf"((?<![\w)\]}}])[-+\u2212])?[$€£]?({_UNSIGNED})(?:\s?/\s?({_UNSIGNED}))?", re.ASCII
-)
-_CUT = 3
-"""Characters from a window's start at which the rest of a number that it cuts may begin."""
 _BOX = r"\boxed"
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def extracted(text: str, extract: Extract) -> str | None:
-    r"""The final answer, stripped; None where it is missing or never closed.
+    r"""The final answer that a text says, stripped and composed; None: missing or never closed.
 
     >>> extracted(r"so <answer>\boxed{\frac{1}{2}}</answer>", "auto")
     '\\boxed{\\frac{1}{2}}'
     >>> extracted(r"so \boxed{\frac{1}{2}}.", "auto")
     '\\frac{1}{2}'
-    >>> extracted("so 1/2", "answer") is None
-    True
+    >>> extracted("so 1/2", "answer") is None, extracted(r"<think>so \boxed{2}", "boxed") is None
+    (True, True)
     """
+    said = composed(spoken(text))
+    # Attempts that are nothing but thoughts have no answer to vote for.
+    return said_answer(said, extract) if said or not text else None
+
+
+def said_answer(text: str, extract: Extract) -> str | None:
+    """The same of a text without thoughts that is composed."""
     if extract == "answer" or (extract == "auto" and ANSWER_OPEN in text):
-        return extract_answer(text)
-    if extract == "boxed" or (extract == "auto" and _BOX in text):
+        return last_answer(text)
+    if is_boxed(text, extract):
         return boxed(text)
     return text.strip()
+
+
+def is_boxed(text: str, extract: Extract) -> bool:
+    """Whether a text without thoughts has its answer in a box, which holds nothing else."""
+    return extract == "boxed" or (extract == "auto" and ANSWER_OPEN not in text and _BOX in text)
+
+
+def tags_of(extract: Extract, asked: str) -> Sequence[str]:
+    """The tags that `extracted` needs, where this is what tells a model how to answer."""
+    needs = extract == "answer" or (extract == "auto" and ANSWER_OPEN in asked)
+    return (ANSWER_OPEN, ANSWER_CLOSE) if needs else ()
 
 
 def boxed(text: str) -> str | None:
@@ -90,26 +97,43 @@ def last_match(pattern: re.Pattern[str], text: str, start: int, end: int) -> re.
 
 
 def last_number(text: str) -> Fraction | None:
-    """The exact value of the last number in a text; None where there is none, or it is too long.
+    """The exact value of a text's number (`number_in`); None where there is none.
 
-    >>> last_number("from 3 to -1,234.5 or so"), last_number("12/16"), last_number("1/0")
+    >>> last_number("from there -1,234.5 or so"), last_number("12/16"), last_number("1/0")
     (Fraction(-2469, 2), Fraction(3, 4), None)
     """
-    end = max(text.rfind(digit) for digit in "0123456789") + 1
-    start = max(end - WINDOW, 0)
-    last = last_match(_NUMBER, text, start, end)
-    if last is None or (start > 0 and last.start() < start + _CUT):
-        return None
-    sign, top, bottom = last.groups(default="1")
-    divisor = _unsigned(bottom)
-    if divisor == 0:
-        return None
-    value = _unsigned(top) / divisor
-    return -value if sign in "-\u2212" else value
+    found = number_in(text, "text")
+    return None if found is None else found.value
 
 
-def _unsigned(text: str) -> Fraction:
-    return Fraction(text.replace(",", ""))
+def number_in(text: str, extract: Extract) -> Reading | None:
+    r"""The number of an answer: all that a box holds, or the last number of another text.
+
+    >>> number_in(r"2 + 2 = \boxed{4}", "auto"), number_in(r"so \boxed{3x} or 4", "auto")
+    (Reading(value=Fraction(4, 1), is_percent=False), None)
+    """
+    text = spoken(text)
+    answer = said_answer(text, extract)
+    if answer is None:
+        return None
+    is_box = is_boxed(text, extract)
+    if not is_box and _BOX in answer:
+        answer, is_box = boxed(answer) or "", True
+    return read_whole(answer) if is_box else read_last(answer)
+
+
+def gold_number(text: str) -> Reading | None:
+    r"""The number that a row's answer is: in its tags or its box, behind its last ####, or whole.
+
+    >>> gold_number("6 * 7 = 42\n#### 42"), gold_number("about 5 (see p. 12)")
+    (Reading(value=Fraction(42, 1), is_percent=False), None)
+    """
+    answer = extracted(text, "auto")
+    if answer is None:
+        return None
+    if _BOX in answer:
+        answer = boxed(answer) or ""
+    return read_whole(answer.rpartition("####")[2])
 
 
 def first_field(fields: Mapping[str, object], *names: str) -> tuple[str, object]:
@@ -136,17 +160,42 @@ def field_of(row: Mapping[str, object], name: str) -> object:
     return first_field(row, name)[1]
 
 
+def letter(position: int) -> str:
+    """The name of a choice: A to Z, then AA to ZZ, and so on.
+
+    >>> [letter(position) for position in (0, 25, 26, 701, 702)]
+    ['A', 'Z', 'AA', 'ZZ', 'AAA']
+    """
+    before, last = divmod(position, len(_ALPHABET))
+    return (letter(before - 1) if before else "") + _ALPHABET[last]
+
+
+def text_of(row: Mapping[str, object], name: str) -> str:
+    """The value of a row's field, as every text shows it.
+
+    Raises:
+        DataError: There is none, or it has bytes in it, or is nested too deeply.
+    """
+    value = field_of(row, name)
+    try:
+        return printed(value)
+    except DataError as error:
+        raise DataError(f"field {name!r} {error}") from None
+    except RecursionError:
+        raise DataError(f"field {name!r} is nested too deeply to be shown") from None
+
+
 def lettered(texts: Sequence[str]) -> str:
     r"""Choices by letter, a line each.
 
     >>> lettered(["red", "green"])
     'A. red\nB. green'
     """
-    return "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, texts, strict=False))
+    return "\n".join(f"{letter(position)}. {text}" for position, text in enumerate(texts))
 
 
 def texts_of(row: Mapping[str, object], name: str) -> Sequence[str]:
-    """A row's text, or list of texts; numbers count as the text that shows them.
+    """A row's text, or list of texts, composed; numbers and dates are the text that shows them.
 
     Raises:
         DataError: It is missing, empty or something else.
@@ -157,8 +206,8 @@ def texts_of(row: Mapping[str, object], name: str) -> Sequence[str]:
         raise DataError(
             f"field {name!r} must be a text, a number or a list of them, found {value!r:.60}"
         )
-    return [str(item) for item in items]
+    return [composed(printed(item)) for item in items]
 
 
 def _is_text(item: object) -> bool:
-    return isinstance(item, str | int | float) and not isinstance(item, bool) and item != ""
+    return isinstance(item, Scalar) and not isinstance(item, bool) and item != ""

@@ -1,7 +1,7 @@
 """Crossword answers: compared letter by letter, whatever the accents, the case and the spaces.
 
-The exact reward looks at the first `<answer>` alone. The shaped one pays a little for an answer
-that is nearly there, and is built so that mentioning many words earns nothing:
+The exact reward looks at the first `<answer>` alone, outside of thoughts. The shaped one pays a
+little for an answer that is nearly there, and is built so that mentioning many words earns nothing:
 
     min(1, exact + 0.02 · share of correct tags · stands + 0.25 · contains)
 
@@ -17,6 +17,7 @@ Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which a
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, Self
 
@@ -26,6 +27,7 @@ from typing_extensions import override
 from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import field_of
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, THINK_OPEN, tag_format_reward
@@ -63,8 +65,8 @@ def letters(enumeration: str) -> int:
 
 
 def first_answer(text: str) -> str | None:
-    """The content of the first `<answer>`; None where it is missing or never closed."""
-    _, opened, rest = text.partition(ANSWER_OPEN)
+    """The content of the first `<answer>` that a text says; None where there is none."""
+    _, opened, rest = spoken(text).partition(ANSWER_OPEN)
     answer, closed, _ = rest.partition(ANSWER_CLOSE)
     return answer if opened and closed else None
 
@@ -123,6 +125,11 @@ class Crossword(Reward):
             "fits": float(len(given) == len(gold)),
             "format": tags,
         }
+
+    @override
+    def tags(self, asked: str) -> Sequence[str]:
+        del asked
+        return ANSWER_OPEN, ANSWER_CLOSE
 
     @override
     def read(self, text: str, row: Fields) -> str | None:

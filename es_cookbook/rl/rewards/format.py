@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.messages.thoughts import prompt_end, spoken
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.types import Tokenizer
 
@@ -22,8 +23,6 @@ Tag: TypeAlias = Literal["think_open", "think_close", "answer_open", "answer_clo
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
-_END = 64
-"""Tokens of a prompt's end in which a tag is looked for: more than one has, even in characters."""
 
 
 @chz.chz
@@ -165,6 +164,19 @@ class Format(Reward):
         )
 
     @override
+    def tags(self, asked: str) -> Sequence[str]:
+        """Those that are expected."""
+        del asked
+        placed: dict[Tag, str] = {
+            "think_open": self.think.start,
+            "think_close": self.think.end,
+            "answer_open": self.answer.start,
+            "answer_close": self.answer.end,
+        }
+        there = ("think_open",) if self.prompt_ends_in_think else ()
+        return [text for tag, text in placed.items() if tag not in (*self.excluded, *there)]
+
+    @override
     def after(self, prompt: str) -> Self:
         if self.prompt_ends_in_think is None and prompt.rstrip().endswith(self.think.start):
             return chz.replace(self, prompt_ends_in_think=True)
@@ -172,21 +184,21 @@ class Format(Reward):
 
 
 def extract_answer(text: str) -> str | None:
-    """The content of the last `<answer>`, stripped; None where it is missing or never closed.
+    """The content of the last `<answer>` that a text says, stripped; None where there is none.
 
     >>> extract_answer("<answer>1</answer> no, <answer> 2 </answer>")
     '2'
     """
+    return last_answer(spoken(text))
+
+
+def last_answer(text: str) -> str | None:
+    """The same of a text without thoughts; None where the last is never closed."""
     start = text.rfind(ANSWER_OPEN)
     end = text.find(ANSWER_CLOSE, start)
     if start < 0 or end < 0:
         return None
     return text[start + len(ANSWER_OPEN) : end].strip()
-
-
-def prompt_end(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> str:
-    """The last characters of a prompt, as text."""
-    return str(tokenizer.decode(list(tokens_T[-_END:])))
 
 
 def prompt_ends_in_think(tokenizer: Tokenizer, tokens_T: Sequence[int]) -> bool:

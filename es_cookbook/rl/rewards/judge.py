@@ -1,8 +1,8 @@
 """A language model behind an OpenAI-compatible HTTP server as a judge; its mark as a reward.
 
-The server gets one chat message, made of a template, the answer and the row, and answers with a
-mark: the last number of its text. How it is asked again stands in
-`es_cookbook.common.servers.chat`.
+The server gets one chat message, made of a template, what the answer says and the row, and answers
+with one mark, which `mark_in` reads; a reply with two that differ has none. How it is asked again
+stands in `es_cookbook.common.servers.chat`.
 
     reward=judge reward.url=http://127.0.0.1:8000/v1 reward.model=my-judge
 
@@ -30,7 +30,8 @@ from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.fields.reach import address_of, needs_trust
 from es_cookbook.common.servers.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.common.servers.http import key_in
-from es_cookbook.rl.rewards.answers import field_of, last_number
+from es_cookbook.rl.messages.thoughts import spoken
+from es_cookbook.rl.rewards.answers import text_of
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.timeouts import in_turn
 
@@ -47,6 +48,8 @@ Answer of a student:
 {text}
 
 How good is the answer? Reply with a number from 0 (worthless) to 10 (perfect), and nothing else."""
+_LONGEST_REPLY = 2000
+"""Characters at the end of a reply in which a mark is looked for."""
 _T = TypeVar("_T")
 
 
@@ -146,7 +149,7 @@ class Judge(JudgeServer, Reward):
         Raises:
             EnvError: No mark after all attempts, or a refusal that another would not change.
         """
-        message = filled_message(self.template, {TEXT: text}, row)
+        message = filled_message(self.template, {TEXT: spoken(text)}, row)
         mark = functools.partial(mark_in, best=self.best)
         return await self.reply(message, mark, "mark") / self.best
 
@@ -171,18 +174,73 @@ def filled_message(template: str, answers: Mapping[str, str], row: Fields) -> st
     """
 
     def value(found: re.Match[str]) -> str:
-        return answers[found[1]] if found[1] in answers else str(field_of(row, found[1]))
+        return answers[found[1]] if found[1] in answers else text_of(row, found[1])
 
     return re.sub(r"\{([A-Za-z_]\w*)\}", value, template)
 
 
+_START = r"(?<![\w.,/:-])(-?\d{1,6}(?:\.\d{1,3}|,\d{1,2})?)"
+_NUMBER = rf"{_START}(?![\w%]|[.,:/]\d|[ ]?[-–/+*×][ ]?\d)"
+_NAMES = r"score|rating|mark|grade|rate|give|gave|giving|award|deserves|merits|earns|gets|say"
+_BETWEEN = (
+    r"(?: (?:it|this|the|that|answer|student|response|reply|is|of|a|an|as|at|be|to|with)){0,6}"
+)
+_POINTS = r"(?: ?(?:points?|marks?|stars))?"
+_MARKS = [
+    re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+    for pattern in (
+        rf"^[^\w\n-]{{0,5}}{_NUMBER}{_POINTS}[^\w\n]{{0,5}}$",  # Alone in a line.
+        rf"\A[^\w-]{{0,5}}{_NUMBER}{_POINTS}(?:[,;]| [-–—]) ",
+        # Behind its name, unless it is the mark of a part or of another case.
+        rf"(?<!not )(?<!n't )(?<!would )(?<!could )(?<!might )(?<!max )(?<!maximum )(?<!highest )"
+        rf"(?<!full )(?<!top )(?<!best )(?<!perfect )(?<!possible )\b(?:{_NAMES})\b{_BETWEEN}"
+        rf"[^\w\n-]{{0,6}}{_NUMBER}"
+        rf"(?!{_POINTS}\W{{0,3}}(?:for|in|if|or|to|out|of|and|mistakes?)\b)",
+    )
+]
+_MOST = r"(?:at most |a possible |the |0 ?(?:to|-|–) ?){0,2}(\d{1,6})(?![\w/]|[.,]\d)"
+_OF = re.compile(
+    rf"{_START}{_POINTS} ?\(?(?:/|out of|of|on (?:a|the) scale of) ?{_MOST}", re.IGNORECASE
+)
+_SCALE = re.compile(
+    r"(?:\(?(?:on )?(?:a|the) scale (?:of|from) |(?<=\()|from )"
+    r"[01] ?(?:to|-|–) ?(\d{1,6})(?![\w.]\d)\)?",
+    re.IGNORECASE,
+)
+_SHARE = re.compile(r"\W{0,5}(?:\w{1,20} ?: ?)?(\d{1,3}(?:[.,]\d{1,9})?) ?%\W{0,5}")
+
+
 def mark_in(said: str, best: float) -> float:
-    """The mark in a judge's reply: the last number of its text.
+    """The one mark that a judge's reply gives, outside of thoughts.
+
+    It stands alone in a line, behind its name (`Score: 8`, `I give it 8`), before the best one
+    (`8/10`, `8 out of 10`, `8 on a scale from 0 to 10`), or the reply is a share (`80%`).
+
+    >>> mark_in("**9 / 10**", 10), mark_in("I give it 8. It has 2 mistakes.", 10)
+    (9.0, 8.0)
 
     Raises:
-        AskAgainError: There is none from 0 to `best`.
+        AskAgainError: There is none from 0 to `best`, there are several, or another is the best.
     """
-    mark = last_number(said)
-    if mark is None or not 0 <= mark <= best:
+    said = spoken(said)
+    plain = re.sub(r"[*_`#]+|\\boxed", " ", said[-_LONGEST_REPLY:])
+    plain = re.sub(r"[ \t\xa0]+", " ", plain).strip()
+    if share := _SHARE.fullmatch(plain):
+        return _checked(float(share[1].replace(",", ".")) / 100 * best, best, said)
+    of_best = _OF.findall(plain)
+    if any(
+        float(most) != best for most in [*_SCALE.findall(plain), *(most for _, most in of_best)]
+    ):
+        raise AskAgainError(f"a mark of another best than {best:g} in {said!r:.60}")
+    plain = _SCALE.sub("", _OF.sub("", plain))
+    named = [mark for pattern in _MARKS for mark in pattern.findall(plain)]
+    marks = {float(mark.replace(",", ".")) for mark in [*(mark for mark, _ in of_best), *named]}
+    if len(marks) > 1:
+        raise AskAgainError(f"more than one mark in {said!r:.60}")
+    return _checked(marks.pop() if marks else -1, best, said)
+
+
+def _checked(mark: float, best: float, said: str) -> float:
+    if not 0 <= mark <= best:
         raise AskAgainError(f"no mark from 0 to {best:g} in {said!r:.60}")
-    return float(mark)
+    return mark

@@ -30,6 +30,7 @@ no good answer stands; the metric `correct` says how many do not.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Self
 
 import chz
@@ -39,6 +40,8 @@ from numpy.typing import NDArray
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError
+from es_cookbook.rl.letters import composed, folded
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import texts_of
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
@@ -131,6 +134,10 @@ class Length(Reward):
     async def grade(self, text: str, row: Fields) -> Score:
         return self._adjusted(text, await self.of.grade(text, row))
 
+    def parts(self, row: Fields) -> Iterator[tuple[str, Reward]]:
+        for options, part in self.of.parts(row):
+            yield f"of.{options}", part
+
     def after(self, prompt: str) -> Self:
         of = self.of.after(prompt)
         return self if of is self.of else chz.replace(self, of=of)
@@ -157,10 +164,10 @@ class Length(Reward):
 class Conciseness(Reward):
     """Minus the characters by which an answer is longer, or shorter, than the shortest good one.
 
-    White space around the answer does not count. Metrics: `length` in characters; `excess`, of
-    which so many are above the shortest good answer, negative if it is shorter; `correct`, whether
-    a good answer stands in it as words of its own, in any case; `concise`, whether it is nothing
-    but such an answer.
+    Thoughts and white space around the answer do not count. Metrics: `length` in characters;
+    `excess`, of which so many are above the shortest good answer, negative if it is shorter;
+    `correct`, whether a good answer stands in it as words of its own, in any case; `concise`,
+    whether it is nothing but such an answer.
 
     >>> Conciseness()("It is Paris.", {"answer": "Paris"})[0]
     -7.0
@@ -182,14 +189,14 @@ class Conciseness(Reward):
         golds = [gold.strip() for gold in texts_of(row, self.field)]
         if not all(golds):
             raise DataError(f"field {self.field!r} must be text, and some, found only white space")
-        answer = text.strip()
+        answer = composed(spoken(text).strip())
         excess = len(answer) - min(map(len, golds))
-        searched, folded = answer[:LONGEST_SEARCHED].casefold(), [gold.casefold() for gold in golds]
-        is_correct = any(_stands_in(gold, searched) for gold in folded)
+        searched, good = folded(answer[:LONGEST_SEARCHED]), [folded(gold) for gold in golds]
+        is_correct = any(_stands_in(gold, searched) for gold in good)
         reward = -abs(excess) - (0.0 if is_correct else self.wrong)
         return reward, {
             "correct": float(is_correct),
-            "concise": float(searched in folded),
+            "concise": float(searched in good),
             "length": float(len(answer)),
             "excess": float(excess),
         }

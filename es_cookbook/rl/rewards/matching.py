@@ -3,7 +3,6 @@
 import functools
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import cast
 
 import chz
@@ -12,20 +11,27 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import in_worker
+from es_cookbook.rl.letters import composed, folded
 from es_cookbook.rl.rewards.answers import (
     EXTRACT_DOC,
-    LETTERS,
     Extract,
     extracted,
     field_of,
+    gold_number,
     last_match,
-    last_number,
+    letter,
+    number_in,
+    tags_of,
     texts_of,
 )
 from es_cookbook.rl.rewards.base import Fields, Reward
+from es_cookbook.rl.rewards.numbers import Reading
+from es_cookbook.rl.rewards.values import Scalar, printed
 
 LONGEST_READ = 1000
 """Characters of an answer by which attempts vote."""
+MOST_CHOICES = 702
+"""From A to ZZ."""
 LONGEST_CHOICE = 2000
 """Characters at an answer's end in which a choice is looked for."""
 LONGEST_PATTERN = 1000
@@ -37,6 +43,8 @@ LONGEST_ANSWER = 100_000
 @chz.chz
 class Exact(Reward):
     """1 if the answer is the row's, or one of the row's, character for character; else 0.
+
+    Letters with accents are one character, however they are written (Unicode's NFC).
 
     >>> Exact()("It is <answer> new  york </answer>", {"answer": "New York"})
     1.0
@@ -56,6 +64,10 @@ class Exact(Reward):
         return float(self._folded(answer) in map(self._folded, golds))
 
     @override
+    def tags(self, asked: str) -> Sequence[str]:
+        return tags_of(self.extract, asked)
+
+    @override
     def read(self, text: str, row: Fields) -> str | None:
         answer = extracted(text, self.extract)
         return None if answer is None else self._folded(answer[:LONGEST_READ])
@@ -63,18 +75,18 @@ class Exact(Reward):
     def _folded(self, text: str) -> str:
         if self.fold_spaces:
             text = " ".join(text.split())
-        return text.casefold() if self.fold_case else text.strip()
+        return folded(text) if self.fold_case else text.strip()
 
 
 @chz.chz
 class Choice(Reward):
     """1 if the choice that the answer names last is the row's; else 0.
 
-    A choice is named by its capital letter (A for the first) or by its text in any case, each as a
-    word of its own. An answer that is nothing but a letter may be in any case. Where a choice's
-    text is itself a single letter, letters name no positions. The row has its answer as a letter, a
-    text, or a position counted from 0; or as a label where choices have some of their own, as ARC
-    has them: `{"text": [...], "label": [...]}`.
+    A choice is named by its capital letter (A for the first, AA after Z) or by its text in any
+    case, each as a word of its own. An answer that is nothing but a letter may be in any case.
+    Where a choice's text is itself a single letter, or one of these names, letters name no
+    positions. The row has its answer as a letter, a text, or a position counted from 0; or as a
+    label where choices have some of their own, as ARC has them: `{"text": [...], "label": [...]}`.
 
     Pitfall: "A" at the start of a sentence names the first choice; have answers in tags.
 
@@ -91,9 +103,9 @@ class Choice(Reward):
 
     def __call__(self, text: str, row: Fields) -> float:
         choices = self._texts(row)
-        if not 2 <= len(choices) <= len(LETTERS):
+        if not 2 <= len(choices) <= MOST_CHOICES:
             raise DataError(
-                f"field {self.choices!r} must be a list of 2 to {len(LETTERS)} choices, found "
+                f"field {self.choices!r} must be a list of 2 to {MOST_CHOICES} choices, found "
                 f"{len(choices)}"
             )
         labels = _labelled(row.get(self.choices)).get("label")
@@ -105,11 +117,15 @@ class Choice(Reward):
         return float(answer is not None and named_last(answer, choices) == right)
 
     @override
+    def tags(self, asked: str) -> Sequence[str]:
+        return tags_of(self.extract, asked)
+
+    @override
     def read(self, text: str, row: Fields) -> str | None:
         choices = self._texts(row)
         answer = extracted(text, self.extract)
         named = None if answer is None else named_last(answer, choices)
-        return None if named is None else LETTERS[named]
+        return None if named is None else letter(named)
 
     def _texts(self, row: Fields) -> Sequence[str]:
         texts = _labelled(row.get(self.choices)).get("text")
@@ -117,9 +133,10 @@ class Choice(Reward):
         return [" ".join(choice.split()) for choice in texts_of(shown, self.choices)]
 
     def _right(self, gold: object, choices: Sequence[str]) -> int:
-        if isinstance(gold, int) and not isinstance(gold, bool) and 0 <= gold < len(choices):
-            return gold
         found = _positions(tuple(choices)).get(_key(gold)) if isinstance(gold, str) else None
+        numbers = [str(position) for position in range(len(choices))]
+        if found is None and isinstance(gold, Scalar) and printed(gold) in numbers:
+            return numbers.index(printed(gold))  # In CSV a text, beside nulls in pandas a float.
         if found is None:
             raise DataError(
                 f"field {self.field!r} must be one of the {len(choices)} choices, its letter or "
@@ -153,12 +170,12 @@ def named_last(answer: str, choices: Sequence[str]) -> int | None:
     if last is None or last.lastindex is None:
         return None
     found = order[last.lastindex - 1] if last.lastindex <= len(order) else None
-    return LETTERS.index(last[0]) if found is None else found
+    return positions[_key(last[0])] if found is None else found
 
 
 def _key(text: str) -> str:
-    folded = " ".join(text.split()).casefold()
-    return folded.strip(" ().") or folded
+    key = folded(" ".join(text.split()))
+    return key.strip(" ().") or key
 
 
 @functools.lru_cache(maxsize=4096)
@@ -167,14 +184,15 @@ def _positions(choices: tuple[str, ...]) -> dict[str, int]:
     texts = {_key(choice): i for i, choice in enumerate(choices)}
     if len(texts) < len(choices) or not all(texts):
         raise DataError(f"the choices must be texts that differ, found {list(choices)!r:.60}")
-    letters = {LETTERS[i].casefold(): i for i in range(len(choices))}
-    return texts if _letters(choices) == "" else letters | texts
+    return {_key(name): i for i, name in enumerate(_letters(choices))} | texts
 
 
-def _letters(choices: tuple[str, ...]) -> str:
+def _letters(choices: tuple[str, ...]) -> Sequence[str]:
     """The letters that name positions: none where a choice is itself a letter."""
-    keys = map(_key, choices)
-    return "" if any(len(key) == 1 and key.isalpha() for key in keys) else LETTERS[: len(choices)]
+    letters = [letter(i) for i in range(len(choices))]
+    names = {*map(_key, letters)}
+    are_texts = any(key in names or (len(key) == 1 and key.isalpha()) for key in map(_key, choices))
+    return [] if are_texts else letters
 
 
 @functools.lru_cache(maxsize=4096)
@@ -187,17 +205,19 @@ def _mentions(choices: tuple[str, ...]) -> tuple[re.Pattern[str], list[int]]:
     texts = [r"\s{1,9}".join(map(re.escape, choices[i].split())) for i in order]
     groups = [f"((?i:{text}))" for text in texts]
     if letters := _letters(choices):
-        groups.append(f"([{letters}])")
+        groups.append(f"({'|'.join(letters)})")
     named = "|".join(groups)
     return re.compile(rf"(?<!\w)(?<!\d[.,])(?:{named})(?!\w|[.,]\d)"), order
 
 
 @chz.chz
 class Number(Reward):
-    """1 if the last number of the answer is the row's, within a tolerance; else 0.
+    r"""1 if the number of the answer is the row's, within a tolerance; else 0.
 
-    The row has a number, or a text whose last number counts: GSM8K's solutions end in `#### 42`. Of
-    a list any will do.
+    A box must be wholly a number; of another text the last number counts, by the grammar of
+    `es_cookbook.rl.rewards.numbers`, which reads `9{,}500` and `\frac34`, and nothing in `2^{10}`.
+    The row has a number, or a text that is wholly one; GSM8K's solutions end in `#### 42`. Of a
+    list any will do.
 
     >>> Number()("It costs $1,234.50.", {"answer": 1234.5})
     1.0
@@ -206,7 +226,8 @@ class Number(Reward):
     field: str = chz.field(default="answer", doc="row field with the number, or a list of numbers")
     extract: Extract = chz.field(default="auto", doc=EXTRACT_DOC)
     tolerance: float = chz.field(
-        default=1e-6, doc="largest difference; of numbers above 1, as a share of the row's"
+        default=1e-6,
+        doc="largest difference; of numbers above 1 or below 1e-6, as a share of the row's",
     )
 
     @chz.validate
@@ -216,31 +237,33 @@ class Number(Reward):
     def __call__(self, text: str, row: Fields) -> float:
         """1 or 0."""
         golds = [self._gold(gold) for gold in texts_of(row, self.field)]
-        answer = extracted(text, self.extract)
-        value = None if answer is None else last_number(answer)
-        return float(value is not None and any(self._is_close(value, gold) for gold in golds))
+        value = number_in(text, self.extract)
+        if value is None:
+            return 0.0
+        return float(any(value.is_close(gold, self.tolerance) for gold in golds))
+
+    @override
+    def tags(self, asked: str) -> Sequence[str]:
+        return tags_of(self.extract, asked)
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
-        answer = extracted(text, self.extract)
-        value = None if answer is None else last_number(answer)
-        return None if value is None else str(value)
+        found = number_in(text, self.extract)
+        return None if found is None else str(found.value)
 
-    def _gold(self, text: str) -> Fraction:
-        gold = last_number(text)
+    def _gold(self, text: str) -> Reading:
+        gold = gold_number(text)
         if gold is None:
-            raise DataError(f"field {self.field!r} must hold a number, found {text!r:.60}")
+            raise DataError(f"field {self.field!r} must be wholly a number, found {text!r:.60}")
         return gold
-
-    def _is_close(self, value: Fraction, gold: Fraction) -> bool:
-        return abs(value - gold) <= Fraction(self.tolerance) * max(1, abs(gold))
 
 
 @chz.chz
 class Regex(Reward):
     r"""1 if a pattern matches the answer, by default anywhere in it; else 0.
 
-    Python's `re`; flags stand in the pattern: `(?i)` for any case, `(?s)` for dots that match line
+    Letters with accents are one character (Unicode's NFC), in answers as in patterns. Python's
+    `re`; flags stand in the pattern: `(?i)` for any case, `(?s)` for dots that match line
     ends.
 
     Regular expressions backtrack: `(a+)+$` on forty letters runs for hours, and which patterns do
@@ -297,6 +320,10 @@ class Regex(Reward):
             ) from None
 
     @override
+    def tags(self, asked: str) -> Sequence[str]:
+        return tags_of(self.extract, asked)
+
+    @override
     def check_row(self, row: Fields) -> None:
         _compiled(self._pattern(row))
 
@@ -306,11 +333,11 @@ class Regex(Reward):
 
     def _pattern(self, row: Fields) -> str:
         if self.pattern is not None:
-            return self.pattern
+            return composed(self.pattern)
         pattern = field_of(row, self.field)
         if not isinstance(pattern, str):
             raise DataError(f"field {self.field!r} must be a text, found {pattern!r:.60}")
-        return pattern
+        return composed(pattern)
 
 
 def matches(pattern: str, answer: str, whole: bool) -> float:

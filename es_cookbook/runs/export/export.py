@@ -24,9 +24,11 @@ from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.runs.directory import METRICS
 from es_cookbook.runs.export.forms import (
+    Place,
     Written,
     as_gguf,
     exact_rank,
+    place_beside,
     write_fitted_adapter,
     write_model,
     write_own_adapter,
@@ -36,6 +38,7 @@ from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 _CURVE_ROWS = 12
+_MOVED = "Paths are those of the export; if it has been moved, put its new place there."
 _REWARDS = ("reward/mean", "reward/max_genome", "test/reward/mean")
 _HELD_OUT = "test/env/all/"
 
@@ -50,9 +53,10 @@ def write_export(
 ) -> Written:
     """Write a centre with its model card to `output`, which must not be there yet.
 
-    With `merge`, the whole model of an adapter run, with the adapter merged; with `rank`, an
-    adapter of this rank of a run that moves linear weights alone, or of the smallest one that holds
-    all of what the run changed; with `gguf`, any of these as one file for llama.cpp.
+    With `merge`, the whole model in plain numbers: an adapter is merged, and a quantised checkpoint
+    that the run moved dequantised; with `rank`, an adapter of this rank of a run that moves linear
+    weights alone, or of the smallest one that holds all of what the run changed; with `gguf`, any
+    of these as one file for llama.cpp.
 
     Raises:
         ModelError: With `gguf`, a model that llama.cpp has no form for.
@@ -65,12 +69,12 @@ def write_export(
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(output) as directory:
             if gguf is None:
-                written = _write(directory, replay, merge, rank)
+                written = _write(directory, output, replay, merge, rank)
             else:
                 with tempfile.TemporaryDirectory(dir=output.parent) as beside:
-                    written = _write(Path(beside), replay, merge, rank)
+                    written = _write(Path(beside), None, replay, merge, rank)
                     file = directory / f"{output.name}.gguf"
-                    written = as_gguf(Path(beside), file, replay, written, gguf)
+                    written = as_gguf(Path(beside), file, output, replay, written, gguf)
             card = _model_card(output.name, replay, base, written)
             (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
@@ -84,14 +88,24 @@ def write_export(
 
 
 def _write(
-    directory: Path, replay: Replay, merge: bool, rank: int | Literal["exact"] | None
+    directory: Path,
+    final: Path | None,
+    replay: Replay,
+    merge: bool,
+    rank: int | Literal["exact"] | None,
 ) -> Written:
-    if rank is not None:
-        fitted = exact_rank(replay) if rank == "exact" else rank
-        return write_fitted_adapter(directory, replay, fitted)
-    if (adapter := replay.space.adapter) is not None and not merge:
-        return write_own_adapter(directory, replay, adapter)
-    return write_model(directory, replay)
+    """Fill a directory that is `final` in the end; None for one that only becomes a file."""
+    adapter = replay.space.adapter
+    if rank is None and (adapter is None or merge):
+        return write_model(directory, replay, final, plain=merge or final is None)
+    place = Place(directory, replay.model_name)
+    if final is not None:
+        place = place_beside(directory, final, replay)
+    if rank is None:
+        return write_own_adapter(directory, replay, place)
+    return write_fitted_adapter(
+        directory, replay, exact_rank(replay) if rank == "exact" else rank, place
+    )
 
 
 def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Written) -> str:
@@ -120,7 +134,9 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
         f"# {title}",
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         markdown(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
-        f"## How to load it\n\n```{written.language}\n{written.loading}\n```",
+        f"## How to load it\n\n{_MOVED}",
+        *(f"{note[0].upper()}{note[1:]}." for note in written.notes),
+        *(lines.as_markdown() for lines in written.loading),
         f"## How it did\n\n{how}",
     ]
     if written.errors:

@@ -8,6 +8,8 @@ the centre's tensors come, one at a time, and none of them outlives its turn.
 
 import dataclasses
 import math
+import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,48 +18,36 @@ import torch
 from es_cookbook.checkpoints.gguf.conversion import FloatType
 from es_cookbook.checkpoints.gguf_export import write_gguf, write_gguf_adapter
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
+from es_cookbook.checkpoints.model_files import gguf_file, is_on_hub, model_directory
 from es_cookbook.checkpoints.models import (
     base_parameters,
     load_architecture,
     load_causal_lm,
     load_tokenizer,
 )
-from es_cookbook.checkpoints.peft import location, write_adapter
-from es_cookbook.checkpoints.quantised_files import quantised_checkpoint
+from es_cookbook.checkpoints.peft import write_adapter
+from es_cookbook.checkpoints.quantised_files import is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
+from es_cookbook.runs.export.loading import (
+    Lines,
+    of_adapter,
+    of_gguf,
+    of_model,
+    packages_for,
+)
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.replay import Replay
 
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""`max_lora_rank` that vLLM accepts."""
 _FULL_UP_TO = 512
 """Sides: below, a full decomposition costs less than a fifth of a second."""
 _ROUNDS = 4
 _WORST = 3
 """Weights of an approximation whose errors are told."""
-_LOAD_MODEL = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("this directory")
-tokenizer = AutoTokenizer.from_pretrained("this directory")
-
-from vllm import LLM
-
-llm = LLM("this directory", dtype="{dtype}")  # vLLM's own choice may be another dtype"""
-_LOAD_ADAPTER = """\
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("this directory")  # with PEFT installed"""
-_LOAD_ADAPTER_IN_VLLM = """
-
-from vllm import LLM
-from vllm.lora.request import LoRARequest
-
-llm = LLM("{base}", enable_lora=True, max_lora_rank={rank}, dtype="{dtype}")
-llm.generate("...", lora_request=LoRARequest("adapter", 1, "this directory"))"""
+_BASE = "base"
+"""Folder of an adapter with the model that it belongs on, where loaders would not find that."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,50 +57,110 @@ class Written:
     Attributes:
         library: the Hub's name of what loads it.
         relation: the Hub's name of how it comes from the base.
-        loading: Python that loads it, or a command.
-        language: of `loading`.
-        said: what else the user has to know, a line each.
+        loading: what loads it.
+        said: how near it is, where it is an approximation, a line each.
+        notes: what else has to be known of it, a line each.
         errors: weight -> relative error, where it is an approximation.
     """
 
     kind: str
     library: str
     relation: str
-    loading: str
+    loading: tuple[Lines, ...]
     said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-    language: str = "python"
 
 
-def write_model(directory: Path, replay: Replay) -> Written:
-    """A whole model: the base with the weights that the run moved, or with its adapter merged."""
-    adapter = replay.space.adapter
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an adapter will be, and the model that it belongs on.
+
+    Attributes:
+        final: the adapter's directory, when it is finished.
+        base: a directory or a name on the Hub, as loaders find it from any folder.
+        notes: what has to be known of that.
+    """
+
+    final: Path
+    base: str
+    notes: tuple[str, ...] = ()
+
+
+def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
+    """The place of an adapter that is written into a directory.
+
+    A base that loaders would not find by its name, as it is made of a GGUF file or of a run, is
+    copied into it, and one that is quantised dequantised: PEFT adapts layers that have weights, and
+    transformers loads no GPTQ and no AWQ by itself.
+    """
+    final, model_name = final.resolve(), replay.model_name
+    base, named = model_directory(model_name), Path(model_name).resolve()
+    if is_quantised(model_name):
+        _write_plain_base(directory / _BASE, replay)
+    elif is_on_hub(model_name) and gguf_file(model_name) is None:
+        return Place(final, model_name)
+    elif base.resolve() == named:
+        return Place(final, str(named))
+    else:
+        shutil.copytree(base, directory / _BASE)
+    note = f"its base, made of {model_name}, is beside it: {final / _BASE}"
+    return Place(final, str(final / _BASE), (note,))
+
+
+def _write_plain_base(directory: Path, replay: Replay) -> None:
+    """What a quantised base stands for, as the run computed with it."""
+    directory.mkdir()
+    BaseFiles(replay.model_name, replay.dtype).write_changed(directory)
+
+
+def write_model(
+    directory: Path, replay: Replay, final: Path | None = None, plain: bool = False
+) -> Written:
+    """A whole model: the base with the weights that the run moved, or with its adapter merged.
+
+    It is `final`, if not `directory`, when it is finished. A quantised checkpoint whose own numbers
+    moved stays one, unless it shall be `plain`.
+    """
+    adapter, final = replay.space.adapter, (final or directory).resolve()
     if replay.search_space.moves_quantised:
-        return _write_quantised(directory, replay)
+        return (_write_dequantised if plain else _write_quantised)(directory, replay, final)
     kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}"
     shapes, changed = replay.space.shapes, replay.centre_tensors()
     if adapter is not None:
         kind += ", the adapter merged"
         shapes = {info.name: info.shape for info in replay.infos if info.name in adapter.targets}
         changed = _merged(replay, adapter)
-    base = BaseFiles(replay.model_name)
+    base = BaseFiles(replay.model_name, replay.dtype)
     if base.have(shapes):
-        base.write_changed(directory, set(shapes), changed, replay.dtype)
+        base.write_changed(directory, set(shapes), changed)
     else:
         _save_whole(directory, replay, changed)
-    return _model(kind, replay)
+    return _model(kind, replay, final)
 
 
-def _write_quantised(directory: Path, replay: Replay) -> Written:
+def _write_quantised(directory: Path, replay: Replay, final: Path) -> Written:
     """The quantised checkpoint with what the run moved, in its own format."""
-    quantised_checkpoint(replay.model_name).write(directory, replay.centre_tensors())
+    checkpoint = quantised_checkpoint(replay.model_name)
+    checkpoint.write(directory, replay.centre_tensors())
     load_tokenizer(replay.model_name).save_pretrained(directory)
     kind = "a quantised Hugging Face model directory, in the base's own format"
-    said = (
-        "transformers loads it with the package of its format (gptqmodel or compressed-tensors); "
-        "vLLM and engine=torch need none"
+    packages = packages_for(checkpoint.layout.format)
+    notes = (
+        f"transformers loads it with {packages} installed; vLLM and engine=torch need nothing more",
+        "where the checkpoint asks for rounded activations (W8A8), transformers and vLLM round "
+        "them, and the run did not; merge=true writes the model in plain numbers",
     )
-    return _model(kind, replay, said)
+    return dataclasses.replace(_model(kind, replay, final, packages), notes=notes)
+
+
+def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
+    """What the quantised checkpoint with what the run moved stands for."""
+    with tempfile.TemporaryDirectory(dir=directory.parent) as quantised:
+        _write_quantised(Path(quantised), replay, final)
+        BaseFiles(quantised, replay.dtype).write_changed(directory)
+    kind = f"a Hugging Face model directory in {dtype_name(replay.dtype)}, dequantised"
+    return _model(kind, replay, final)
 
 
 def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -148,16 +198,18 @@ def _save_whole(
     load_tokenizer(replay.model_name).save_pretrained(directory)
 
 
-def write_own_adapter(directory: Path, replay: Replay, adapter: AdapterFactors) -> Written:
+def write_own_adapter(directory: Path, replay: Replay, place: Place) -> Written:
     """The adapter of a run whose space is one."""
+    adapter = replay.space.adapter
+    assert adapter is not None
     factors, rank = _factors(replay, adapter), adapter.lora.rank
     adapted = [info for info in replay.infos if info.name in adapter.targets]
     weights = {info.name: info.out_in for info in adapted}
-    write_adapter(directory, adapter.lora, weights, factors, replay.model_name)
-    return _adapter(f"a PEFT adapter of rank {rank}", rank, replay, adapted)
+    write_adapter(directory, adapter.lora, weights, factors, replay.model_name, place.base)
+    return _adapter(f"a PEFT adapter of rank {rank}", rank, replay, adapted, place)
 
 
-def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
+def write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: Place) -> Written:
     """The nearest adapter of a rank to what a run over linear weights changed, and how near."""
     squares: dict[str, tuple[float, float]] = {}
     infos = {info.name: info for info in replay.infos if info.name in replay.space.shapes}
@@ -171,34 +223,57 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int) -> Written:
             yield name, a, b
 
     weights = {name: info.out_in for name, info in infos.items()}
-    write_adapter(directory, LoRA(rank, rank), weights, factors(), replay.model_name)
+    lora = LoRA(rank, rank)
+    write_adapter(directory, lora, weights, factors(), replay.model_name, place.base)
     errors = {name: _relative_error(*squares[name]) for name in replay.space.shapes}
     over_all = _relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
+    kind = f"a PEFT adapter of rank {rank}, the nearest to it"
     return dataclasses.replace(
-        _adapter(f"a PEFT adapter of rank {rank}, the nearest to it", rank, replay, infos.values()),
+        _adapter(kind, rank, replay, infos.values(), place),
         said=tuple(_nearness(rank, replay, errors, over_all)),
         errors=errors | {"over all": over_all},
     )
 
 
 def as_gguf(
-    directory: Path, file: Path, replay: Replay, written: Written, matrices: FloatType
+    directory: Path, file: Path, final: Path, replay: Replay, written: Written, matrices: FloatType
 ) -> Written:
-    """What was written into a directory, as one file for llama.cpp.
+    """What was written into a directory, as one file for llama.cpp; in `final` when it is finished.
+
+    The base of an adapter is written beside it, unless the run began from such a file.
 
     Raises:
         ModelError: llama.cpp has no form for it.
     """
-    if written.library == "peft":
-        write_gguf_adapter(directory, file, replay.model_name)
-        kind = f"{written.kind}, as a GGUF file"
-        loading = f"llama-cli --model BASE.gguf --lora {file.name}"
-    else:
+    final, notes = final.resolve(), written.notes
+    if written.library != "peft":
         write_gguf(directory, file, matrices, replay.model_name)
         kind = f"a GGUF file, its matrices {matrices}"
-        loading = f"llama-cli --model {file.name}"
-    changed = {"kind": kind, "library": "gguf", "loading": loading, "language": "bash"}
-    return dataclasses.replace(written, **changed)
+        return dataclasses.replace(
+            written, kind=kind, library="gguf", loading=of_gguf(final / file.name)
+        )
+    write_gguf_adapter(directory, file, replay.model_name)
+    if (base := gguf_file(replay.model_name)) is None:
+        base = file.with_name(f"{file.stem}-{_BASE}{file.suffix}")
+        _write_base_as_gguf(base, replay, matrices)
+        base = final / base.name
+        notes = (*notes, f"its base is beside it: {base}")
+    return dataclasses.replace(
+        written,
+        kind=f"{written.kind}, as a GGUF file",
+        library="gguf",
+        loading=of_gguf(final / file.name, base.resolve()),
+        notes=notes,
+    )
+
+
+def _write_base_as_gguf(file: Path, replay: Replay, matrices: FloatType) -> None:
+    if not is_quantised(replay.model_name):
+        write_gguf(model_directory(replay.model_name), file, matrices, replay.model_name)
+        return
+    with tempfile.TemporaryDirectory(dir=file.parent) as beside:
+        _write_plain_base(plain := Path(beside) / _BASE, replay)
+        write_gguf(plain, file, matrices, replay.model_name)
 
 
 def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,18 +357,15 @@ def _num_seeds(replay: Replay) -> int:
     return len({term.seed for step in replay.steps for term in step.terms})
 
 
-def _model(kind: str, replay: Replay, *said: str) -> Written:
-    loading = _LOAD_MODEL.format(dtype=dtype_name(replay.dtype))
-    return Written(kind, "transformers", "finetune", loading, said)
+def _model(kind: str, replay: Replay, final: Path, packages: str | None = None) -> Written:
+    loading = of_model(final, dtype_name(replay.dtype), packages)
+    return Written(kind, "transformers", "finetune", loading)
 
 
-def _adapter(kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo]) -> Written:
-    loading = _LOAD_ADAPTER
+def _adapter(
+    kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo], place: Place
+) -> Written:
     # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts.
-    if not any(info.transposed or split_member(info.name)[1] is not None for info in adapted):
-        loading += _LOAD_ADAPTER_IN_VLLM.format(
-            base=location(replay.model_name),
-            rank=next((accepted for accepted in _VLLM_RANKS if accepted >= rank), rank),
-            dtype=dtype_name(replay.dtype),
-        )
-    return Written(kind, "peft", "adapter", loading)
+    in_vllm = not any(info.transposed or split_member(info.name)[1] is not None for info in adapted)
+    loading = of_adapter(place.final, place.base, dtype_name(replay.dtype), rank, in_vllm)
+    return Written(kind, "peft", "adapter", loading, notes=place.notes)

@@ -1,8 +1,9 @@
 """A Hugging Face model directory with some weights changed: what transformers and vLLM load.
 
 It is laid out as the base is, file by file, and each file is written tensor by tensor. What does
-not change is copied bit for bit. What changes is rounded once, to the dtype that sampled, which is
-the base's own unless the run named another; then `config.json` names that one too, so that whoever
+not change is copied bit for bit, but for quantised weights: they are dequantised, as they are in
+the run. What is dequantised or changes is rounded once, to the dtype that sampled, which is the
+base's own unless the run named another; then `config.json` names that one too, so that whoever
 loads the directory samples as the run did. A name that is tied to a changed weight and has a tensor
 of its own in the base's files gets the same values, so that both stay one.
 """
@@ -18,6 +19,7 @@ import torch
 from es_cookbook.checkpoints.identity import tokenizer_files
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
+from es_cookbook.checkpoints.quantised_files import QUANTISATION, is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
@@ -34,13 +36,20 @@ _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class BaseFiles:
     """The base's files, and which tensor of which file a parameter is.
 
+    `dtype` is that of weights that are quantised or change.
+
     Raises:
         ModelError: It cannot be read; says where.
     """
 
-    def __init__(self, model_name: str) -> None:
-        self.model_name = model_name
+    def __init__(self, model_name: str, dtype: torch.dtype) -> None:
+        self.model_name, self.dtype = model_name, dtype
         self._files = {_name_for(path): weight_files([path]) for path in weight_paths(model_name)}
+        if is_quantised(model_name):
+            checkpoint = quantised_checkpoint(model_name)
+            self._files = {
+                name: checkpoint.plain(files, dtype) for name, files in self._files.items()
+            }
         self._parameter_of = first_names(load_architecture(model_name))
         self._places: dict[str, list[tuple[str, str]]] = {}
         for file_name, files in self._files.items():
@@ -61,14 +70,13 @@ class BaseFiles:
     def write_changed(
         self,
         directory: Path,
-        names: Set[str],
-        changed: Iterable[tuple[str, torch.Tensor]],
-        dtype: torch.dtype,
+        names: Set[str] = frozenset(),
+        changed: Iterable[tuple[str, torch.Tensor]] = (),
     ) -> None:
         """Fill a directory with the base's config, tokenizer and weights, some of them changed.
 
         The parameters of these names change; the files `have` them. They come with their values,
-        float32, in any order, are taken one at a time, and are written in `dtype`.
+        float32, in any order, and are taken one at a time.
 
         Raises:
             ModelError: A changed weight is not stored as plain numbers.
@@ -80,7 +88,7 @@ class BaseFiles:
                 f"model_name: {self.model_name!r} stores weights that change as {quantised[0]}, "
                 "and only float64, float32, float16 and bfloat16 can be replaced"
             )
-        self._copy_small_files(directory, dtype, as_stored)
+        self._copy_small_files(directory, as_stored)
         weight_map: dict[str, str] = {}
         total_size = 0
         with contextlib.ExitStack() as stack:
@@ -90,7 +98,7 @@ class BaseFiles:
                 for name in files:
                     stays = self._parameter_of.get(name, name) not in names
                     tensor = files[name]
-                    kinds[name] = (tensor.dtype if stays else dtype, tuple(tensor.shape))
+                    kinds[name] = (tensor.dtype if stays else self.dtype, tuple(tensor.shape))
                     total_size += tensor.numel() * kinds[name][0].itemsize
                     weight_map[name] = file_name
                 written[file_name] = stack.enter_context(TensorFile(directory / file_name, kinds))
@@ -113,9 +121,7 @@ class BaseFiles:
         whole = {"metadata": metadata, "weight_map": weight_map}
         _write_json(directory / _INDEX, whole, sort_keys=True)  # as transformers does
 
-    def _copy_small_files(
-        self, directory: Path, dtype: torch.dtype, as_stored: Set[torch.dtype]
-    ) -> None:
+    def _copy_small_files(self, directory: Path, as_stored: Set[torch.dtype]) -> None:
         also = [path for name in _ALSO_COPIED if (path := find_file(self.model_name, name))]
         for path in (*tokenizer_files(self.model_name), *also):
             copy_file(path, directory)
@@ -124,8 +130,10 @@ class BaseFiles:
         config = cast("dict[str, object]", parsed(read_file(path, LARGEST_CONFIG, None)))
         named = config.pop("torch_dtype", None)  # its name before transformers 5
         named = config.get("dtype", named)
-        sampled = dtype_name(dtype)
-        if named == sampled or (named is None and as_stored == {dtype}):
+        sampled = dtype_name(self.dtype)
+        quantised = [config.pop(key) for key in QUANTISATION if key in config]
+        is_same = named == sampled or (named is None and as_stored == {self.dtype})
+        if is_same and not quantised:
             copy_file(path, directory)
         else:
             _write_json(directory / path.name, config | {"dtype": sampled})

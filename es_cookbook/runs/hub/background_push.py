@@ -25,7 +25,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, HubError
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.runs.checkpoints import MODEL
 from es_cookbook.runs.directory import CHECKPOINTS, PUSHED, TRAINED_ON
 from es_cookbook.runs.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
@@ -244,11 +244,11 @@ class _Pushes(Tracker, Generic[_Config]):
 
     def _push(self, generations: int, sizes: Mapping[str, int]) -> str | None:
         """Push a copy of so many bytes of each file. Returns what went wrong, if anything did."""
-        with tempfile.TemporaryDirectory(prefix="es-cookbook-hub-") as directory:
-            self._fill(Path(directory), generations, sizes)
+        with scratch() as directory:
+            self._fill(directory, generations, sizes)
             revision = self._config.revision_of(generations)
             options = {
-                "path": directory,
+                "path": str(directory),
                 "repo_id": self._config.repo_id,
                 "revision": revision,
                 "private": self._config.private,
@@ -256,7 +256,7 @@ class _Pushes(Tracker, Generic[_Config]):
             }
             reason = self._run_beside([*_COMMAND, *(f"{k}={v}" for k, v in options.items())])
             if reason is None and not self._closed:
-                self._follow(Path(directory), generations, revision)
+                self._follow(directory, generations, revision)
             return reason
 
     def _is_due_at_end(self) -> bool:

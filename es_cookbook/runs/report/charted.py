@@ -199,7 +199,7 @@ def _as_rewards(
             row.get(f"reward/{name}", math.nan)
             for name in ("mean", "std_genomes", "min_genome", "max_genome")
         )
-        rewards_G = values_G * std + mean
+        rewards_G = np.round(values_G * std + mean, 12)  # 0 is a reward, and 6e-17 is none.
         if not len(values_G) or not np.allclose(
             (np.nanmin(rewards_G), np.nanmax(rewards_G))
             if np.isfinite(rewards_G).any()

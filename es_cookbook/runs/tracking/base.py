@@ -29,10 +29,11 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Tokens to text; a tokenizer's own `decode`."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class RunInfo:
     """What a tracker may want to know of the run.
 
+    `num_generations` changes where the run's length follows the clock, after `recorded`.
     `start_generation` is the first that this process runs, above 0 when it goes on with a recorded
     run; `path` the run directory; `run_seed` also seeds the choice of rollouts that are shown.
     Between held-out evaluations there are `eval_every` generations, with 0 all of them; `underway`

@@ -18,6 +18,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
+from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -37,6 +38,7 @@ MEASURES = (CORRECT, REWARD, "reward/mean")
 """What runs are told apart by: the first of them that was measured."""
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""
+_HELD_OUT = "test/"
 _LARGEST = 1e300
 """Of a number in a file: sums of some are finite, and Python's integers have no end."""
 
@@ -126,6 +128,16 @@ class _JsonlTracker(Tracker):
     def close(self) -> None:
         self._metrics.close()
         self._rollouts.close()
+
+
+def reported_key(key: str) -> str:
+    """Where a row has over how many answers a mean is, if it is not over all of them.
+
+    >>> reported_key("env/all/correct"), reported_key("test/reward/mean")
+    ('reported/env/all/correct', 'test/reported/reward/mean')
+    """
+    is_held_out = key.startswith(_HELD_OUT)
+    return f"{_HELD_OUT * is_held_out}{REPORTED}{key.removeprefix(_HELD_OUT)}"
 
 
 def _line(value: object) -> bytes:

@@ -36,7 +36,7 @@ from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import read_file
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.types import LostRollout, TrajectoryGroup
-from es_cookbook.runs.directory import TENSORBOARD
+from es_cookbook.runs.directory import TENSORBOARD, WANDB_ID, num_rewinds
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.tracking.base import (
     GENERATION,
@@ -144,7 +144,8 @@ class WandbTrackerBuilder(TrackerBuilder):
     """Builds the tracker that logs to Weights & Biases.
 
     Its files lie under the run directory, and a run that goes on keeps its W&B id, so both parts
-    are one run there (`wandb sync <run directory>/wandb/offline-run-*` uploads offline ones). A W&B
+    are one run there (`wandb sync <run directory>/wandb/offline-run-*` uploads offline ones). W&B
+    drops steps that it has already, so a run that was rewound goes on as a new run there. A W&B
     that is not reachable is told once, and the run is kept offline.
     """
 
@@ -246,7 +247,7 @@ def _is_reachable() -> bool:
 def _start_wandb(builder: WandbTrackerBuilder, run: RunInfo) -> "wandb.Run":
     import wandb
 
-    id_path = run.path / "wandb_id"
+    id_path = run.path / WANDB_ID
     if not id_path.exists():
         replace_file(id_path, [uuid.uuid4().hex[:8].encode()])
     wanted = os.environ.get("WANDB_MODE", "online")
@@ -261,7 +262,7 @@ def _start_wandb(builder: WandbTrackerBuilder, run: RunInfo) -> "wandb.Run":
         os.environ["WANDB_ERROR_REPORTING"] = "false"
     started = wandb.init(
         project=project,
-        name=builder.wandb_name or run.path.resolve().name,
+        name=_name(builder.wandb_name, run),
         group=builder.wandb_group,
         id=read_file(id_path, 100, run.path).decode("ascii", "replace"),
         resume="allow",
@@ -336,7 +337,7 @@ class _TensorboardTracker(_LibraryTracker):
 
         texts: ModuleType = summary_v2  # It has no types.
         assert self._writer.file_writer is not None
-        indented = "\n".join(f"    {line}" for line in text.splitlines())
+        indented = "\n".join(f"    {line}" for line in text.split("\n"))
         self._writer.file_writer.add_summary(texts.text_pb(tag, indented), generation)
 
     @override
@@ -354,8 +355,8 @@ class TrackioTrackerBuilder(TrackerBuilder):
 
     Trackio keeps all projects in one directory (`TRACKIO_DIR`), outside of run directories, and is
     used without a Space here, so nothing leaves this machine. A run that goes on keeps its name
-    there, and so stays one run; generations that are done again after a crash are in it twice. It
-    takes seconds to import.
+    there, and so stays one run; generations that are done again after a crash are in it twice. A
+    run that was rewound goes on as a new run there. It takes seconds to import.
     """
 
     project: str = chz.field(
@@ -402,13 +403,20 @@ def _start_trackio(builder: TrackioTrackerBuilder, run: RunInfo) -> "trackio.run
 
     return trackio.init(
         project=builder.project,
-        name=builder.name or run.path.resolve().name,
+        name=_name(builder.name, run),
         config=readable(run.config_json),
-        resume="allow",
+        # Another run may have had the name: only what goes on is that run.
+        resume="allow" if run.start_generation else "never",
         embed=False,
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
+
+
+def _name(given: str | None, run: RunInfo) -> str:
+    """A run's name in a library: one that was rewound goes on under another."""
+    name, rewinds = given or run.path.resolve().name, num_rewinds(run.path)
+    return f"{name}-rewound-{rewinds}" if rewinds else name
 
 
 @contextlib.contextmanager

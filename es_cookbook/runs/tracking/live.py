@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import chz
 from rich.cells import chop_cells
@@ -30,7 +30,7 @@ from es_cookbook.common.terminal import done_saying, plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.findings import Findings
-from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics
+from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics, reported_key
 from es_cookbook.runs.tracking.remaining import Remaining
 from es_cookbook.runs.tracking.result import duration_in_words
 from es_cookbook.runs.tracking.underway import Rollouts
@@ -45,6 +45,8 @@ PROBLEMS = "test/problems"
 _FIRST_PATIENCE, _PATIENCE = 10.0, 60.0
 """Seconds after which rollouts in progress are told of: of the first generation, and of later ones.
 """
+_COLUMNS = 100
+"""Of a generation's line."""
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 24
 """Columns of a trend, where there are as many."""
@@ -84,6 +86,7 @@ class PlainTracker(Tracker):
         self._logged: tuple[int, Mapping[str, float]] = 0, {}
         for metrics in read_metrics(run.path / "metrics.jsonl"):
             self._findings.take(metrics)
+        self._length = run.num_generations
         self._on = True
         self._is_closed = threading.Event()
         self._told: tuple[Rollouts | None, float] = None, 0.0
@@ -104,10 +107,11 @@ class PlainTracker(Tracker):
             self._remaining.finished(generation)
         self._patience = _PATIENCE
         which = "finished" if last else f"generation {generation + 1}/{total}"
-        parts = [which, *measured(metrics), *pace(metrics)]
-        if not last:
-            parts.append(f"{duration(self._remaining.seconds)} left")
-        lines = ["  ".join(parts)]
+        left = "" if last else f"{duration(self._remaining.seconds)} left"
+        lines = [line_of(which, metrics, left)]
+        if total != self._length:
+            lines.append(f"{total} generations in place of {self._length} take the time of the run")
+            self._length = total
         if not last and (said := self._remaining.told):
             lines.append(said)
         lines += [f"{which}: {sentence}" for _, sentence in self._findings.take(metrics)]
@@ -248,7 +252,8 @@ class ScreenTracker(Tracker):
         self._findings.take(metrics)
         for key, value in shown(metrics).items():
             self._courses.setdefault(key, _Course()).add(value)
-            self._intervals[key] = interval(metrics, key) or self._intervals.get(key, "")
+            sure = ", ".join(filter(None, (interval(metrics, key), reported(metrics, key))))
+            self._intervals[key] = sure
 
     def _draw_numbers(self) -> RenderableType:
         if not self._last_two:
@@ -288,19 +293,34 @@ class ScreenTracker(Tracker):
         return Group(table, Text("  ·  ".join(facts), style="dim"), *said)
 
 
-def measured(metrics: Mapping[str, float]) -> list[str]:
-    """What a generation's rollouts and the held-out problems came to, and how sure that is.
+def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
+    """A generation in a line of at most `_COLUMNS` columns; what tells least is left out.
 
-    >>> measured({"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
-    ['reward 0.250', 'held-out reward 0.500', '40 held-out problems']
+    >>> line_of("finished", {"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
+    'finished  reward 0.250  held-out reward 0.500  40 held-out problems'
     """
-    found: list[str] = []
-    for key, value in shown(metrics, zeros=False).items():
-        sure = f" ({within})" if (within := interval(metrics, key)) else ""
-        found.append(f"{label(key)} {value:.3f}{sure}")
+    paced = [(2 if text.endswith("cut") else 4, text) for text in pace(metrics)]
+    facts = [(0, which), *_measured(metrics)]
     if PROBLEMS in metrics:
-        found.append(f"{plural(round(metrics[PROBLEMS]), 'held-out problem')}")
-    return found
+        facts.append((5, plural(round(metrics[PROBLEMS]), "held-out problem")))
+    facts += [*paced, (0, left)]
+    while len(line := "  ".join(text for _, text in facts if text)) > _COLUMNS:
+        least, at = max((rank, at) for at, (rank, _) in enumerate(facts))
+        if not least:
+            break
+        del facts[at]
+    return line
+
+
+def _measured(metrics: Mapping[str, float]) -> Iterator[tuple[int, str]]:
+    """What rollouts and the held-out problems came to, and how sure that is; 0 tells the most."""
+    metric = "env/all/correct" if "test/env/all/correct" in metrics else "reward/mean"
+    ranks = {f"test/{metric}": 0, "reward/mean": 1, "env/all/correct": 1, "objective/mean": 3}
+    ranks |= {"test/reward/mean": 2, "reward/max_genome": 5} | ranks
+    for key, value in shown(metrics, zeros=False).items():
+        sure = ", ".join(filter(None, (reported(metrics, key), interval(metrics, key))))
+        rank = ranks.get(key, 2 if key.startswith(PASS_AT) else 6)
+        yield rank, f"{label(key)} {value:.3f}{f' ({sure})' if sure else ''}"
 
 
 def pace(metrics: Mapping[str, float]) -> list[str]:
@@ -354,6 +374,16 @@ def shown(metrics: Mapping[str, float], *, zeros: bool = True) -> dict[str, floa
 
 def _counts_events(key: str) -> bool:
     return key.rpartition("/")[2] in _COUNTS
+
+
+def reported(metrics: Mapping[str, float], key: str) -> str:
+    """Over how many answers a mean is, where it is not over all of them; else empty.
+
+    >>> reported({"env/all/correct": 0.9, "reported/env/all/correct": 29.0}, "env/all/correct")
+    'of 29 answers'
+    """
+    count = metrics.get(reported_key(key))
+    return "" if count is None else f"of {plural(round(count), 'answer')}"
 
 
 def interval(metrics: Mapping[str, float], key: str) -> str:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, PASS_AT, read_metrics
+from es_cookbook.runs.tracking.jsonl import (
+    CORRECT,
+    MEASURES,
+    PASS_AT,
+    read_metrics,
+    reported_key,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +24,8 @@ class Result:
         path: the run directory.
         first: held-out metrics (`test/...`) and `reward/mean`, as each was measured first.
         last: the same, as each was measured last.
+
+    Beside a mean that is not over all answers stands over how many (`reported_key`).
     """
 
     path: Path
@@ -29,7 +37,8 @@ class Result:
 
         Shares (keys under `test/env/` and `test/pass@`) are compared in points. Where the metric
         was not measured, the first that was of `test/reward/mean` and `reward/mean` takes its
-        place. pass@k is told too where it was measured, of the largest k.
+        place. pass@k is told too where it was measured, of the largest k. A mean that is not over
+        all answers says over how many it is.
 
         >>> found = Result(Path("run"), {"test/env/all/correct": 0.25}, {"test/env/all/correct": 1})
         >>> found.gain()
@@ -40,7 +49,17 @@ class Result:
             return "nothing was measured"
         ks = [int(k) for name in self.last if (k := name.removeprefix(PASS_AT)).isdecimal()]
         told = main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]
-        return ", ".join(_gain(name, self.first[name], self.last[name]) for name in told)
+        return ", ".join(map(self._gain, told))
+
+    def _gain(self, key: str) -> str:
+        gain = _gain(key, self.first[key], self.last[key])
+        ends = {"first": self.first, "last": self.last}
+        counts = {when: values.get(reported_key(key)) for when, values in ends.items()}
+        if len(few := set(counts.values())) == 1:
+            (count,) = few
+            return gain if count is None else f"{gain}, of {plural(round(count), 'answer')}"
+        told = " and ".join(f"{n:.0f} the {when}" for when, n in counts.items() if n is not None)
+        return f"{gain}; over {told} time, fewer than all answers"
 
 
 def result_of(log_path: Path) -> Result:
@@ -53,7 +72,13 @@ def result_of(log_path: Path) -> Result:
     last: dict[str, float] = {}
     for row in read_metrics(log_path / METRICS):
         told = {k: v for k, v in row.items() if k.startswith("test/") or k == "reward/mean"}
-        first, last = told | first, last | told
+        for key in told.keys() - set(map(reported_key, told)):
+            few = reported_key(key)
+            counts = {few: told[few]} if few in told else {}
+            if key not in first:
+                first |= {key: told[key], **counts}
+            last.pop(few, None)
+            last |= {key: told[key], **counts}
     return Result(log_path, first, last)
 
 

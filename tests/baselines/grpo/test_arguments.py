@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from es_cookbook.baselines.grpo import main
 from es_cookbook.baselines.grpo.arguments import arguments, checked
@@ -64,6 +65,9 @@ def test_losses_and_clipping_are_what_trl_is_told(tmp_path: Path) -> None:
     found = arguments(grpo_config(tmp_path, tmp_path, **said), given, 2, 64)
     assert {name: getattr(found, name) for name in said} == said
     assert found.entropy_coef == 0.001
+    assert found.disable_dropout and not found.gradient_checkpointing
+    assert not found.shuffle_dataset and found.use_cpu != torch.cuda.is_available()
+    assert arguments(grpo_config(tmp_path, tmp_path, seed=2**32 + 7), {}, 2, 64).seed == 7
     cut = arguments(grpo_config(tmp_path, tmp_path, max_gradient_norm=0.3), {}, 2, 64)
     assert cut.max_grad_norm == 0.3
 
@@ -79,6 +83,8 @@ def test_batches_are_shared_out_to_passes_and_steps(tmp_path: Path) -> None:
     odd = grpo_config(tmp_path, tmp_path, attempts=6, steps=2)
     whole = arguments(odd, {"max_completion_length": 99}, num_problems=3, context_length=10**6)
     assert (whole.per_device_train_batch_size, whole.max_completion_length) == (1, 99)
+    one = arguments(odd, {}, num_problems=4, context_length=10**6)
+    assert one.per_device_train_batch_size == 1, "a row of a context has more tokens than a pass"
     with pytest.raises(ConfigError, match=r"steps must divide the 18 rollouts .*, found 4"):
         arguments(grpo_config(tmp_path, tmp_path, attempts=6, steps=4), {}, 3, 64)
 
@@ -87,6 +93,17 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="one process on one device"):
         arguments(grpo_config(tmp_path, tmp_path), {}, 2, 64)
+
+
+def test_several_visible_devices_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = grpo_config(tmp_path, tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert arguments(config, {}, 2, 64).num_generations == 16
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="one process on one device"):
+        arguments(config, {}, 2, 64)
 
 
 @pytest.mark.anyio

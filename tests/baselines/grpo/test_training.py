@@ -45,7 +45,7 @@ from tests.grpo_runs import (
     weights_of,
 )
 from tests.hub_server import HubServer
-from tests.tiny_run import TinyConfig
+from tests.tiny_run import TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +118,16 @@ async def test_turns_are_one_sequence_and_trl_computes_the_engines_log_probabili
     # one token, or of what the Env said, would be far off.
     assert 0 <= rows[0]["policy/sampling_gap"] < 1e-5
     assert rows[1]["policy/sampling_gap"] < 1e-5, "the engine has the moved weights"
+
+
+async def test_rows_without_a_token_are_no_part_of_what_is_learned(tmp_path: Path) -> None:
+    """Engine, learner and the initial model agree where the model has more rows than tokens."""
+    model = write_tiny_model(tmp_path / "model", vocab_size=140)
+    how = {"eval_every": 0, "correct_sampling": True, "beta": 0.1, "num_generations": 1}
+    await main(grpo_config(model, tmp_path / "run", **how))
+    (row, *_) = metrics_of(tmp_path / "run")
+    assert 0 <= row["policy/sampling_gap"] < 1e-5
+    assert abs(row["policy/kl"]) < 1e-5
 
 
 class Unreliable(Pieces):
@@ -220,6 +230,9 @@ async def test_answers_that_were_cut_can_have_no_loss(model: Path, tmp_path: Pat
         ({"temperature_schedule": Table(factors=(0.0,))}, "must stay above 0"),
         ({"correct_sampling": True, "temperature_schedule": Linear()}, "correct_sampling needs"),
         ({"epsilon": -0.1}, "epsilon must be"),
+        ({"epsilon_high": -0.1}, "epsilon_high must be"),
+        ({"num_iterations": 0}, "num_iterations must be at least 1"),
+        ({"steps": 0}, "steps must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work(changes: dict[str, object], said: str, tmp_path: Path) -> None:

@@ -11,11 +11,17 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from tokenizers import Tokenizer, models
+from tokenizers.decoders import ByteFallback, Metaspace, Replace
+from tokenizers.decoders import Sequence as Sequence_
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
-from es_cookbook.bridges.endpoint.requests import Draw
+from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
+from es_cookbook.bridges.endpoint.token_bytes import bytes_reader
 from es_cookbook.bridges.endpoint.translator import Begun, Prompt, Translator
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import Progress, Top
@@ -194,6 +200,39 @@ def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
     assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
 
 
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [("<end_of_turn>", "I see\nnext"), ("\n<end_of_turn>", ""), ("<end_of_turn>\n", "")],
+)
+def test_a_stop_text_with_a_special_token_cuts_answers_and_nothing_behind_it_is_streamed(
+    stop: str, told: str
+) -> None:
+    """A stream waits for its end only where text of such a stop text may be in it."""
+    translator = Translator(tokenizer_with(GEMMA), CONTEXT)
+    said = "I see\n<start_of_turn>next" + stop
+    tokens_T = tuple(translator.tokenizer.encode(said, add_special_tokens=False))
+    draw, prompt = Draw(stop=("nowhere", stop)), Prompt((1,))
+    begun = Begun(translator.tokenizer, prompt, draw)
+    assert "".join(begun.more(tokens_T[:count]) for count in range(1, len(tokens_T))) == told
+    text = translator.texts.text(tokens_T)
+    answer = translator.answer(prompt, draw, Action(tokens_T, text, "stop"))
+    assert answer.content == "I see\nnext"
+
+
+def test_a_prompt_of_tokens_has_those_that_the_tokenizer_knows() -> None:
+    """Which are not all below their number, where the tokenizer has holes."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 4}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")),
+        unk_token="<unk>",
+    )
+    translator = Translator(tokenizer, CONTEXT)
+    assert translator.of_text((1, 4, 0)).tokens_T == (1, 4, 0)
+    for token in (2, 5, -1):
+        with pytest.raises(RefusedRequest, match=f"the 3 that the tokenizer knows, found {token}"):
+            translator.of_text((1, token))
+
+
 async def test_nothing_of_a_call_is_streamed_as_text() -> None:
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     for text, content in ((f"I add. \n{call}", "I add."), (f"\n I add.{call}", "I add.")):
@@ -257,6 +296,106 @@ async def test_a_chat_goes_on_from_the_very_tokens_that_were_sampled(
     assert call.split('"name"')[1].removesuffix("</tool_call>").strip() in speaker.prompt()
 
 
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "finish", "calls", "content"),
+    [
+        (CALL, False, "tool_calls", 1, None),
+        (f"{CALL} and then", True, "length", 1, "and then"),
+        (f'So. {CALL}<tool_call>{{"na', True, "length", 1, 'So. <tool_call>{"na'),
+        (f"{CALL}<tool_call>add</tool_call>", False, "tool_calls", 1, "<tool_call>add</tool_call>"),
+        (f"<tool_call>add</tool_call>{CALL}", False, "tool_calls", 1, "<tool_call>add</tool_call>"),
+        ('<tool_call>{"na', True, "length", 0, '<tool_call>{"na'),
+        ("<tool_call>add</tool_call>", False, "stop", 0, "<tool_call>add</tool_call>"),
+        (f"<think>{CALL}?</think>No.", False, "stop", 0, f"<think>{CALL}?</think>No."),
+        (f"<think>{CALL}?</think>{CALL}", False, "tool_calls", 1, f"<think>{CALL}?</think>"),
+        (f"<think>{CALL}", True, "length", 0, f"<think>{CALL}"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_and_why_an_answer_ends(
+    text: str, cut: bool, finish: str, calls: int, content: str | None, stream: bool
+) -> None:
+    client, speaker = asked(f"{text} and more" if cut else text)
+    speaker.tells = stream
+    length = len(speaker.translator.tokenizer.encode(text, add_special_tokens=False))
+    most: Any = {"max_tokens": length} if cut else {}
+    found: Any = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, stream=stream, **most
+    )
+    if stream:
+        choices = [piece.choices[0] async for piece in found]
+        said = "".join(choice.delta.content or "" for choice in choices) or None
+        made = [call for choice in choices for call in choice.delta.tool_calls or ()]
+        assert (choices[-1].finish_reason, len(made), said) == (finish, calls, content)
+        return
+    (choice,) = found.choices
+    assert (choice.finish_reason, choice.message.content) == (finish, content)
+    assert len(choice.message.tool_calls or ()) == calls
+
+
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+async def test_a_tool_that_is_demanded_is_called_outside_of_thoughts(opened: str) -> None:
+    client, speaker = asked('add", "arguments": {}}</tool_call>', template=CHATML + opened)
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, tool_choice="required"
+    )
+    assert found.choices[0].message.tool_calls and not found.choices[0].message.content
+    assert speaker.prompt().count("</think>\n\n<tool_call>") == bool(opened)
+
+
+async def test_a_chat_whose_prompt_opens_a_thought_calls_nothing_in_it() -> None:
+    client, _ = asked(f"{CALL}?", f"{CALL}?</think>{CALL}", template=f"{CHATML}<think>\n")
+    found = [
+        await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+        for _ in range(2)
+    ]
+    assert [len(each.choices[0].message.tool_calls or ()) for each in found] == [0, 1]
+    assert [each.choices[0].message.content for each in found] == [
+        f"{CALL}?",
+        f"{CALL}?</think>",
+    ]
+
+
+async def test_arguments_are_as_the_model_wrote_them() -> None:
+    written = '{"a": 1, "note": "Köln 三 </tool_call> \\ud83d"}'
+    client, _ = asked(f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>')
+    found = await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+    (call,) = found.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == written
+
+
+async def test_log_probabilities_carry_the_raw_bytes_of_tokens() -> None:
+    text = "It is 3, über alles: € 3.50 — 三 😀"
+    client, speaker = asked(text)
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, logprobs=True, max_tokens=200
+    )
+    logprobs = found.choices[0].logprobs
+    assert logprobs and logprobs.content
+    raw = [bytes(each.bytes or ()) for each in logprobs.content]
+    assert b"".join(raw) == text.encode()
+    assert any("\ufffd" in each.token for each in logprobs.content)  # There are parts.
+    assert [each.token for each in logprobs.content] == [
+        each.decode("utf-8", "replace") for each in raw
+    ]
+    assert bytes_reader(speaker.translator.tokenizer)(
+        speaker.translator.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ) == (b"<|im_end|>")
+
+
+@pytest.mark.parametrize("decoder", [Metaspace(), Sequence_([Replace("▁", " "), ByteFallback()])])
+def test_bytes_of_sentencepiece_tokens_have_their_blanks(decoder: Any) -> None:
+    pieces = ["<unk>", "▁It", "is", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoder
+    read = bytes_reader(PreTrainedTokenizerFast(tokenizer_object=made))
+    assert [read(token) for token in (1, 2, 3, 4 + 0xE4)] == [b" It", b"is", b" ", b"\xe4"]
+
+
 async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', call)
@@ -276,6 +415,13 @@ async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
     # Where none may be called, the model is told of them as before, and what it writes stays text.
     assert calls[2] is None and found[2].choices[0].message.content == call
     assert all("add" in speaker.prompt(turn) for turn in range(3))
+    tools: Any = [{"type": "function", "function": {"name": "größer"}}]
+    chosen = {"type": "function", "function": {"name": "größer"}}
+    speaker.texts = ["{}}</tool_call>"]
+    await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=tools, tool_choice=chosen
+    )
+    assert speaker.prompt().endswith('{"name": "größer", "arguments": ')
 
 
 async def test_several_answers_and_prompts_have_their_own_numbers() -> None:
@@ -333,10 +479,15 @@ async def test_a_prompt_is_echoed_with_what_harnesses_read_of_it() -> None:
             await client.completions.create(**most | {"max_tokens": 0} | wrong)
 
 
+def tool_of(**fields: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "min", **fields}}
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"temperature": 3}, "temperature must be from 0 to 2, found 3"),
+        ({"temperature": 1e-306}, "temperature must be 0, or from 1e-30 to 2, found 1e-306"),
         ({"top_p": 0}, "top_p must be above 0"),
         ({"n": 0}, "n must be from 1 to 128, found 0"),
         ({"seed": True}, "seed must be an integer, and is true or false"),
@@ -357,6 +508,13 @@ async def test_a_prompt_is_echoed_with_what_harnesses_read_of_it() -> None:
         ({"reasoning_effort": "low"}, "reasoning_effort cannot be kept here; accepted is null"),
         ({"extra_body": {"guided": 1}}, "unrecognized request argument: guided"),
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be of type function"),
+        ({"tools": [tool_of(parameters=[])]}, "parameters must be an object"),
+        ({"tools": [tool_of(parameters="x")]}, "parameters must be an object"),
+        ({"tools": [tool_of(description=1)]}, "description must be a string"),
+        (
+            {"tools": [tool_of(), tool_of(name="max"), tool_of()]},
+            r"tools\[2\].function.name must be its own, and is 'min' as in tools\[0\]",
+        ),
         ({"tool_choice": "required"}, "tool_choice=required needs tools"),
         ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
         ({"stream_options": {"include_usage": True}}, "stream_options go with stream=true alone"),

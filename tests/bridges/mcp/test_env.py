@@ -263,13 +263,17 @@ def once(name):
             "def call(*_):\n while True: say(method='x', params={'data': 'x' * 2000})",
             "wrote more than 4 MiB",
         ),
+        *(
+            (f"def call(*_):\n while True: say(id=7, method={method!r}, params=LONG)", "than 4 MiB")
+            for method in ("ping", "sampling/createMessage", "roots/list", "elicitation/create")
+        ),
         ("def call(*_): os.close(1); time.sleep(60)", "did not answer within"),
     ],
 )
 async def test_a_server_that_fails_loses_the_rollout_and_another_serves_the_next(
     stub: Callable[..., Server], code: str, said: str
 ) -> None:
-    fails = f"{ONCE}\nif once('failed'):\n " + code.replace("\n", "\n ")
+    fails = f"{ONCE}\nLONG = {{'x': 'x' * 9999}}\nif once('failed'):\n " + code.replace("\n", "\n ")
     server = stub(fails, timeout=0.5 if "did not" in said else 20.0)
     talk = await chat(server)
     (lost,) = reasons(await run(talk, CALL, genomes=GENOMES[:1]))

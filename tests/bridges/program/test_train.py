@@ -177,7 +177,8 @@ def test_a_program_of_somebody_elses_run_has_to_be_trusted(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.sh").write_text("touch ran; exit 1")
-    assert typed("train", "program=sh agent.sh", *SMALL, "log_path=run").returncode != 0
+    fails = ["program=sh agent.sh", "size=none", "log_path=run"]
+    assert typed("train", *SMALL, *fails).returncode != 0
     assert (tmp_path / "ran").exists()
     os.remove(tmp_path / "ran")
     (tmp_path / "run" / "seal").unlink()

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,30 @@ async def test_a_task_of_one_turn_is_asked_and_scored() -> None:
     assert metrics["turns"] == 1.0 and metrics["turn_limit"] == metrics["context_limit"] == 0.0
     wrong, _ = await played(dataset, 2, ["9 or so"])
     assert last_metrics(wrong)["reward_correct"] == 0.0 and last_metrics(wrong)["characters"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("opening", "text", "correct"),
+    [
+        ("", "<think>2+6 is</think>\n\n8", 1.0),
+        ("", "2+6 is</think>8", 1.0),
+        ("", "<think>8", 0.0),
+        ("<think>\n", "8", 0.0),
+        ("<think>\n", "9?</think>8", 1.0),
+        ("<think>\n</think>\n", "8", 1.0),
+    ],
+)
+async def test_what_is_thought_is_not_scored(
+    monkeypatch: pytest.MonkeyPatch, opening: str, text: str, correct: float
+) -> None:
+    start = "<|im_start|>assistant\n"
+    before, _, after = CHATML.rpartition(start.removeprefix("<|im_start|>"))
+    opened = tokenizer_with(f"{before}assistant\n{opening}{after}")
+    monkeypatch.setattr(sys.modules[__name__], "TOKENIZER", opened)
+    dataset = await loaded("es_sums", chat=ChatOptions(keep_history=True))
+    trajectory, script = await played(dataset, 2, [text])
+    assert str(opened.decode(script.seen[0].tokens_T)).endswith(start + opening)
+    assert last_metrics(trajectory)["reward_correct"] == correct
 
 
 async def test_an_environment_answers_turn_by_turn_and_tokens_stay_as_they_were_sampled() -> None:

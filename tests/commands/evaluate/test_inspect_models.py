@@ -10,6 +10,7 @@ import pytest
 from es_cookbook.commands import inspect
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.messages.message_env import Script
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.train.recorded import open_run, rebuild
 from tests.chat_templates import CHATML, tokenizer_with
@@ -130,7 +131,7 @@ async def test_a_run_is_evaluated_and_answers_as_it_does_elsewhere(
         action = await rebuilt.answer(who, Observation(tokens_T), sampling, 0)  # type: ignore[arg-type]
     finally:
         await rebuilt.close()
-    assert log.samples[2].output.completion == action.text
+    assert log.samples[2].output.completion == spoken(action.text)
 
 
 @pytest.mark.parametrize(

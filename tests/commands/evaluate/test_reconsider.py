@@ -22,6 +22,7 @@ from es_cookbook.commands.evaluate.reconsider import (
     buckets_of,
     first_of_one_turn,
     second_prompt,
+    thought_before,
     write,
 )
 from es_cookbook.commands.export import ExportConfig, export
@@ -151,6 +152,29 @@ def test_in_a_chat_the_cue_is_a_users_turn() -> None:
     plain = after(turn(answer, Observation(tuple(tokenizer.encode("hello")))))
     text = tokenizer.decode(list(plain.tokens_T))
     assert text.replace(" ", "") == "helloyesagain", "without the end of the answer"
+
+
+@pytest.mark.parametrize(
+    ("opening", "said", "cue", "thought"),
+    [
+        ("<think>\n", "5?</think>5", "again", "<think>"),  # As the next turn begins.
+        ("<think>\n", "5?</think>5", "\n", ""),
+        ("<think>\n", "It may be 5", "\n", "<think>"),
+        ("", "5", "<think>", "<think>"),
+        ("", "<think>5", "</think>", ""),
+        ("", "5", "\n", ""),
+    ],
+)
+def test_a_second_answer_may_stand_in_a_thought(
+    opening: str, said: str, cue: str, thought: str
+) -> None:
+    tokenizer = tokenizer_with(CHATML + opening)
+    said_T = tuple(tokenizer.encode(said, add_special_tokens=False))
+    ask = f"<|im_start|>user\n2 + 3?<|im_end|>\n<|im_start|>assistant\n{opening}"
+    prompt_T = tuple(tokenizer.encode(ask, add_special_tokens=False))
+    first = turn(Action(said_T, said, "stop"), Observation(prompt_T))
+    second = second_prompt(tokenizer, cue, chat=cue == "again")(first)
+    assert thought_before(tokenizer, first, second, cue) == thought
 
 
 def turn(answer: Action, seen: Observation | None = None, value: float = 0.0) -> Transition:

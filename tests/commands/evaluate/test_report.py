@@ -1,5 +1,6 @@
 """The table shows the numbers in 80 columns, and says what must be known to read them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -59,11 +60,28 @@ def test_shares_are_percents_and_their_differences_points() -> None:
     assert "few" not in text
 
 
+def test_a_metric_that_some_answers_lack_has_its_own_number() -> None:
+    text = shown(evaluation([1.0] * 8 + [0.0] * 20 + [np.nan]))
+    assert "answers" not in text  # One is lost, of which nothing is known.
+    some = evaluation([1.0] * 8 + [0.0] * 21)
+    values = some.results.outcomes.metrics["correct"].copy()
+    values[-3:] = np.nan
+    outcomes = dataclasses.replace(some.results.outcomes, metrics={"correct": values})
+    some = dataclasses.replace(some, results=dataclasses.replace(some.results, outcomes=outcomes))
+    head, correct, reward = shown(some).splitlines()[5:8]
+    assert head.split()[-1] == "answers"
+    assert (correct.split()[0], correct.split()[-1]) == ("correct", "26")
+    assert (reward.split()[0], reward.split()[-1]) == ("reward", "29")
+    assert "correct: not reported by all 29 answers, so a mean is over those that do" in shown(some)
+    both = shown(some, evaluation([1.0] * 29))
+    assert "the difference in correct: over 26 of 29 problems" in both
+
+
 def test_what_an_interval_does_not_know_is_said() -> None:
     few = " ".join(shown(evaluation([1] * 5), evaluation([1] * 5)).split())
     assert "5 problems are few: intervals by bootstrap, those of differences too," in few
     assert "reward: the same for every problem" in few
-    assert "the difference in reward, correct: the same for every problem" in few
+    assert "the difference in reward: the same for every problem" in few
 
 
 def test_when_all_is_lost_numbers_are_unknown() -> None:

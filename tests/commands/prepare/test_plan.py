@@ -36,6 +36,7 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch import processor
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
@@ -176,6 +177,20 @@ def test_tokens_are_those_of_all_rollouts() -> None:
     rollouts = 64 * 32 * 2
     assert re.search(rf"tokens of prompts, all engines +{rollouts * 10:,}\n", page)
     assert re.search(rf"tokens sampled, all engines +{rollouts * 32:,}\n", page)
+
+
+def test_the_time_on_a_cpu_is_that_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = processor.Rates(float32=100.0, bfloat16=300.0, packs=True)
+    monkeypatch.setattr(processor, "rates", lambda: rates)
+    monkeypatch.setattr("es_cookbook.commands.prepare.plan.num_cores", lambda: 2)
+    # 8 genomes x 3 problems; 1,096 parameters, of which the tied head has 160 and prompts none.
+    operations = 2 * 24 * (936 * (5 + 4) + 160 * 4)
+    plan = small_plan(TorchEngineBuilder(device="cpu"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 300e9))
+    plan = small_plan(TorchEngineBuilder(device="cpu", products="float32"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 100e9))
+    assert "products of a generation take on 2 cores of this machine" in report(plan)
+    assert "products of a generation" not in report(small_plan(TORCH))
 
 
 # What engines really make.

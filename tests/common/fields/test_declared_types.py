@@ -38,6 +38,10 @@ async def waited(size: int) -> Small:
     return Small(size=size)
 
 
+def either(size: int) -> float | None:
+    return size or None
+
+
 def untyped(size):  # noqa: ANN001, ANN201 # pyright: ignore
     return size
 
@@ -96,6 +100,8 @@ def test_a_function_returns_what_the_type_asks_for() -> None:
     assert not takes(made, Callable[..., str]) and not takes(Small, Callable[..., str])
     assert takes(untyped, Callable[..., str]) and takes(made, Callable[..., object])
     assert takes(Small, type[Part]) and not takes(Part, type[Small])
+    assert takes(either, Callable[..., float | None]) and not takes(either, Callable[..., float])
+    assert fits(either, Part | Callable[..., object]) and not fits(either, Part | None)
     assert not takes(made, type[Part]) and not takes(Small, type[Part], partial=True)
 
 

@@ -562,6 +562,25 @@ def test_what_cannot_work_is_refused(fields: dict[str, Any], sentence: str) -> N
     assert str(caught.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"num_engines": 2}, 1 / 2),
+        ({"num_engines": 3}, 1 / 3),
+        ({"num_engines": 8}, 1 / 8),
+        ({"num_engines": 1, "max_engines": 4}, 1 / 4),
+        ({"num_engines": 2, "num_cpus": 1.0}, 1 / 4),
+        ({"num_engines": 2, "num_cpus": 9.0}, 1 / 2),
+    ],
+)
+def test_engines_of_a_private_ray_share_the_machine_by_their_number(
+    fields: dict[str, Any], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its 8 hyper-threads two engines on 4 cores once had a quarter of the memory each."""
+    monkeypatch.setattr("es_cookbook.engines.ray.pool.num_cores", lambda: 4)
+    assert RayPoolBuilder(**fields).machine_share == share
+
+
 async def test_without_ray_the_user_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

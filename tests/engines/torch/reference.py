@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import parameter_infos
@@ -80,7 +80,11 @@ def who(genomes_G: Sequence[Genome], target: Target) -> Genome | Literal["base"]
 
 
 class Reference:
-    """A transformers model and a centre of the test's own."""
+    """A transformers model and a centre of the test's own.
+
+    Its distributions are over the tokenizer's tokens: rows of the embedding beside them are no
+    tokens.
+    """
 
     def __init__(self, path: Path, space: SearchSpaceBuilder) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -89,6 +93,9 @@ class Reference:
         self.base = {name: p.detach().clone() for name, p in named_weights(self.model)}
         self.space = space(parameter_infos(self.model), read_adapter)
         self.centre = Centre(self.base, self.space)
+        named = set(AutoTokenizer.from_pretrained(path).get_vocab().values())
+        rows = range(self.model.get_input_embeddings().num_embeddings)
+        self.nameless = [row for row in rows if row not in named]
 
     def become(self, who: Genome | Literal["base"]) -> None:
         """Take a genome's merged weights (`Genome()` is the centre), or the base's."""
@@ -104,7 +111,9 @@ class Reference:
         """(tokens, vocabulary) of each prompt; padding comes after, where nothing looks at it."""
         longest = max(map(len, prompts))
         padded = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts])
-        return [row[: len(p)] for row, p in zip(self.model(padded).logits, prompts, strict=True)]
+        logits = self.model(padded).logits
+        logits[..., self.nameless] = -torch.inf
+        return [row[: len(p)] for row, p in zip(logits, prompts, strict=True)]
 
     def check_greedy(
         self, who: Genome | Literal["base"], answers: Sequence[tuple[SampleRequest, Action]]

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.forward import slots
+from es_cookbook.engines.torch.forward import population_layers, slots
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
+from es_cookbook.engines.torch.kernels.products import multiply
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -258,6 +259,25 @@ async def test_logits_are_made_of_running_requests_alone(
         logit_rows.clear()
         await sample_all(engine, requests)
     assert logit_rows == [5, 5, 5, 5, 4, 3, 2, 2], "one row has a copy of itself beside it"
+
+
+async def test_one_request_is_multiplied_alone(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heights: list[int | None] = []
+
+    def noting(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, live: int | None
+    ) -> torch.Tensor:
+        heights.append(live)
+        return multiply(x, weight, bias, live)
+
+    async with running_engine(tiny_model("qwen2"), LowRank(), num_lanes=1) as engine:
+        await engine.load(GENOMES_G)
+        monkeypatch.setattr(population_layers, "multiply", noting)
+        await engine.sample(request(0, [5], max_tokens=4))
+    of_prompt = heights.index(1)
+    assert set(heights[:of_prompt]) == {None} and set(heights[of_prompt:]) == {1}
 
 
 async def test_scores_make_as_many_logits_at_a_time_as_their_memory_allows(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from numba.core import config
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.common.errors import ConfigError
@@ -110,15 +111,34 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = processor.rates()
     (kept,) = json.loads(cache.read_text()).values()
-    assert Rates(**kept) == measured
+    assert (kept["float32"], kept["bfloat16"]) == (measured.float32, measured.bfloat16)
     monkeypatch.setattr(processor, "measured", None)  # would be called
     assert processor.rates() == measured
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "names_int8"),
+    [(SLOW, "+avx2,+avxvnni", True), (SLOW, "+avx2,-avxvnni", False), (NATIVE, "+avxvnni", False)],
+)
+def test_what_is_measured_is_said_with_what_is_faster(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, machine: Rates, features: str, names_int8: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(processor, "say", said.append)
+    monkeypatch.setattr(processor, "measured", lambda: machine)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    processor.rates()
+    (line,) = said
+    assert f"{machine.bfloat16:.0f} in bfloat16" in line and str(cache) in line
+    assert ("engine.products=int8" in line) == names_int8
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[:-5],
+        lambda text: text.replace('float32": ', 'float32": 1'),
+        lambda text: text.replace("check", "Check"),
         lambda text: "[1, 2]",
         lambda text: text.replace("float32", "float64"),
         lambda text: text.replace("true", '"x"').replace("false", '"x"').replace(":", ": -", 1),
@@ -136,10 +156,15 @@ def test_a_damaged_cache_is_measured_again(cache: Path, damage: object) -> None:
     assert json.loads(cache.read_text()).keys() == json.loads(whole).keys()
 
 
-def test_another_machines_rates_are_kept_and_not_taken(cache: Path) -> None:
-    cache.write_text(json.dumps({"another": {"float32": 1.0, "bfloat16": 1e9, "packs": True}}))
-    assert processor.rates().bfloat16 < 1e9
-    assert len(json.loads(cache.read_text())) == 2
+def test_another_machines_rates_are_kept_and_not_taken(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor.rates()
+    (entry,) = json.loads(cache.read_text()).values()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
+    monkeypatch.setattr(processor, "measured", lambda: NATIVE)
+    assert processor.rates() == NATIVE
+    assert entry in (kept := json.loads(cache.read_text())).values() and len(kept) == 2
 
 
 def test_other_limits_are_another_machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

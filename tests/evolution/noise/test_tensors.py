@@ -16,7 +16,7 @@ from es_cookbook.evolution.noise import (
     noise_range,
     philox,
 )
-from es_cookbook.evolution.noise.tensors import Mask, Part
+from es_cookbook.evolution.noise.tensors import Mask, Part, uniform_range
 
 KINDS: tuple[NoiseKind, ...] = ("gaussian", "rademacher")
 N = 200_000
@@ -82,6 +82,21 @@ def test_adjoining_ranges_join(kind: NoiseKind, start: int, lengths: list[int]) 
     np.testing.assert_array_equal(joined, noise_range(5, "w", start, start + sum(lengths), kind))
 
 
+def test_signs_of_any_range_are_those_of_the_whole() -> None:
+    """Wherever a byte begins, and whether or not the range is of whole bytes."""
+    whole = noise(7, "w", (64,), "rademacher")
+    for start in range(17):
+        for length in range(25):
+            found = noise_range(7, "w", start, start + length, "rademacher")
+            assert found.tolist() == whole[start : start + length].tolist()
+
+
+def test_uniform_numbers_are_in_the_middle_of_65536_steps() -> None:
+    found = uniform_range(3, "w", 0, 100_000).astype(np.float64) * 65536
+    assert np.array_equal(found % 1, np.full(100_000, 0.5))
+    assert 0 < found.min() < 10 and 65526 < found.max() < 65536
+
+
 def test_a_shape_without_axes_or_elements_is_fine() -> None:
     assert noise(1, "w", ()).shape == ()
     assert noise(1, "w", (0, 3)).shape == (0, 3)
@@ -91,6 +106,8 @@ def test_a_shape_without_axes_or_elements_is_fine() -> None:
 def test_a_seed_beyond_63_bits_is_refused(seed: int) -> None:
     with pytest.raises(ValueError, match="63-bit"):
         noise(seed, "w", (1,))
+    with pytest.raises(ValueError, match="63-bit"):
+        noise_of_seeds([7, seed, 8], "w", (1,))
 
 
 def test_out_that_does_not_fit_is_refused() -> None:
@@ -211,6 +228,11 @@ def test_seeds_and_names_have_masks_of_their_own_and_a_wider_one_holds_a_narrowe
     for other in (Mask(1, 32_768).range("w", 0, 100_000), Mask(0, 32_768).range("v", 0, 100_000)):
         assert (half & other).mean() == pytest.approx(0.25, abs=0.01)
     assert not (Mask(0, 20_000).range("w", 0, 100_000) & ~half).any()
+
+
+def test_rows_and_columns_make_a_part() -> None:
+    assert Part.within((4, 6), slice(1, 3), slice(2, None)) == Part((1, 3), (2, 6), 6)
+    assert Part((1, 1), (0, 6), 6).num_elements == Part((0, 4), (3, 3), 6).num_elements == 0
 
 
 def test_places_in_the_whole() -> None:

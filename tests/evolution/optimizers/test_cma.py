@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Linear, Schedule, Table, WarmUp
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
 from es_cookbook.evolution.optimizers.cma import CMA, SepCMA
 from es_cookbook.evolution.rules import OffsetsRule
@@ -107,6 +109,28 @@ def test_the_first_population_is_the_base_and_sigma_around_it(builder: Optimizer
     assert abs(population.mean()) < 0.01
     assert optimizer.sigma(0) == pytest.approx(np.sqrt(np.mean(population**2)))
     assert points(build(builder, 2000, seed=1).ask(0)).tolist() != population.tolist()
+
+
+@both
+def test_a_population_is_made_of_the_noise_of_its_generations_seed(
+    builder: OptimizerBuilder,
+) -> None:
+    """In each generation afresh, so that a resumed run asks for the same."""
+    optimizer = build(builder, 8, seed=2**40)
+    for generation in (0, 3):  # Nothing is told: it stays round.
+        seed = derive_seed(2**40, "population", generation)
+        rng = np.random.RandomState(seed % 2**32)
+        drawn = noise(seed, "cma.1", (12, 8)) if isinstance(builder, CMA) else rng.randn(12, 8)
+        assert points(optimizer.ask(generation)) == pytest.approx(0.5 * drawn, rel=1e-3)
+
+
+@both
+def test_who_is_told_without_having_been_asked_makes_the_same_step(
+    builder: OptimizerBuilder,
+) -> None:
+    asked, told = build(builder, 8), build(builder, 8)
+    genomes_G, fitness_G = asked.ask(0), np.arange(12.0)
+    assert told.tell(0, genomes_G, None, fitness_G) == asked.tell(0, genomes_G, None, fitness_G)
 
 
 @both
@@ -249,15 +273,19 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"all 20,000 parameters.* 11\.9 GiB .*4,096: take optimizer=sep_cma"
     ):
         build(CMA(), 20_000)
+    build(CMA(max_dimension=8, population_size=4), 8)
+    build(SepCMA(population_size=4), 2)
     with pytest.raises(ConfigError, match="max_dimension must be at least 1"):
         CMA(max_dimension=0)
     with pytest.raises(ConfigError, match=r"at least 2 parameters.*optimizer=cma"):
         build(SepCMA(), 1)
-    parameters = [ParameterInfo("layers.0.q_proj.weight", (6, 4), "linear")]
+    parameters = [ParameterInfo(f"{i}.q_proj.weight", (6, 4), "linear") for i in range(2)]
     for shared_out in (
         Adapter(rank=2, sigma_patterns=("*lora_A*",), sigma_factors=(2.0,)),
         Adapter(rank=2, density=0.5),
         Adapter(rank=2, perturb="b"),
+        Adapter(rank=2, num_blocks=2),
+        Adapter(rank=2, partitions=2),
     ):
         with pytest.raises(ConfigError, match="density and perturb have no meaning"):
             SepCMA()(run_seed=0, num_generations=1, space=shared_out(parameters))

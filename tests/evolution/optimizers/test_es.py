@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Linear, Table
+from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
@@ -22,8 +23,8 @@ from es_cookbook.evolution.optimizers.base import (
     mirrored,
     tied_fraction,
 )
-from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged
-from es_cookbook.evolution.optimizers.momentum import Muon
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged, step_length
+from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
 from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
@@ -70,6 +71,12 @@ def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
     again.tell(0, again.ask(0), None, np.array([1.0, 2.0, 3.0, 4.0]))
     assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
     assert again.ask(5) != config(run_seed=2, num_generations=9, space=SPACE).ask(5)
+
+
+def test_seeds_are_those_that_recorded_runs_have() -> None:
+    es = ES(population_size=4)(run_seed=7, num_generations=9, space=SPACE)
+    assert seeds(es.ask(3))[::2] == [derive_seed(7, "genome", 3, i) for i in range(2)]
+    assert es.asks_ahead
 
 
 def partitioned(number: int) -> LowRankSpace:
@@ -119,6 +126,14 @@ def test_more_partitions_than_seeds_are_refused(size: int, antithetic: bool) -> 
     config = ES(population_size=size, antithetic=antithetic)
     with pytest.raises(ConfigError, match=r"partitions needs 4 to 65,536 seeds .* gives 3"):
         config(run_seed=0, num_generations=1, space=partitioned(4))
+
+
+def test_as_many_seeds_as_partitions_or_as_a_partition_numbers_are_enough() -> None:
+    build = {"run_seed": 0, "num_generations": 1, "space": partitioned(4)}
+    ES(population_size=8)(**build)
+    ES(population_size=2 * 65_536)(**build)
+    with pytest.raises(ConfigError, match=r"to 65,536 seeds .* gives 65,537"):
+        ES(population_size=2 * 65_537)(**build)
 
 
 def test_the_step_is_the_formula_with_one_term_a_pair() -> None:
@@ -200,6 +215,7 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
         (lambda: AdaptiveSigma(rate=0.0), "adaptive_sigma.rate must be above 0, found 0.0"),
         (lambda: AdaptiveSigma(target=NAN), "adaptive_sigma.target must be finite, found nan"),
         (lambda: AdaptiveSigma(smallest=2.0), r"smallest must be in \(0, 1\], found 2.0"),
+        (lambda: AdaptiveSigma(largest=0.5), "largest must be at least 1, found 0.5"),
         (
             lambda: optimizer(ES(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
             "sigma_schedule reaches 0 at generation 4 of 10",
@@ -306,6 +322,24 @@ def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, facto
     assert es.sigma(1) == pytest.approx(0.01 * factor)
     assert es.sigma(0) == 0.01, "what generation 0 was perturbed by"
     assert es.ask(1)[0].terms[0].coefficient == es.sigma(1)
+    assert not es.asks_ahead
+
+
+@pytest.mark.parametrize(
+    ("others", "factor"),
+    [
+        ((1.0, 4.0), math.exp(0.2 * math.tanh(0.5 - 1.0))),  # mean 2.5, standard deviation 1.5
+        ((NAN, NAN), 1.0),
+    ],
+)
+def test_a_lead_is_over_the_mean_in_standard_deviations(
+    others: tuple[float, float], factor: float
+) -> None:
+    adaptive = AdaptiveSigma(rate=0.2, target=0.5, smallest=1e-3, largest=1e3)
+    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    es = optimizer(config)
+    es.tell(0, es.ask(0), None, np.array([*others, 4.0]))
+    assert es.sigma(1) == pytest.approx(0.01 * factor)
 
 
 def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
@@ -366,11 +400,27 @@ def test_sharpness_that_cannot_work_is_refused() -> None:
         ES(sharpness=1.0)(run_seed=0, num_generations=3, space=SPACE)
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 1"):
         optimizer(ES(sharpness=1.0)).begin_after([Step()])
+    with pytest.raises(ConfigError, match=r"fork at an even generation, found 3"):
+        optimizer(ES(sharpness=1.0)).begin_after([Step()] * 3)
+    optimizer(ES(sharpness=1.0)).begin_after([Step()] * 2)
+    optimizer(ES()).begin_after([Step()])
     for other in (Adam, RMSProp, Muon, QES):
         with pytest.raises(ConfigError, match=rf"sums of noise .* not for {other.__name__}"):
             other(sharpness=1.0)
     with pytest.raises(ConfigError, match="sharpness must be 0 or more, found"):
         ES(sharpness=-1.0)
+
+
+def test_a_step_is_as_long_as_alpha_over_the_root_of_the_population() -> None:
+    es = {"learning_rate": 0.8, "population_size": 16}
+    assert step_length(es) == 0.2 and step_length(es, 0.5) == 0.1
+    assert step_length({**es, "learning_rate": "auto"}) == "auto"
+    # A push counts 1 + 0.9 + ... + 0.9⁹ = 6.5132 times.
+    carried = ClipUp.carried({**es, "sigma": 0.01})
+    assert carried["learning_rate"] == pytest.approx(0.2 / 6.5132, rel=1e-4)
+    assert carried["max_speed"] == pytest.approx(0.4 / 6.5132, rel=1e-4)
+    assert carried["sigma"] == 0.01 and Adam.carried(es)["learning_rate"] == 0.2
+    assert QES.carried({**es, "sigma": 0.01}) == {"population_size": 16}
 
 
 def test_merging_averages_what_was_inherited_and_follows_fitness_along_what_is_new() -> None:

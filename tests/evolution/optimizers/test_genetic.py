@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Linear, Table
+from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
@@ -135,6 +135,12 @@ def test_a_child_has_nothing_that_no_parent_has_and_all_that_both_have(
     assert a & b <= crossed <= a | b
     assert len({gene.birth for gene in crossed}) == len(crossed)
     assert uniform(b, a, lambda birth: not coins >> birth & 1) == crossed
+
+
+def test_a_gene_that_one_parent_has_is_as_the_coin_says() -> None:
+    coins = {1: True, 2: False, 3: True, 4: False}
+    # 1 as `a` has it, 2 as `b` has it not, 3 as `a` has it not, 4 as `b` has it; 5 is of both.
+    assert uniform(genes(1, 2, 5), genes(3, 4, 5), coins.__getitem__) == genes(1, 4, 5)
 
 
 def test_the_step_goes_on_or_back_to_the_base() -> None:
@@ -306,6 +312,23 @@ def test_a_child_of_a_union_has_all_genes_of_two_parents() -> None:
     assert [len(child) for child in united].count(2) > [len(child) for child in mixed].count(2)
 
 
+def test_children_are_those_that_recorded_runs_have() -> None:
+    """Pinned, by the births of their genes: resumed runs breed them again."""
+    optimizer = build(at_chance(6, crossover_rate=0.5, max_terms=20))
+    for generation in range(3):
+        tell(optimizer, generation, 0.0, 4.0, 1.0, 3.0, 2.0, 5.0)
+    members_G = optimizer.population(3).members_G
+    births = [sorted(gene.birth for gene in member.individual) for member in members_G]
+    assert births == [
+        [2, 11, 18],
+        [10, 11, 15, 21],
+        [4, 7, 17, 22],
+        [2, 11, 15, 17, 23],
+        [2, 11, 18, 24],
+        [2, 11, 15, 18, 25],
+    ]
+
+
 fitnesses = st.sampled_from([NAN, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
 configs = st.fixed_dictionaries(
     {
@@ -370,6 +393,23 @@ def test_those_that_outgrew_do_not_breed_and_are_counted() -> None:
         assert member.individual - {member.mutation} in (BASE, optimizer.champion)
     tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
     assert optimizer.metrics() == {"genetic/outgrown": 4, "genetic/species": 1}
+
+
+def test_crosses_that_had_outgrown_are_counted_too() -> None:
+    optimizer = build(at_chance(8, max_terms=3, crossover="union", crossover_rate=1.0))
+    tell(optimizer, 0, *map(float, range(8)))
+    # All parents are near: the base is one gene from the champion, others are two.
+    tell(optimizer, 1, *map(float, range(8)))
+    assert 0 < optimizer.metrics()["genetic/outgrown"] < 8
+
+
+def test_where_the_es_step_has_no_weight_nothing_moves_by_it() -> None:
+    optimizer = build(at_chance(3, merge_every=1))
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(), "new mutations count by their fitness alone"
+    nothing = Table(generations=(0, 1), factors=(0.0, 1.0))
+    optimizer = build(at_chance(3, es_weight=0.8, es_weight_schedule=nothing))
+    first = optimizer.ask(0)[1]
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(first.terms)
 
 
 def test_es_moves_everybody_by_the_new_mutations() -> None:
@@ -578,6 +618,16 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
             build(SMALL).begin_after([bad, Step()])
         build(SMALL).begin_after([bad, Step(decay=1.0)])
     ES()(run_seed=0, num_generations=1, space=SPACE).begin_after(steps)
+    optimizer = build(at_chance(3))
+    optimizer.begin_after(steps[:1])
+    first = optimizer.ask(0)[1]
+    assert tell(optimizer, 0, 0.0, 2.0, 1.0) == Step(first.terms), "behind all that was there"
+
+
+def test_of_a_recipes_settings_sigma_is_smaller_and_falls() -> None:
+    carried = Genetic.carried({"sigma": 0.01, "population_size": 8})
+    assert carried == {"sigma": 0.004, "population_size": 8, "sigma_schedule": Cosine()}
+    assert Genetic.carried({"sigma": "auto"})["sigma"] == "auto"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Linear
+from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Step, Term
@@ -134,6 +134,12 @@ def test_adam_by_blocks_divides_by_the_root_of_the_mean_square() -> None:
     assert steps[2] == Step()  # no signal, and nothing remembered that moves
 
 
+def test_epsilon_is_added_to_the_root() -> None:
+    shared = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.8, "moments": "block"}
+    (step,) = told(Adam(epsilon=0.6, **shared), FITNESS[:1])
+    assert step.rms == approx(0.8 / (1 + 0.6))
+
+
 @pytest.mark.parametrize("moments", ["element", "block"])
 def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments: str) -> None:
     config = Adam(population_size=2, sigma=0.1, learning_rate=0.01, moments=moments)  # pyright: ignore[reportArgumentType]
@@ -160,6 +166,28 @@ def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
     assert pairs(steps[2]) == [(seed(0), approx(0.0025)), (seed(1), approx(0.005))]
     assert all(step.rms <= 0.012 * (1 + 1e-9) for step in steps)
     assert told(chz.replace(config, max_speed=0.011))[1].rms == approx(0.011)
+
+
+@pytest.mark.parametrize("config", [ES(population_size=2, sigma=0.1), *CONFIGS])
+def test_a_schedule_and_a_warm_up_scale_every_step(config: ES) -> None:
+    falls = Table(generations=(0, 3), factors=(0.5, 0.25))
+    plain, falling = told(config), told(chz.replace(config, learning_rate_schedule=falls))
+    assert plain[0].rms > 0 and falling[0].rms == approx(0.5 * plain[0].rms)
+    if not isinstance(config, ClipUp):  # Its speed remembers earlier factors.
+        assert falling[3].rms == approx(0.25 * plain[3].rms)
+    assert told(chz.replace(config, warmup_generations=4))[0].rms == approx(0.25 * plain[0].rms)
+
+
+def test_a_schedule_of_clip_up_scales_its_pushes_and_its_limit() -> None:
+    config = ClipUp(population_size=2, sigma=0.1, learning_rate=0.01, momentum=0.5, max_speed=1.0)
+    config = chz.replace(
+        config, learning_rate_schedule=Table(generations=(0, 1), factors=(1.0, 0.5))
+    )
+    # 0.5 · 0.01 of the first push, and a second one of 0.5 · 0.01; generation 1 has g = 0.25 ε.
+    assert pairs(told(config)[1]) == [(seed(0), approx(0.005)), (seed(1), approx(0.005))]
+    # Together 0.005 · √2, above 0.5 · 0.01, to which they are scaled.
+    limited = told(chz.replace(config, max_speed=0.01))[1]
+    assert [term.coefficient for term in limited.terms] == approx([0.005 / math.sqrt(2)] * 2)
 
 
 def test_muon_has_momentums_terms_and_length() -> None:

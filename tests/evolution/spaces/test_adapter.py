@@ -256,10 +256,30 @@ def test_a_population_that_could_only_answer_alike_is_refused(tmp_path: Path) ->
         B: 0.0
     }
     stored = load_file(path / "adapter_model.safetensors")
+    stored[f"base_model.model.{B}"][1:] = 0
+    save_file(stored, path / "adapter_model.safetensors")
+    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
     stored[f"base_model.model.{B}"].zero_()
     save_file(stored, path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="needs a B that is not 0, and with the adapter in"):
         Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
+    other = "base_model.model.layers.0.o_proj.lora_{}.weight"
+    more = {other.format("A"): torch.ones(4, 200), other.format("B"): torch.ones(300, 4)}
+    save_file(stored | more, path / "adapter_model.safetensors")
+    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
+
+
+def test_a_weight_that_is_stored_the_other_way_gains_the_transposed_product() -> None:
+    parameters = [
+        ParameterInfo("0.c_attn.weight", (3, 5), "linear", transposed=True),
+        ParameterInfo("0.out.weight", (4, 3), "linear"),
+    ]
+    space = Adapter(rank=2, alpha=6.0, targets=("c_attn",))(parameters)
+    assert space.adapter.transposed == {"0.c_attn.weight"}
+    a, b = torch.ones(2, 3), torch.arange(10.0).view(5, 2)
+    found = space.adapter.merged("0.c_attn.weight", torch.zeros(3, 5), a, b)
+    assert found.tolist() == [[3.0, 15.0, 27.0, 39.0, 51.0]] * 3
+    assert Adapter(targets=("out",))(parameters).adapter.transposed == set()
 
 
 def test_a_stored_adapter_is_opened_by_who_can_read_it(tmp_path: Path) -> None:
@@ -288,7 +308,7 @@ def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere' is no PEFT adapter: it needs adapter_config"):
         Adapter(start=str(tmp_path / "nowhere"))(PARAMETERS, read_adapter)
     dora = write_adapter(tmp_path / "dora", use_dora=True)
-    with pytest.raises(ModelError, match=r"has use_dora, and only plain LoRA"):
+    with pytest.raises(ModelError, match=r"has use_dora=True, and only plain LoRA"):
         Adapter(start=str(dora))(PARAMETERS, read_adapter)
     wrong = write_adapter(tmp_path / "wrong", r=5)
     with pytest.raises(ModelError, match=r"does not fit .*layers\.0\.q_proj\.lora_[AB]\.weight"):

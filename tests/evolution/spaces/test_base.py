@@ -1,6 +1,7 @@
 """Selecting parameters by name, and what is refused."""
 
 import pickle
+from typing import Any, cast
 
 import chz
 import pytest
@@ -10,6 +11,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import resolve
 from es_cookbook.evolution.genome import Term
+from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (
     SEARCH_SPACE_NAMES,
     ParameterInfo,
@@ -17,6 +19,7 @@ from es_cookbook.evolution.spaces.base import (
 )
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.evolution.spaces.quantised import QuantCodes
 
 PARAMETERS = [
     ParameterInfo("embed_tokens.weight", (10, 4), "embedding"),
@@ -77,6 +80,38 @@ def test_impossible_fields_are_refused() -> None:
 def test_a_linear_weight_has_two_axes() -> None:
     with pytest.raises(ValueError, match="has two axes"):
         ParameterInfo("w", (2, 3, 4), "linear")
+    with pytest.raises(ValueError, match="only a linear weight can be transposed"):
+        ParameterInfo("w", (2, 3), "embedding", transposed=True)
+    assert ParameterInfo("w", (2, 3), "linear", transposed=True).out_in == (3, 2)
+
+
+def test_a_space_says_what_engines_have_to_host() -> None:
+    dense, low_rank, adapter = (each(PARAMETERS) for each in (FullRank(), LowRank(), Adapter()))
+    assert [space.is_dense for space in (dense, low_rank, adapter)] == [True, False, False]
+    assert [space.hosts_offsets for space in (dense, low_rank, adapter)] == [True, False, True]
+    hosts = [each.hosts_offsets for each in (FullRank(), LowRank(), Adapter(), QuantCodes())]
+    assert hosts == [True, False, True, False]
+    linear = {"layers.0.q_proj.weight", "layers.1.q_proj.weight"}
+    assert dense.weights == {parameter.name for parameter in PARAMETERS}
+    assert set(low_rank.weights) == set(adapter.weights) == linear
+    assert adapter.adapter is not None and adapter.adapter.are_parameters
+
+
+def test_a_centre_is_rounded_into_the_models_own_weights() -> None:
+    builder = FullRank(include=("norm.weight",))
+    weights = {"norm.weight": torch.zeros(4, dtype=torch.bfloat16), "other": torch.zeros(2)}
+    there = weights["norm.weight"]
+    builder(PARAMETERS).merge_(weights, {"norm.weight": torch.tensor([1.0, 1.001, -2.0, 3e38])})
+    assert there.tolist() == [1.0, 1.0, -2.0, torch.tensor(3e38).bfloat16().item()]
+
+
+def test_words_and_models_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="noise"):
+        FullRank(noise=cast(Any, "uniform"))
+    with pytest.raises(ConfigError, match="no weight quantised to whole numbers"):
+        QuantCodes()(PARAMETERS)
+    with pytest.raises(ConfigError, match="num_blocks must be at most 1"):
+        FullRank(include=("norm.weight",), num_blocks=2)(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", SEARCH_SPACE_NAMES)

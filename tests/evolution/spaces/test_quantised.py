@@ -63,6 +63,41 @@ def test_weights_that_are_quantised_are_not_moved_as_such(builder: FullRank | Lo
         builder(INFOS)
 
 
+def test_codes_end_where_the_bits_of_any_selected_weight_do() -> None:
+    more = [*INFOS, ParameterInfo("c.codes", (2, 8), "codes", 8)]
+    assert QuantCodes()(INFOS).highest_code == 15
+    assert QuantCodes()(more).highest_code == 255
+
+
+def test_a_symmetric_checkpoint_has_no_zero_points_to_perturb() -> None:
+    symmetric = [info for info in INFOS if info.kind != "zeros"]
+    for which in ("zeros", "both"):
+        with pytest.raises(ConfigError, match="the checkpoint is symmetric and has no zero points"):
+            QuantScales(which=which)(symmetric)  # pyright: ignore[reportArgumentType]
+    assert list(QuantScales()(symmetric).shapes) == ["a.scales", "b.scales"]
+
+
+def test_partitions_divide_parameters_run_by_run() -> None:
+    large = [ParameterInfo(f"a.{kind}", (64, 128), kind, 4) for kind in ("scales", "codes")]
+    for builder in (QuantScales(partitions=2), QuantCodes(partitions=2)):
+        shares = builder(large).shares
+        assert (shares.num_partitions, shares.units) == (2, {})
+
+
+def test_phases_are_those_that_recorded_runs_have() -> None:
+    found = QuantScales(which="zeros")(INFOS).base({})["a.zeros"]
+    assert (found * 8).view(-1)[:2].tolist() == [-0.48195648193359375, -0.29012298583984375]
+
+
+def test_a_device_gains_what_the_cpu_would() -> None:
+    # No memory of this weight's own is in order, as none of a device is the CPU's.
+    there, here = torch.full((16, 16), 7.0).T, torch.full((16, 16), 7.0)
+    space, terms = QuantCodesSpace({"w": (16, 16)}, highest_code=15), [Term(1, 0.5), Term(2, -0.5)]
+    space.device_adder(terms, torch.device("cpu"))("w", there, None)
+    space.add_terms_("w", here, terms)
+    assert torch.equal(there, here) and not (there == 7).all()
+
+
 def test_patterns_that_match_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="pattern 'c\\*' matches no parameter"):
         QuantScales(include=("c*",))(INFOS)

@@ -84,6 +84,23 @@ def test_a_share_is_a_factor_and_a_group() -> None:
     assert Shares().of("a", TERMS) is TERMS
 
 
+def test_parameters_of_one_kind_have_the_same_terms() -> None:
+    """In partitions those of one group, in all that the terms are of."""
+    shares = LowRank(partitions=2)(LARGE).shares
+    names = [parameter.name for parameter in LARGE]
+    for partitions in ([1], [1, 5, 9]):
+        seeds = [seed for partition in partitions for seed in seeds_of(partition, 2)]
+        terms = [Term(seed, 0.1) for seed in seeds]
+        one_of_each, kinds = shares.kinds(names, terms)
+        assert len(one_of_each) == len(set(kinds.values())) > 1
+        for name in names:
+            assert shares.of(name, terms) == shares.of(one_of_each[kinds[name]], terms)
+        told_apart = {tuple(shares.of(name, terms)) for name in names}
+        assert len(told_apart) == len(one_of_each)
+    divided = FullRank(partitions=2)(LARGE).shares
+    assert divided.kinds(names, terms) == (names[-1:], dict.fromkeys(names, 0))
+
+
 @pytest.mark.parametrize("space", SPACES)
 def test_the_first_pattern_that_matches_scales_sigma(space: type[SearchSpaceBuilder]) -> None:
     plain = moved(space())
@@ -324,6 +341,10 @@ def test_a_config_from_before_these_options_means_what_it_meant(
         (
             {"sigma_patterns": ("*down*",), "sigma_factors": (1.0,)},
             r"sigma_patterns pattern '\*down\*' matches no perturbed parameter; the nearest names",
+        ),
+        (
+            {"sigma_patterns": ("0.q*", "0.q*"), "sigma_factors": (1.0, 2.0)},
+            r"sigma_patterns '0\.q\*' has no effect",
         ),
         (
             {"sigma_patterns": ("*", "0.q*"), "sigma_factors": (1.0, 2.0)},

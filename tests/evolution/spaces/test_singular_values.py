@@ -73,6 +73,13 @@ def test_an_offset_is_what_its_singular_value_changes_by(tmp_path: Path) -> None
     assert np.allclose(found_a @ a.T, (found_a @ a.T).T, atol=1e-3)  # the same directions
 
 
+def test_genomes_change_nothing_of_the_adapter(tmp_path: Path) -> None:
+    space = build(write_adapter(tmp_path / "adapter"))
+    assert not space.adapter.are_parameters
+    one, other, again = (factors_at(space, of(*[x] * 8))[0] for x in (0.5, -0.5, 0.5))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
 def test_offsets_of_minus_all_singular_values_leave_nothing(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "adapter")
     a, b = stored(path)
@@ -135,6 +142,10 @@ def test_bad_input(tmp_path: Path) -> None:
         SingularValues(start=str(tmp_path / "nowhere"))(PARAMETERS, read_adapter)
     path = write_adapter(tmp_path / "new")
     tensors = load_file(path / "adapter_model.safetensors")
+    for tensor in tensors.values():
+        tensor[0, 0] = 0
+    save_file(tensors, path / "adapter_model.safetensors")
+    Centre({}, build(path))
     untrained = {name: t * ("lora_A" in name) for name, t in tensors.items()}
     save_file(untrained, path / "adapter_model.safetensors")
     with pytest.raises(ModelError, match=r"q_proj\.lora_B\.weight of the adapter.* is 0"):

@@ -58,7 +58,8 @@ async def test_the_calculator_refuses_more_than_one_operation_and_says_so() -> N
 
 
 async def test_who_never_answers_runs_out_of_turns() -> None:
-    trajectory = await played(["<tool_call>1</tool_call>"] * 9)
+    call = warm_start.CALL[0] + "12+34" + warm_start.CALL[1]
+    trajectory = await played([call] * 9)
     assert (trajectory.reward, ends(trajectory)["turn_limit"]) == (0.0, 1.0)
     assert ends(trajectory)["correct"] == 0.0
 

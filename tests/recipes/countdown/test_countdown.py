@@ -163,7 +163,7 @@ async def test_prompt_that_ends_in_think_changes_what_is_expected() -> None:
         ("<think>3*4=12</think><answer>3*4-2</answer>", 1.0, (1.0, 1.0, 1.0, 1.0)),
         ("<think>3*4=12</think><answer>3*4+2</answer>", 0.1, (0.0, 1.0, 1.0, 0.0)),
         ("<think>3*4=12</think><answer>3*4-2=10</answer>", 0.1, (0.0, 1.0, 0.0, 0.0)),
-        ("<think>3*4=12<answer>3*4-2</answer>", 0.925, (1.0, 0.25, 0.0, 0.0)),
+        ("<think>3*4=12<answer>3*4-2</answer>", 0.025, (0.0, 0.25, 0.0, 0.0)),
         ("", 0.0, (0.0, 0.0, 0.0, 0.0)),
     ],
 )

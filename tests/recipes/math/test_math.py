@@ -110,7 +110,7 @@ async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.M
         ({"question": "?", "answer": "42"}, "field 'answer' must end in '#### ' and the answer"),
         ({"question": "?", "answer": "so\n#### "}, "the answer is empty"),
         ({"question": "", "answer": "#### 1"}, "field 'question' must be text, and some"),
-        ({"question": "?", "answer": "#### many"}, "field 'answer' must hold a number"),
+        ({"question": "?", "answer": "#### many"}, "field 'answer' must be wholly a number"),
         ({"problem": "?", "solution": "It is 3."}, r"must have the answer in \boxed{}"),
         ({"problem": "?", "solution": r"\boxed{3"}, r"must have the answer in \boxed{}"),
         ({"problem": "?", "answer": ["1", "2"]}, "field 'answer' must be one answer"),
@@ -129,7 +129,7 @@ async def test_an_answer_that_cannot_stand_in_a_box_is_refused_before_training(
     tmp_path: Path,
 ) -> None:
     source = write_rows(tmp_path / "train.jsonl", [{"problem": "?", "answer": "}3{"}])
-    with pytest.raises(DataError, match=r"line 1: its own solution earns .* of 1: '\\\\boxed"):
+    with pytest.raises(DataError, match=r"line 1: field 'answer' must be wholly a number"):
         await _build(source=source, num_test=0, grading="number")
     with pytest.raises(ConfigError, match=r"format_weight must be in \[0, 1\], found 2"):
         MathDatasetBuilder(format_weight=2)

@@ -114,7 +114,7 @@ async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
     sixty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("es_cookbook.rl.data.task.say", said.append)
+    monkeypatch.setattr("es_cookbook.rl.data.row_dataset.say", said.append)
     train, test = lines(await task(sixty, prompt="{question}", num_test=12)(TOKENIZER))
     assert len(test) == 12 and len(train) < 48
     assert not {(line - 1) // 2 for line in train} & {(line - 1) // 2 for line in test}

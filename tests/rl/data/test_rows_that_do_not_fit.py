@@ -240,6 +240,29 @@ async def test_stray_tags_of_rows_are_told_or_stripped_and_those_of_the_template
     ]
 
 
+async def test_an_empty_list_is_shown_and_told_and_one_of_choices_refused(
+    tmp_path: Path, said: list[str]
+) -> None:
+    found = [each | {"hints": ["carry"], "choices": ["1", "2"]} for each in rows(3)]
+    found[1]["hints"] = []
+    path = write_rows(tmp_path / "a.jsonl", found)
+    given = {"num_test": 0, "full_reward": None, "chat": False, "prompt": "{question} {hints}"}
+    assert asked(await task(path, **given)(TOKENIZER)) == [
+        "what is 0 and 1? A. carry",
+        "what is 1 and 1? []",
+        "what is 2 and 1? A. carry",
+    ]
+    remark = "1 with an empty list in 'hints', of which the prompt shows [] (line 2)"
+    assert said == [f"{path}: of 3 training rows, {remark}"]
+    for name, empty in ("choices", []), ("options", []), ("answers", {"text": [], "label": []}):
+        path = write_rows(tmp_path / f"{name}.jsonl", [each | {name: empty} for each in found])
+        with pytest.raises(DataError, match=f"line 1: field '{name}' must have choices, and is"):
+            await task(path, **given | {"prompt": f"{{question}} {{{name}}}"})(TOKENIZER)
+    path = write_rows(tmp_path / "chat.jsonl", [each | {"messages": []} for each in rows(3)])
+    with pytest.raises(DataError, match="field 'messages' is an empty list, and the prompt shows"):
+        await task(path, **given | {"prompt": "{messages}"})(TOKENIZER)
+
+
 async def graded(datasets: Datasets, text: str) -> float:
     assert isinstance(datasets.train, ProblemDataset)
     return (await datasets.train.builders[0].make_env().graded(text)).reward

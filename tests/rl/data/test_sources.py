@@ -21,6 +21,7 @@ ROWS: list[dict[str, Any]] = [
     {"question": 'He said:\n"3 + 4"', "answer": 7},
     {"question": "über 5 + 5 — 三", "answer": 10},
 ]
+AS_CSV = [row | {"answer": str(row["answer"])} for row in ROWS]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 CARD = """---
 configs:
@@ -82,7 +83,8 @@ def test_every_kind_of_file_has_the_same_rows(tmp_path: Path, name: str) -> None
     path = written(tmp_path / name)
     check_source(str(path), "source")
     rows = list(load_rows(str(path)))
-    assert [dict(row.fields) for row in rows] == ROWS
+    expected = AS_CSV if ".csv" in name else ROWS
+    assert [dict(row.fields) for row in rows] == expected
     assert rows[1].where == f"{path}, {'line' if 'jsonl' in name else 'row'} 2"
     assert label_of(f"{path}[1:]") == name.partition(".")[0]
 
@@ -103,7 +105,7 @@ def test_a_pattern_is_called_by_what_is_certain_of_it(source: str, label: str) -
 def test_several_files_patterns_and_parts(tmp_path: Path) -> None:
     names = ("b.jsonl", "a.parquet", "c.csv")
     a, b, c = sorted(written(tmp_path / name) for name in names)
-    assert fields(f"{b}, {a}[1:2],{c}[:1]") == [*ROWS, ROWS[1], ROWS[0]]
+    assert fields(f"{b}, {a}[1:2],{c}[:1]") == [*ROWS, ROWS[1], AS_CSV[0]]
     assert [row.where for row in load_rows(f"{tmp_path}/[ab].*[2:4]")] == [
         f"{a}, row 3",
         f"{b}, line 1",
@@ -248,3 +250,49 @@ def test_rows_are_read_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
     assert [*itertools.islice(load_rows(f"{path}[:3]"), 9)] == [
         Row(f"{path}, line {n}", row) for n, row in enumerate(ROWS, 1)
     ]
+
+
+def test_csv_of_a_set_is_text_too(hub: HubServer, tmp_path: Path) -> None:
+    cells = ["007", "1.50", "NA", "", " 7", "true", "12345678901234567890", "10:30"]
+    lines = "".join(f"q{i},{cell}\n" for i, cell in enumerate(cells))
+    files = {f"{split}.csv": f"question,answer\n{lines}".encode() for split in ("train", "test")}
+    (tmp_path / "set").mkdir()
+    for name, data in files.items():
+        (tmp_path / "set" / name).write_bytes(data)
+    hub.repositories["datasets/me/cells"] = Repository(False, files)
+    expected = [{"question": f"q{i}", "answer": cell} for i, cell in enumerate(cells)]
+    assert fields(tmp_path / "set") == fields("me/cells[:20]") == fields("me/cells") == expected
+    assert fields("me/cells", split="test") == expected
+    hub.fail_with = 503
+    assert fields("me/cells") == expected, "from the cache"
+    (row,) = load_rows("me/cells[:1]")
+    assert row.integer("answer") == 7
+
+
+CELLS: dict[str, Any] = {
+    **{"day": "2023-12-31", "code": "042", "large": 98765432109876543210, "half": 0.5},
+    **{"other": {"a": 1}, "at": "2023-12-31T08:00:00Z", "whole": 7, "none": None},
+}
+OTHERS = CELLS | {"code": "43", "other": {"b": "two"}, "half": 1, "whole": None, "none": "x"}
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz"])
+def test_json_of_a_set_keeps_its_values_too(hub: HubServer, tmp_path: Path, name: str) -> None:
+    cells = [CELLS, OTHERS]
+    lines = "".join(json.dumps(row) + "\n" for row in cells)
+    data = (json.dumps(cells) if name == "train.json" else lines).encode()
+    files = {name: gzip.compress(data) if name.endswith(".gz") else data}
+    files |= {name.replace("train", "test"): files[name]}
+    (tmp_path / "set").mkdir()
+    for each, content in files.items():
+        (tmp_path / "set" / each).write_bytes(content)
+    hub.repositories["datasets/me/cells"] = repository = Repository(False, files)
+    repository.branches["main"].append(files)
+    assert fields(tmp_path / "set") == fields("me/cells[:20]") == fields("me/cells") == cells
+    assert [row.where for row in load_rows("me/cells[1:]")] == ["me/cells [train], row 2"]
+    hub.fail_with = 503
+    assert fields("me/cells") == fields(f"me/cells@{2:040x}") == cells, "from the cache"
+    with pytest.raises(DataError, match=r"from the cache .* \(it has revision 0+2\)"):
+        fields(f"me/cells@{1:040x}")
+    with pytest.raises(DataError, match="me/cells: could not be read as a dataset"):
+        fields("me/cells", split="test")

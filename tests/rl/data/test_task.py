@@ -1,5 +1,6 @@
 """Rows, a template and a function are a task; what does not fit is refused in a sentence."""
 
+import dataclasses
 import math
 import pickle
 from collections.abc import Mapping, Sequence
@@ -8,13 +9,15 @@ from typing import Any
 
 import chz
 import pytest
+from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Reward, Task
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.matching import Choice, Number
-from es_cookbook.rl.types import Action, Datasets
+from es_cookbook.rl.types import Action, Datasets, Tokenizer
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
@@ -103,9 +106,13 @@ async def test_a_chat_is_asked_up_to_its_last_question(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([{"role": "tool", "content": "3"}], "message 0 of field 'messages' must have the role"),
-        ([*CHAT, CHAT[0]], "message 4 of field 'messages' must have the role"),
-        ([{"role": "user", "content": None}], "message 0 .* a content that is text"),
+        (
+            [{"role": "robot", "content": "3"}],
+            r"messages\[0\].role is unknown; accepted: assistant",
+        ),
+        ([*CHAT, CHAT[0]], "field 'messages' must end with a message of the user or of a tool"),
+        ([{"role": "user", "content": None}], r"messages\[0\].content must be text"),
+        ([{**CHAT[1], "weight": 1}], r"messages\[0\].weight is not read in a message of the role"),
         ([CHAT[0]], "field 'messages' must end with a message of the user"),
         ([CHAT[2]], "field 'messages' must end with a message of the user"),
     ],
@@ -291,3 +298,86 @@ async def test_an_exception_of_a_reward_is_told_with_the_users_own_lines_alone(
     assert sentence.endswith("reward 'fails' raised KeyError: 'missing'")
     assert frame.startswith(f'  File "{__file__}", line ') and frame.endswith(", in fails")
     assert line.strip() == 'return row["missing"]' and not any("File" in each for each in rest)
+
+
+async def test_a_prompt_shows_training_rows_with_their_answers(tmp_path: Path) -> None:
+    rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(40)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    tokenizer = tokenizer_with(CHATML)
+
+    def texts(builders: Sequence[Any]) -> list[str]:
+        tokens = [builder.make_env().observation.tokens_T for builder in builders]
+        return [str(tokenizer.decode(list(tokens_T))) for tokens_T in tokens]
+
+    task = Task(
+        source=path,
+        reward=exact,
+        problems_per_generation=1,
+        prompt="Q: {question}\nA:",
+        chat=False,
+    )
+    bare, shown = await task(tokenizer), await chz.replace(task, examples=2)(tokenizer)
+    questions, asked_after = texts(problems(bare)), texts(problems(shown))
+    pairs = zip(questions, problems(bare), strict=True)
+    first = [f"{question} {problem.gold}\n\n" for question, problem in pairs]
+    assert first[0] == "Q: 0+1\nA: 1\n\n"
+    assert texts(shown.test_P) == ["".join(first[:2]) + each for each in texts(bare.test_P)]
+    # The order of the questions is the same, and none shows its own answer.
+    for number, (text, question) in enumerate(zip(asked_after, questions, strict=True)):
+        others = [each for at, each in enumerate(first[:3]) if at != number][:2]
+        assert text == "".join(others) + question
+    assert not any(question in text for question in texts(bare.test_P) for text in asked_after)
+    # A line each: an answer ends with its line.
+    assert {problem.usual_stop for problem in problems(shown)} == {("\n",)}
+
+
+async def test_a_chat_shows_examples_as_turns(tmp_path: Path) -> None:
+    rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(9)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    task = Task(
+        source=path, reward=exact, problems_per_generation=1, num_test=0, examples=1, system="Sums."
+    )
+    tokenizer = tokenizer_with(CHATML)
+    texts = [
+        str(tokenizer.decode(list(problem.make_env().observation.tokens_T)))
+        for problem in problems(await task(tokenizer))
+    ]
+    assert texts[3] == (
+        "<|im_start|>system\nSums.<|im_end|>\n"
+        "<|im_start|>user\n0+1<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n"
+        "<|im_start|>user\n3+1<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert "user\n1+1" in texts[0] and "user\n0+1" in texts[1]
+
+
+@chz.chz
+class TaggedTask(Task):
+    """As a user would change a task's problems."""
+
+    @override
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        return dataclasses.replace(super().problem(row, tokenizer), problem_tags=("mine",))
+
+
+@pytest.mark.parametrize("examples", [0, 2])
+async def test_a_subclass_changes_problems_with_examples_too(tmp_path: Path, examples: int) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", sums(20))
+    task = TaggedTask(source=path, reward=exact, problems_per_generation=1, examples=examples)
+    found = await task(TOKENIZER)
+    assert {problem.tags for problem in [*problems(found), *found.test_P]} == {("mine",)}
+    assert all(text.count("=") == 1 + examples for text in asked(problems(found)))
+
+
+async def test_examples_need_rows_with_perfect_answers(tmp_path: Path) -> None:
+    few = write_rows(tmp_path / "few.jsonl", [{"question": "1", "answer": "2"}] * 2)
+    with pytest.raises(DataError, match="has 2 training rows with a perfect answer, and one more"):
+        await built(few, examples=2, num_test=0)
+    bare = write_rows(tmp_path / "bare.jsonl", [{"question": str(i)} for i in range(9)])
+    with pytest.raises(DataError, match=r"has 0 training rows.*dataset\.gold says"):
+        await built(bare, examples=1, num_test=0)
+    chats = write_rows(tmp_path / "chats.jsonl", [{"messages": CHAT, "answer": "7"}] * 5)
+    with pytest.raises(DataError, match="not with a whole chat"):
+        task = Task(source=chats, prompt="{messages}", reward=exact, num_test=0, examples=1)
+        await chz.replace(task, problems_per_generation=1)(tokenizer_with(CHATML))
+    with pytest.raises(ConfigError, match="examples must be 0 or more, found -1"):
+        Task(source=few, reward=exact, examples=-1)

@@ -105,10 +105,16 @@ async def test_a_server_that_talks_rubbish_is_asked_again_and_then_lost() -> Non
     ("said", "first"),
     [
         ("A", 1.0),
-        (" b is no verdict, B is", 0.0),
+        ("A is no good, B is better", 0.0),
         ("A is tempting. The better answer is B.", 0.0),
         ("Answer A", 1.0),
         ("[[B]]", 0.0),
+        ("B is better than A.", 0.0),
+        ("Answer A is worse than answer B", 0.0),
+        ("I prefer A to B", 1.0),
+        ("Not B, but A", 1.0),
+        ("A is better than B, though B is shorter.", 1.0),
+        ("Unlike B, A is stronger", 1.0),
         (json.dumps({"verdict": "A"}), 1.0),
     ],
 )
@@ -116,7 +122,10 @@ def test_the_last_verdict_that_stands_alone_counts(said: str, first: float) -> N
     assert verdict_in(said, ("A", "B")) == first
 
 
-@pytest.mark.parametrize("said", ["", "AB", "Apples", "ABBA", "tie", "\0" * 100, "🅰"])
+DENIED = ["not A", "Neither A nor B", "A is not better than B", "A and B are equal", "A is wrong"]
+
+
+@pytest.mark.parametrize("said", ["", "AB", "Apples", "ABBA", "tie", "\0" * 100, "🅰", *DENIED])
 def test_a_reply_without_a_verdict_is_of_no_use(said: str) -> None:
     with pytest.raises(AskAgainError, match="neither A nor B in"):
         verdict_in(said, ("A", "B"))

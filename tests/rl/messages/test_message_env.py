@@ -10,6 +10,7 @@ from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns, Limit
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
+from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Action, Trajectory
@@ -141,6 +142,45 @@ async def test_calls_that_cannot_be_read_or_fail_are_told_to_the_model_and_count
     assert metrics["malformed_calls"] == 2.0
     assert metrics["tool_calls"] == 1.0
     assert metrics["tool_errors"] == 1.0
+
+
+SAID = '<tool_call>{{"name": "add", "arguments": {{"a": {}}}}}</tool_call>'.format
+
+
+@pytest.mark.parametrize(
+    ("opening", "turn", "sums"),
+    [
+        ("", f"<think>Why not {SAID(1)}?</think>{SAID(2)}", [3]),
+        ("", f"<think>Why not {SAID(1)}?", []),
+        ("", f"Why not {SAID(1)}?</think>I do not.", []),
+        ("", f"[THINK]{SAID(1)}[/THINK]{SAID(5)}{SAID(7)}", [6, 8]),
+        ("<think>\n", f"Why not {SAID(1)}?", []),
+        ("<think>\n", f"Why not {SAID(1)}?</think>{SAID(2)}", [3]),
+        ("<think>\n\n</think>\n\n", SAID(2), [3]),
+    ],
+)
+async def test_a_call_that_is_thought_of_is_not_run(
+    opening: str, turn: str, sums: list[int]
+) -> None:
+    chat = Chat(tokenizer_with(CHATML + opening), ChatOptions(keep_history=True), tools=[add])
+    trajectory = await rollout(Sum(chat), turn, *["</think>5"] * bool(sums))
+    assert trajectory.transitions[-1].metrics["tool_calls"] == len(sums)
+    results = str(chat.tokenizer.decode(trajectory.seen[-1][1])) if sums else ""
+    assert all(f"\n{result}\n" in results for result in sums)
+
+
+async def test_a_gold_answer_closes_the_thought_that_the_prompt_has_opened() -> None:
+    class Said(Sum):
+        @override
+        async def answer(self, text: str) -> Reply:
+            return Reply(float(spoken(text) == "5"), done=True)
+
+    chat = Chat(tokenizer_with(f"{CHATML}<think>\n"), ChatOptions(keep_history=True), tools=[add])
+    problem = ProblemGroupBuilder(functools.partial(Said, chat), "problem 1", "5")
+    await problem.check(4096)
+    told = await problem.told_gold(chat.tokenizer)
+    assert told.transitions[0].action.text == "</think>\n\n5"
+    assert (await rollout(Said(chat), "5")).reward == 0.0
 
 
 class Wrong(Guess):

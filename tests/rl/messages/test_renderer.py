@@ -12,6 +12,7 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.types import Action, Tokenizer
+from tests.byte_tokenizers import byte_tokenizer
 from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, add, tokenizer_with
 
 FAITHFUL = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
@@ -223,3 +224,16 @@ def test_a_template_that_writes_calls_in_another_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="in a form that is not read: set form=hermes or"):
         Chat(tokenizer, options, [add])
     assert Chat(tokenizer, ChatOptions(keep_history=True, form="llama"), [add]).form == "llama"
+
+
+def test_special_tokens_in_the_texts_by_which_a_template_is_read_change_nothing() -> None:
+    """Whatever they are called: "ti" is in "Sentinel", by which turns are found."""
+    for names in (("ti",), ("Turn7", "en"), ("<x>",)):
+        tokenizer = byte_tokenizer(("<|im_start|>", "<|im_end|>", *names))
+        tokenizer.chat_template = CHATML
+        renderer = Renderer(tokenizer)
+        added_T = renderer.added(
+            Action(tuple(tokenizer.encode("so<|im_end|>")), "so", "stop"), [Message("user", "tick")]
+        )
+        shown = tokenizer.decode(list(added_T))
+        assert shown.endswith("<|im_start|>user\ntick<|im_end|>\n<|im_start|>assistant\n")

@@ -1,5 +1,6 @@
 """What is read as a call, and what is told to the model instead."""
 
+import json
 import sys
 from typing import get_args
 
@@ -7,11 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.rl.messages.message import Form, Parsed, ToolCall, call_text, parse_tool_calls
+from es_cookbook.rl.messages.message import (
+    ARGUMENTS,
+    LONGEST_CALL,
+    Form,
+    Parsed,
+    ToolCall,
+    as_json,
+    call_text,
+    parse_tool_calls,
+)
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 JSON = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 LLAMA = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
+
+TAGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "[/THINK]")
 
 _values = st.recursive(
     st.none()
@@ -19,7 +31,8 @@ _values = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     # As in JSON text; half surrogates are escaped there.
-    | st.text(max_size=8),
+    | st.text(max_size=8)
+    | st.lists(st.sampled_from([*TAGS, '"', "\\", "{", "; ", "é"]), max_size=4).map("".join),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=6,
 )
@@ -32,6 +45,55 @@ _calls = st.builds(
 def test_calls_that_are_written_are_read_back(calls: list[ToolCall], form: Form) -> None:
     text = "\n".join(call_text(call, form) for call in calls)
     assert parse_tool_calls(text, form) == Parsed("", tuple(calls))
+    thought = parse_tool_calls(f"<think>\n{text}\n</think>\n{text}", form)
+    assert thought.calls == tuple(calls) and not thought.problems
+
+
+@given(_calls, _calls)
+def test_a_call_that_is_cut_or_damaged_takes_none_beside_it(good: ToolCall, bad: ToolCall) -> None:
+    written, cut = call_text(good, "hermes"), call_text(bad, "hermes").removesuffix("</tool_call>")
+    for damaged in ("<tool_call>{oops}</tool_call>", "<tool_call>[1]</tool_call>"):
+        for text in (f"{written} {damaged}", f"{damaged} {written}"):
+            read = parse_tool_calls(text, "hermes")
+            assert (read.content, read.calls, len(read.problems)) == (damaged, (good,), 1)
+    for text in (f"{written}{cut}", f"{cut}{written}"):
+        read = parse_tool_calls(text, "hermes")
+        assert (read.content, read.calls) == (cut.strip(), (good,))
+        assert read.problems == ("a tool call is not closed: </tool_call> is missing",)
+
+
+@pytest.mark.parametrize(
+    ("text", "form", "names"),
+    [
+        ("<think>{call}</think>{other}", "hermes", ["other"]),
+        ("{call}</think>{other}", "hermes", ["other"]),
+        ("{call}</think>It is 3.", "hermes", []),
+        ("<think>{call}", "hermes", []),
+        ("{call}<think>{other}", "hermes", ["call"]),
+        ("{call}<think>or</think>{other}", "hermes", ["call", "other"]),
+        ("<think>a <tool_call> is </think>{other}", "hermes", ["other"]),
+        ("<think>{call}</think>\n\n{other}", "llama", ["other"]),
+        ("{call}</think>It is 3.", "llama", []),
+    ],
+)
+def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str]) -> None:
+    written = {
+        name: call_text(ToolCall(name, {"a": "<think>"}), form) for name in ("call", "other")
+    }
+    read = parse_tool_calls(text.format(**written), form)
+    assert [call.name for call in read.calls] == names
+    assert not read.problems
+    thoughts = [text.format(**written).partition("</think>")[0]] if "call" not in names else []
+    assert all(thought.strip() in read.content for thought in thoughts)
+
+
+def test_characters_of_other_scripts_are_not_escaped() -> None:
+    call = ToolCall("grüße", {"wen": "Åsa 三", "halb": "\ud83d"})
+    for form in get_args(Form):
+        text = call_text(call, form)
+        assert "grüße" in text and "Åsa 三" in text
+        text.encode()
+        assert parse_tool_calls(text, form).calls == (call,)
 
 
 @pytest.mark.parametrize(
@@ -73,20 +135,94 @@ def test_calls_are_taken_out_of_the_text(text: str, form: Form, parsed: Parsed) 
         ('{"name": "add", "arguments": {"a": [1e999]}}', "has a number that is too large"),
         ('{"name": "a", "arguments": {"a": ' + "9" * 5000 + "}}", "has a number with too many"),
         ("[" * 15_000, "is no JSON" if sys.version_info >= (3, 14) else "is nested too deeply"),
-        (" " * 30_000, "has 30000 characters; at most 20000 are read"),
+        ('{"name": "add", "id": 3}', 'may have "name" and "arguments" alone, found "id" as well'),
+        (
+            '{"name": "add", "arguments": {}, "parameters": {"a": 1}}',
+            'may have "name" and "arguments" alone, found "parameters" as well',
+        ),
+        ('{"name": "add", "parameters": [1]}', 'must have a JSON object as "parameters"'),
+        ("x" * 30_000, "has 30000 characters; at most 20000 are read"),
     ],
 )
 def test_what_is_wrong_with_a_call_is_a_sentence_for_the_model(body: str, problem: str) -> None:
     parsed = parse_tool_calls(f"So <tool_call>{body}</tool_call>!", "hermes")
-    assert parsed.content == "So !"
+    assert parsed.content == f"So <tool_call>{body}</tool_call>!"
     assert parsed.calls == ()
     assert len(parsed.problems) == 1
     assert parsed.problems[0].startswith(f"a tool call {problem}")
 
 
+@pytest.mark.parametrize("form", get_args(Form))
+def test_arguments_are_read_under_the_key_of_either_form(form: Form) -> None:
+    for key in ("arguments", "parameters"):
+        body = f'{{"name": "add", "{key}": {{"a": 1, "b": 2}}}}'
+        text = f"<tool_call>{body}</tool_call>" if form == "hermes" else body
+        assert parse_tool_calls(text, form) == Parsed("", (ADD,))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "Ann", "age": 4}', '{"answer": 4}', '{"parameters": {}}', "{}"]
+)
+def test_a_json_object_that_is_nothing_like_a_call_is_an_answer(text: str) -> None:
+    assert parse_tool_calls(text, "llama") == Parsed(text)
+    assert parse_tool_calls(f"<think>So.</think>{text}", "llama").problems == ()
+    assert len(parse_tool_calls(f"<|python_tag|>{text}", "llama").problems) == 1
+    assert len(parse_tool_calls(f"{LLAMA}; {text}", "llama").problems) == 1
+    near = '{"name": "add", "parameters": {}, "why": "x"}'
+    assert len(parse_tool_calls(near, "llama").problems) == 1
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "[THINK]", "[/THINK] 3"])
+def test_tags_in_arguments_are_text_however_json_is_laid_out(tag: str) -> None:
+    call = ToolCall("write", {"text": tag, "more": {"a": [tag]}})
+    for indent in (None, 0, 2):
+        for form, key in ARGUMENTS.items():
+            body = json.dumps({"name": "write", key: call.arguments}, indent=indent)
+            body = body.replace("{", "{ ")
+            text = f"<tool_call> {body} </tool_call>" if form == "hermes" else body
+            thought = '<think>{"a": 1} <tool_call>{"a": 1}</tool_call>' * 120 + "</think>"
+            assert parse_tool_calls(f"{text}\n{text}", form) == Parsed("", (call, call))
+            assert parse_tool_calls(f"{thought}{text}", form).calls == (call,)
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "[THINK]"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{{"name": "w", "arguments": {{"t": "{}"}}',
+        '{{"t": oops, "u": "\\"{}"}}',
+        '[{{"t": "a < {}",}}]',
+    ],
+)
+def test_a_tag_in_a_damaged_call_takes_none_beside_it(body: str, tag: str) -> None:
+    damaged = f"<tool_call>{body.format(tag)}</tool_call>"
+    for text in (f"{damaged}{call_text(ADD, 'hermes')}", f"{call_text(ADD, 'hermes')}{damaged}"):
+        read = parse_tool_calls(text, "hermes")
+        assert (read.content, read.calls, len(read.problems)) == (damaged, (ADD,), 1)
+
+
+@pytest.mark.parametrize(
+    "cut", ['{"name": ...', '{"name": "a', '{"name": "a", "arguments": {"t": "']
+)
+def test_a_call_that_is_cut_within_a_thought_does_not_hide_its_end(cut: str) -> None:
+    text = f"<think>As <tool_call>{cut}</think>{call_text(ADD, 'hermes')}"
+    assert parse_tool_calls(text, "hermes").calls == (ADD,)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_a_call_of_the_greatest_length_is_read(form: Form) -> None:
+    rest = len(as_json({"name": "write", ARGUMENTS[form]: {"text": ""}}))
+    call = ToolCall("write", {"text": "x" * (LONGEST_CALL - rest)})
+    assert parse_tool_calls(call_text(call, form), form).calls == (call,)
+    longer = ToolCall("write", {"text": "x" * (LONGEST_CALL - rest + 1)})
+    (problem,) = parse_tool_calls(call_text(longer, form), form).problems
+    assert problem == "a tool call has 20001 characters; at most 20000 are read"
+
+
 def test_a_call_that_is_not_closed_is_told() -> None:
     parsed = parse_tool_calls(f"<tool_call>{JSON}", "hermes")
-    assert parsed == Parsed("", (), ("a tool call is not closed: </tool_call> is missing",))
+    problem = "a tool call is not closed: </tool_call> is missing"
+    assert parsed == Parsed(f"<tool_call>{JSON}", (), (problem,))
     damaged = parse_tool_calls(f"{LLAMA}; {LLAMA[:-1]}", "llama")
     assert damaged.calls == (ADD,)
     assert damaged.problems[0].startswith("a tool call is no JSON: Expecting ',' delimiter")

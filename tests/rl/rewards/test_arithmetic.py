@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.common.checks import LEAST
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.arithmetic import (
@@ -147,7 +148,10 @@ def test_paper_preset_pays_format_beside_the_answer() -> None:
     assert bare.reward == pytest.approx(1.05)
 
 
-@given(st.floats(0, 5), st.floats(0, 5), st.text("<>/thinkaswer0123456789+- \n", max_size=80))
+WEIGHTS = st.one_of(st.just(0.0), st.floats(LEAST, 5))
+
+
+@given(WEIGHTS, WEIGHTS, st.text("<>/thinkaswer0123456789+- \n", max_size=80))
 def test_reward_is_the_weighted_sum(answer_weight: float, format_weight: float, text: str) -> None:
     reward = CountdownReward(answer_weight=answer_weight, format_weight=format_weight)
     grade = grade_countdown(text, (1, 2), 3, reward)

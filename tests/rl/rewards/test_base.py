@@ -75,7 +75,7 @@ async def test_a_row_without_its_answer_is_told_with_what_it_has() -> None:
 
 def test_a_row_can_be_checked_before_a_run() -> None:
     Number().check_row({"answer": "#### 42"})
-    with pytest.raises(DataError, match=r"field 'answer' must hold a number, found 'many'"):
+    with pytest.raises(DataError, match=r"field 'answer' must be wholly a number, found 'many'"):
         Number().check_row({"answer": "many"})
 
 

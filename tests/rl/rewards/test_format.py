@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.rl.rewards.format import (
-    extract_answer,
+    last_answer,
     paper_format_reward,
     tag_format_reward,
 )
@@ -72,6 +72,6 @@ def test_paper_reward_puts_the_prompts_think_back() -> None:
 
 @given(texts)
 def test_answer_is_what_the_last_opening_tag_holds(text: str) -> None:
-    answer = extract_answer(text)
+    answer = last_answer(text)
     last = re.fullmatch(r".*<answer>((?:(?!<answer>).)*?)</answer>(?:(?!<answer>).)*", text, re.S)
     assert answer == (last[1].strip() if last else None)

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.common.servers.chat import Completion
+from es_cookbook.common.servers.chat import AskAgainError, Completion
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.judge import KEY, Judge
+from es_cookbook.rl.rewards.judge import KEY, Judge, mark_in
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from tests.chat_server import HANG, ChatServer, chat_server
 
@@ -158,3 +158,44 @@ def test_rows_and_names_are_checked_before_a_run() -> None:
         Judge().check()
     with pytest.raises(DataError, match="field 'question' is missing; did you mean 'questions'"):
         Judge().check_row({"questions": "6 * 7?"})
+
+
+@pytest.mark.parametrize(
+    ("said", "mark"),
+    [
+        ("6", 6),
+        ("6.5/10", 6.5),
+        ("__7 / 10__", 7),
+        ("9 out of 10.", 9),
+        ("4 (out of 10)", 4),
+        ("On a scale of 0-10: 2", 2),
+        ("Grade: 5 on a scale from 0 to 10", 5),
+        ("I would not change it. I give it a 6, as 3 of its steps are long.", 6),
+        ("60 %", 6),
+        ("7,5", 7.5),
+        ('{"rating": 3}', 3),
+        ("The answer has 4 steps.\n\n**9**", 9),
+        ("1. Facts: good\n2. Style: fine\nMark: 6", 6),
+    ],
+)
+def test_the_mark_of_a_reply_is_read(said: str, mark: float) -> None:
+    assert mark_in(said, 10) == mark
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("5-6", "no mark"),
+        ("5 or 6", "no mark"),
+        ("It has 2 mistakes.", "no mark"),
+        ("The maximum score is 10.", "no mark"),
+        ("I would give it 9 if it were shorter.", "no mark"),
+        ("4/5", "a mark of another best than 10"),
+        ("Facts: 8/10, style: 5/10", "more than one mark"),
+        ("120%", "no mark"),
+        ("1,000", "no mark"),
+    ],
+)
+def test_a_reply_that_can_be_read_in_two_ways_has_no_mark(said: str, reason: str) -> None:
+    with pytest.raises(AskAgainError, match=reason):
+        mark_in(said, 10)

@@ -114,3 +114,9 @@ def test_a_row_without_a_good_answer_is_refused(row: dict[str, object], sentence
 @given(st.text(max_size=40), st.text(max_size=9).filter(str.strip))
 def test_no_text_earns_more_than_a_good_answer(text: str, gold: str) -> None:
     assert Conciseness()(text, {"answer": gold})[0] <= 0 == Conciseness()(gold, {"answer": gold})[0]
+
+
+def test_a_letter_and_its_accent_are_one_character() -> None:
+    for answer, gold in (("cafe\u0301", "caf\u00e9"), ("Caf\u00e9", "cafe\u0301")):
+        reward, metrics = Conciseness()(answer, {"answer": gold})
+        assert (reward, metrics["concise"], metrics["length"]) == (0.0, 1.0, 4.0)

@@ -1,13 +1,17 @@
 """Answers that are texts: the row's own, the choice named last, and what fits a pattern."""
 
+import itertools
 import re
 import time
+import unicodedata
+from typing import Literal
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.rl.rewards.answers import lettered
 from es_cookbook.rl.rewards.base import graded
 from es_cookbook.rl.rewards.matching import (
     LONGEST_CHOICE,
@@ -96,12 +100,31 @@ def test_choices_of_letters_are_named_by_their_texts_alone() -> None:
     assert (Choice()("A", row), Choice()("B", row)) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("count", [26, 27, 52, 53, 702])
+def test_every_choice_of_a_prompt_has_the_name_that_earns_its_reward(count: int) -> None:
+    texts = [f"item number {i}" for i in range(count)]
+    lines = lettered(texts).split("\n")
+    assert len(lines) == count
+    for at in {0, 25, 26 % count, count // 2, count - 1}:
+        name, _, text = lines[at].partition(". ")
+        for right in (name, text, at):
+            row = {"choices": texts, "answer": right}
+            said = (f"It is ({name}).", f"no B: <answer>{name.lower()}</answer>", text)
+            assert [Choice()(each, row) for each in (*said, lines[at - 1])] == [1, 1, 1, 0]
+        assert Choice().read(text, {"choices": texts}) == name
+
+
+def test_choices_that_are_names_of_others_are_named_by_their_texts_alone() -> None:
+    row = {"choices": [*(f"text {i}" for i in range(30)), "AB"], "answer": "AB"}
+    assert [Choice()(text, row) for text in ("AB", "text 27", "AE")] == [1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
         ({"choices": CITIES}, "field 'answer' is missing; the row has: choices"),
         ({"answer": "A"}, "field 'choices' is missing; the row has: answer"),
-        ({"choices": ["x"], "answer": "A"}, "a list of 2 to 26 choices, found 1"),
+        ({"choices": ["x"], "answer": "A"}, "a list of 2 to 702 choices, found 1"),
         ({"choices": CITIES, "answer": "Rome"}, "found 'Rome'"),
         ({"choices": CITIES, "answer": 3}, "its position from 0 to 2, found 3"),
         ({"choices": CITIES, "answer": True}, "found True"),
@@ -199,3 +222,36 @@ def test_rows_need_a_pattern(row: dict[str, object], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         Regex().check_row(row)
     Regex(pattern="x").check_row(row)
+
+
+FORMS = ("NFC", "NFD")
+LETTERS = [
+    letter
+    for letter in map(chr, range(0xC0, 0x2000))
+    if len(unicodedata.normalize("NFD", letter)) > 1 and unicodedata.is_normalized("NFC", letter)
+]
+"""Those that Unicode also has as a letter and its accents, in any script."""
+
+
+@pytest.mark.parametrize(("of_row", "of_answer"), [*itertools.product(FORMS, FORMS)])
+def test_a_letter_and_its_accents_are_the_same_however_row_and_answer_write_them(
+    of_row: Literal["NFC", "NFD"], of_answer: Literal["NFC", "NFD"]
+) -> None:
+    assert len(LETTERS) > 600
+    for letter, other in itertools.pairwise(LETTERS):
+        word, wrong = (unicodedata.normalize(of_row, f"x{each}y") for each in (letter, other))
+        said = unicodedata.normalize(of_answer, f"so <answer>x{letter}y</answer>")
+        for right, row in (
+            (1.0, {"answer": word, "pattern": f"^{word}$", "choices": [wrong, word]}),
+            (0.0, {"answer": wrong, "pattern": f"^{wrong}$", "choices": [wrong, word]}),
+        ):
+            differ = wrong.casefold() != word.casefold()
+            rewards = (Exact(fold_case=False), Regex(), *([Exact(), Choice()] if differ else []))
+            assert [reward(said, row) for reward in rewards] == [right] * len(rewards), letter
+        assert Exact().read(said, {}) == Exact().read(f"x{letter}y", {}), "attempts vote alike"
+
+
+def test_a_choice_named_in_a_sentence_is_found_in_either_form() -> None:
+    row = {"choices": ["cafe\u0301", "the\u0301"], "answer": "thé"}
+    assert Choice()("Not cafe\u0301, it is thé.", row) == 1.0
+    assert Choice()("Not th\u00e9, it is caf\u00e9.", row) == 0.0

@@ -18,11 +18,13 @@ pytestmark = pytest.mark.anyio
 STAND_IN = '''
 """Compares texts between dollars; some of them take for ever."""
 
-def parse(text, parsing_timeout):
+class LatexExtractionConfig: pass
+
+def parse(text, *how, parsing_timeout):
     assert parsing_timeout == 0
     while "^" in text:
         pass
-    return [] if "?" in text else [text.split("$")[1]] if "$" in text else ["?"]
+    return [text.split("$")[1].replace("z", "y")]
 
 def verify(gold, found, timeout_seconds):
     assert timeout_seconds == 0
@@ -50,6 +52,7 @@ async def test_a_comparison_runs_in_a_worker_without_alarms() -> None:
     assert await grade(r"so \boxed{x +  1}", "x + 1") == Grade(1.0, in_time, {ANSWER: "x+1"})
     found = await grade("<answer>$x$ it is</answer>", ["y", "x"])
     assert found == Grade(1.0, in_time, {ANSWER: "$x$itis"})
+    assert (await grade("<answer>z + 1</answer>", "y + 1")).reward == 1.0, "by the stand-in"
     assert await grade("x", "x") == Grade(1.0, in_time, {ANSWER: "x"})
     assert await grade("<answer>x", "x") == Grade(0.0, in_time)
 
@@ -62,10 +65,9 @@ async def test_an_answer_that_takes_for_ever_is_worth_nothing_and_counted() -> N
     assert (await grade(r"\boxed{9}", "9")).reward == 1.0
 
 
-@pytest.mark.usefixtures("stand_in")
-async def test_a_row_whose_answer_is_no_mathematics_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"row 1: reward 'math': math-verify cannot read the row's"):
-        await grade("9", "?")
+def test_a_row_whose_answer_states_no_formula_is_refused() -> None:
+    with pytest.raises(DataError, match=r"'answer' must state a formula, found 'not \$3\$'"):
+        Math().check_row({"answer": "not $3$"})
 
 
 async def test_the_longest_answers_are_wrong_unread() -> None:

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.commands.export import ExportConfig, export, main
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.qes import QES
@@ -29,9 +31,11 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
+from tests.gguf_models import make_gguf_model
 from tests.limits import largest_file
 from tests.quantised_models import How, quantise
 from tests.runs.export_runs import check_same_answers, engine_at, greedy, make_base, make_run
+from tests.runs.recorded_run import record_run
 
 pytestmark = pytest.mark.anyio
 
@@ -123,6 +127,26 @@ async def test_an_adapter_merged_into_a_quantised_base_is_a_plain_model(tmp_path
     assert same(loaded(tmp_path / "out"), loaded(tmp_path / "saved"))
     assert not same(loaded(tmp_path / "out"), loaded(tmp_path / "numbers"))
     check_same_answers(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), actions)
+
+
+def test_what_is_not_quantised_moves_in_a_plain_model_with_tied_embeddings(tmp_path: Path) -> None:
+    model, moved = tmp_path / "model", tmp_path / "moved"
+    how = How("fp8", bits=8, group=0, dtype=torch.float32)
+    quantise(make_gguf_model("llama", tmp_path / "plain"), model, tmp_path / "numbers", how)
+    run = record_run(tmp_path / "run", model, FullRank(exclude=("*_proj.weight",)))
+    model.rename(moved)
+    with pytest.raises(ModelError, match="if the base has moved, give model_name=its new place"):
+        write(run.path, tmp_path / "out")
+    write(run.path, tmp_path / "out", model_name=str(moved))
+    found = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "out").named_parameters())
+    expected = loaded(tmp_path / "numbers") | run.weights[-1]
+    assert found["model.embed_tokens.weight"].dtype == torch.float32
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    tensors = load_file(moved / "model.safetensors")
+    scale = "model.layers.0.mlp.up_proj.weight_scale"
+    save_file(tensors | {scale: tensors[scale] * 2}, moved / "model.safetensors", {"format": "pt"})
+    with pytest.raises(HistoryError, match="cannot go on with model_name="):
+        write(run.path, tmp_path / "again", model_name=str(moved))
 
 
 @pytest.mark.parametrize("which", CASES)
@@ -424,7 +448,7 @@ async def test_a_full_disk_leaves_nothing_under_the_final_name(
 
 
 def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: Path) -> None:
-    files = BaseFiles(str(base))
+    files = BaseFiles(str(base), torch.float32)
     names = [name for name in weights(base) if "proj" in name]
     given: list[weakref.ref[torch.Tensor]] = []
     stored = weights(base)
@@ -437,7 +461,7 @@ def test_no_more_than_a_changed_tensor_is_kept_at_a_time(tmp_path: Path, base: P
             yield name, tensor
 
     (tmp_path / "out").mkdir()
-    files.write_changed(tmp_path / "out", set(names), changed(), torch.float32)
+    files.write_changed(tmp_path / "out", set(names), changed())
     after = weights(tmp_path / "out")
     assert all(torch.equal(after[name], stored[name] + (name in names)) for name in stored)
 
@@ -450,4 +474,20 @@ def test_quantised_weights_are_not_replaced(tmp_path: Path, base: Path) -> None:
     (tmp_path / "out").mkdir()
     changed = iter([(name, torch.zeros(tensors[name].shape))])
     with pytest.raises(ModelError, match=r"stores weights that change as torch\.int8, and only"):
-        BaseFiles(str(base)).write_changed(tmp_path / "out", {name}, changed, torch.float32)
+        BaseFiles(str(base), torch.float32).write_changed(tmp_path / "out", {name}, changed)
+
+
+async def test_sigterm_leaves_no_output(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await make_run(tmp_path / "run", base, LowRank())
+
+    def terminated(directory: Path, *_: Any, **__: Any) -> None:
+        (directory / "model.safetensors").write_bytes(b"part of it")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("es_cookbook.runs.export.export.write_model", terminated)
+    (tmp_path / "to").mkdir()
+    with pytest.raises(KeyboardInterrupt, match="nothing was written"):
+        main(ExportConfig(log_path=str(run), output=str(tmp_path / "to" / "out")))
+    assert list((tmp_path / "to").iterdir()) == []

@@ -53,7 +53,8 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
         torch.equal(found[name], value.bfloat16()) for name, value in run.weights[-1].items()
     )
     card = (tmp_path / "mine/README.md").read_text()
-    assert "```bash\nllama-cli --model mine.gguf\n```" in card and "library_name: gguf" in card
+    assert f"llama-cli --model {tmp_path / 'mine/mine.gguf'} --prompt" in card
+    assert "library_name: gguf" in card
     old, new = (
         {k: f.contents() for k, f in gguf.GGUFReader(path).fields.items() if "tokenizer." in k}
         for path in (base, tmp_path / "mine/mine.gguf")

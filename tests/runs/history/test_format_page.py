@@ -131,6 +131,7 @@ BASE = torch.tensor([[0.5, -0.25, 0.125], [1, -2, 0.75]])
 CODES = torch.tensor([[7.0, 0, 15], [3, 8, 12]])
 TERMS = (Term(1, 0.1), Term(2, -0.2))
 ADAM = AdamRule((1, 1), (0.1, 0.9), (0.5, 0.5), rate=0.01, epsilon=1e-8)
+MUON = MuonRule(0.2, 5)
 FEEDBACK = ErrorFeedbackRule((1, 2), (1.3, 0.7, -2.4), residual_decay=0.9, highest=15)
 HALVES = Shares(num_partitions=2)
 DENSE, QUANTISED = FullRankSpace(W), QuantCodesSpace(W, highest_code=15)
@@ -151,7 +152,7 @@ EXAMPLES: dict[str, tuple[SearchSpace, torch.Tensor, list[Step]]] = {
         [Step(TERMS[:1]), Step(TERMS[1:], decay=0.3)],
     ),
     "`FullRank`, the rule `adam` below": (DENSE, BASE, [Step(TERMS, rule=ADAM)]),
-    "`FullRank`, the rule `muon` below": (DENSE, BASE, [Step(TERMS, rule=MuonRule(0.2, 5))]),
+    "`FullRank`, the rule `muon_by_matrix` below": (DENSE, BASE, [Step(TERMS, rule=MUON)]),
     "`QuantCodes`, the other terms": (
         QUANTISED,
         CODES,
@@ -180,7 +181,7 @@ def test_the_examples_on_the_page_are_what_the_centre_comes_to() -> None:
         fingerprint = [centre.fingerprint(), *map(centre.apply, steps)][-1]
         expected.append((label, hexadecimal(centre.weights["w"].numpy()), f"{fingerprint:016x}"))
     assert rows == expected
-    for rule in (ADAM, MuonRule(0.2, 5), FEEDBACK):
+    for rule in (ADAM, MUON, FEEDBACK):
         fields = rule.__dataclass_fields__
         assert ", ".join(f"`{name}` {as_text(getattr(rule, name))}" for name in fields) in PAGE
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -355,20 +355,93 @@ print(json.dumps(SQLiteStorage.get_run_config("mine", run.name)["optimizer"]))
 """
 
 
-def test_a_resumed_run_is_one_run_in_trackio(tmp_path: Path) -> None:
+def in_trackio(directory: Path, program: str, *args: str | Path) -> list[Any]:
+    """What a program prints, in JSON: Trackio reads where to write when it is imported."""
     pytest.importorskip("trackio")
-    run = tmp_path / "my run"
-    run.mkdir()
-    # In a process of its own: Trackio reads where to write when it is imported.
-    own = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    own = {"TRACKIO_DIR": str(directory / "trackio"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(run)],
+        [sys.executable, "-c", program, *args],
         env=os.environ | own,
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    logs, optimizer = map(json.loads, done.stdout.splitlines())
+    return [*map(json.loads, done.stdout.splitlines())]
+
+
+def test_a_resumed_run_is_one_run_in_trackio(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    logs, optimizer = in_trackio(tmp_path, PROGRAM, run)
     assert logs == [[0, 0.25, 7], [1, 0.5, 7], [2, 0.75, 7], [3, None, 7]]
     assert optimizer == {"class": "ES", "sigma": 0.5}
+
+
+REWOUND = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.libraries import TrackioTrackerBuilder
+
+run = pathlib.Path(sys.argv[1])
+for rewinds, start, end in ((0, 0, 3), (1, 1, 3), (1, 3, 4), (2, 2, 3)):
+    (run / "rewound" / str(rewinds)).mkdir(parents=True, exist_ok=True)
+    tracker = TrackioTrackerBuilder(project="mine")(RunInfo(run, "{}", 0, 4, start))
+    for generation in range(start, end):
+        tracker.log(generation, {"reward/mean": 0.5})
+    tracker.close()
+
+from trackio import Api, SQLiteStorage
+
+for run in Api().runs("mine"):
+    steps = [row["step"] for row in SQLiteStorage.get_logs("mine", run.name)]
+    print(json.dumps([run.name, steps]))
+"""
+
+
+def test_a_rewound_run_goes_on_as_another_in_trackio(tmp_path: Path) -> None:
+    assert sorted(in_trackio(tmp_path, REWOUND, tmp_path / "mine")) == [
+        *(["mine", [0, 1, 2]], ["mine-rewound-1", [1, 2, 3]], ["mine-rewound-2", [2]])
+    ]
+
+
+TWICE = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.libraries import TrackioTrackerBuilder
+
+for parent, start in (("a", 0), ("b", 0), ("b", 1)):
+    run = pathlib.Path(sys.argv[1], parent, "run")
+    run.mkdir(parents=True, exist_ok=True)
+    tracker = TrackioTrackerBuilder(project="mine")(RunInfo(run, "{}", 0, 4, start))
+    tracker.log(start, {"reward/mean": 0.5})
+    tracker.close()
+
+from trackio import SQLiteStorage
+
+for run in SQLiteStorage.get_run_records("mine"):
+    logs = SQLiteStorage.get_logs("mine", run["name"], run_id=run["id"])
+    print(json.dumps([row["step"] for row in logs]))
+"""
+
+
+def test_another_run_of_the_same_name_is_another_in_trackio(tmp_path: Path) -> None:
+    assert sorted(in_trackio(tmp_path, TWICE, tmp_path)) == [[0], [0, 1]]
+
+
+def test_a_rewound_run_goes_on_as_another_in_wandb(tmp_path: Path) -> None:
+    files: set[Path] = set()
+    for rewinds, first in ((0, 0), (0, 2), (1, 1)):
+        if rewinds:  # As `rewind` leaves it.
+            (tmp_path / "rewound/1").mkdir(parents=True)
+            (tmp_path / "wandb_id").rename(tmp_path / "rewound/1/wandb_id")
+        tracker = WandbTrackerBuilder(wandb_project="mine")(RunInfo(tmp_path, "{}", 0, 3, first))
+        tracker.log(first, {"reward/mean": 0.5})
+        tracker.close()
+        (new,) = {*tmp_path.glob("wandb/offline-run-*/*.wandb")} - files
+        files.add(new)
+        assert [row["_step"] for row in wait_for_rows(new, 1)] == [str(first)]
+    old, now = (tmp_path / name for name in ("rewound/1/wandb_id", "wandb_id"))
+    assert old.read_text() != now.read_text()
+    names = sorted(file.name for file in files)
+    assert names == sorted(f"run-{path.read_text()}.wandb" for path in (old, old, now))

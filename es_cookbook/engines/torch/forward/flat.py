@@ -57,9 +57,10 @@ class FlatForward(Forward):
         prefill_tokens: int,
         cache: TokenCache,
         prefixes: PrefixCache,
+        never: torch.Tensor | None = None,
     ) -> None:
         """`prefixes` shares out the blocks of `cache`."""
-        super().__init__(device, prefill_tokens)
+        super().__init__(device, prefill_tokens, never)
         self._cache, self._prefixes = cache, prefixes
         self._leases: dict[Work, Lease] = {}
         self._runs = SequenceTable(0)
@@ -157,12 +158,13 @@ class FlatForward(Forward):
         else:
             attention = DecodeRows(slots, positions, self._runs, self._cache)
         active = table.active[:n].nonzero()[0]
+        batch = Batch(attention, factors, live=int(active[-1]) + 1)
         if len(active) == n or not self._picks_rows:
-            return self._forward(Batch(attention, factors), tokens, positions, 0), active
+            return self._forward(batch, tokens, positions, 0), active
         # With a large vocabulary, the head is most of a model, and a block may have one row left.
         chosen = _together(active.tolist(), self.device)
-        head = self._head_factors(factors, torch.from_numpy(genomes), chosen)
-        logits = self._forward(Batch(attention, factors, head), tokens, positions, chosen)
+        batch.head_factors = self._head_factors(factors, torch.from_numpy(genomes), chosen)
+        logits = self._forward(batch, tokens, positions, chosen)
         return logits, np.arange(len(active))
 
     @property
@@ -244,7 +246,8 @@ class FlatForward(Forward):
         """The same with a cache of its own, of room for these."""
         num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
         cache = self._cache.of_size(num_blocks)
-        apart = FlatForward(self.device, self.prefill_tokens, cache, PrefixCache(cache, num_blocks))
+        prefixes = PrefixCache(cache, num_blocks)
+        apart = FlatForward(self.device, self.prefill_tokens, cache, prefixes, self._never)
         apart.turn_to(self._model)
         return apart
 
@@ -280,7 +283,7 @@ class FlatForward(Forward):
             use_cache=False,
             logits_to_keep=logit_rows,
         )
-        return cast(torch.Tensor, output.logits)[0]
+        return self.of_tokens(cast(torch.Tensor, output.logits)[0])
 
 
 def _together(rows: list[int], device: torch.device) -> torch.Tensor:

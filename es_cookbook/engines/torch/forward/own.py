@@ -48,8 +48,14 @@ class OwnForward(Forward):
 
     joins = False
 
-    def __init__(self, path: Path, device: torch.device, prefill_tokens: int) -> None:
-        super().__init__(device, prefill_tokens)
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device,
+        prefill_tokens: int,
+        never: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(device, prefill_tokens, never)
         self.elastic = path.elastic
         self._path = path
         self._cache: object = None
@@ -243,7 +249,8 @@ class OwnForward(Forward):
         batch = Batch(factors=self.factors_of_blocks(genome_of_block))
         inputs = _inputs(self._path, module, tokens_B_L, mask_B_L, cache, keep)
         output = self._model.forward(batch, module, **inputs)
-        return cast(torch.Tensor, output.logits), _cache_in(output, inputs)
+        logits = self.of_tokens(cast(torch.Tensor, output.logits))
+        return logits, _cache_in(output, inputs)
 
 
 def _in_blocks(works: Sequence[Work]) -> tuple[list[Work], int]:

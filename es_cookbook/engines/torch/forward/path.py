@@ -5,6 +5,9 @@ import dataclasses
 import torch
 from typing_extensions import override
 
+_LEAST_SIZE = 128
+"""Inputs or outputs of a layer below which products in int8 gain less than half."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Path:
@@ -17,7 +20,8 @@ class Path:
         elastic: rows can leave the model's cache and join others; all state of theirs is in it.
         eager: attention is the model's own code, not a faster kernel.
         wide: all but the products of a 16-bit model is in float32 (see `modules.widen`).
-        products: dtype of linear layers' products on the CPU; None: that of their weights.
+        products: dtype of linear layers' products on the CPU; None: that of their weights; of int8,
+            in float32 until the weights are packed.
         kept: what keys and values on the CPU are kept in, on the flat path.
         cached: the model has a cache that is right; without one every token runs all before it.
     """
@@ -38,11 +42,22 @@ class Path:
         Models keep some weights in float32; what they multiply is not rounded.
         """
         is_narrow = weight.dtype.itemsize < torch.float32.itemsize
-        return self.products if self.wide and self.products and is_narrow else weight.dtype
+        if not (self.wide and self.products and is_narrow):
+            return weight.dtype
+        return torch.float32 if self.products == torch.int8 else self.products
 
     def multiplies(self, weight: torch.Tensor) -> bool:
         """Whether products with this weight are in float32 on the CPU, by `products.multiply`."""
-        return weight.device.type == "cpu" and (self.products or weight.dtype) == torch.float32
+        products = self.products or weight.dtype
+        return weight.device.type == "cpu" and products in (torch.float32, torch.int8)
+
+    def quantises(self, weight: torch.Tensor) -> bool:
+        """Whether a packed copy of this linear weight is in int8 (`int8.Int8Weight`).
+
+        Small ones are not, nor those that a model of 16 bits keeps in float32.
+        """
+        is_kept = self.wide and weight.dtype == torch.float32
+        return self.products == torch.int8 and not is_kept and min(weight.shape) >= _LEAST_SIZE
 
     @override
     def __str__(self) -> str:

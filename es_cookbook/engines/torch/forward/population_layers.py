@@ -18,11 +18,11 @@ Rows come in blocks that belong to one genome, so the low-rank parts are two bat
 whatever the mix of genomes. What the layers need to know about the rows is the `Batch` of the
 calling thread.
 
-Bit for bit, a row of the flat path must not depend on its neighbours. Products in float32 on the
-CPU are this package's own (see `kernels.products`). oneDNN gives a row of a product in bfloat16 the
-same bits at every height of at least `MIN_ROWS` when it runs on one thread; so smaller batches are
-padded, every lane runs on one thread, and batched matmuls never have a single member (which takes
-another code path). Rows of a member that are not a whole number
+Bit for bit, a row of the flat path must not depend on its neighbours. Products in float32 and in
+int8 on the CPU are this package's own (see `kernels.products` and `kernels.int8`). oneDNN gives a
+row of a product in bfloat16 the same bits at every height of at least `MIN_ROWS` when it runs on
+one thread; so smaller batches are padded, every lane runs on one thread, and batched matmuls never
+have a single member (which takes another code path). Rows of a member that are not a whole number
 of registers long may get other kernels depending on where they begin, so tables are padded.
 """
 
@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -76,6 +76,9 @@ from es_cookbook.engines.torch.kernels.modules import (
 from es_cookbook.engines.torch.kernels.packed import PackedWeight
 from es_cookbook.engines.torch.kernels.products import multiply
 from es_cookbook.engines.torch.kernels.rows import RankFactors, add_low_rank
+
+if TYPE_CHECKING:
+    from es_cookbook.engines.torch.kernels.int8 import Int8Weight
 
 ROWS_PER_BLOCK = 8
 """Rows of a block: they share a genome."""
@@ -181,12 +184,14 @@ class Batch:
         factors: low-rank parts of the batch's blocks, or None without perturbation.
         head_factors: the same for the rows of the output head, one row a block; None where rows are
             the blocks.
+        live: rows from here on are nobody's: products need not be computed, and are 0.
         layer: of attention, that ran last, and what linear layers made `last`.
     """
 
     attention: AttentionRows | None = None
     factors: Factors | None = None
     head_factors: GroupFactors | None = None
+    live: int | None = None
     layer: AttentionLayer | None = None
     last: torch.Tensor | None = None
     shared: "tuple[LinearGroup, torch.Tensor, torch.Tensor] | None" = None
@@ -246,10 +251,12 @@ class LinearGroup:
         self.is_read = False  # by modules that may want more of the weights than products
         self.transposed = is_transposed(layers[0])
         self._packed: PackedWeight | None = None
+        self._quantised: Int8Weight | None = None
         matrices = [_matrix(layer) for layer in layers]
         self.dtype = torch.float32 if path.wide else matrices[0].dtype
         self.rows_dtype = path.rows_of(matrices[0])
         self._multiplies = path.multiplies(matrices[0])
+        self._quantises = path.quantises
         self.sizes = [len(matrix) for matrix in matrices]
         self.in_features = matrices[0].shape[1]
         if len(layers) == 1:
@@ -272,23 +279,33 @@ class LinearGroup:
         return [sum(self.sizes[:i]) for i in range(len(self.sizes))]
 
     def pack(self) -> None:
-        """Compute with packed copies of weights as they are now; if none reads these, they go."""
-        self._packed = PackedWeight(self.weight, self.bias)
-        if not self.is_read:
-            self._packed.replace(self.weight)
+        """Compute with packed copies of weights as they are now; if none reads these, they go.
+
+        Those of int8 are not exact, so these stay.
+        """
+        if self._quantises(self.weight):
+            from es_cookbook.engines.torch.kernels.int8 import Int8Weight  # compiles its kernels
+
+            self._quantised = Int8Weight(self.weight, self.bias)
+        elif not self._multiplies:
+            self._packed = PackedWeight(self.weight, self.bias)
+            if not self.is_read:
+                self._packed.replace(self.weight)
 
     def unpack(self) -> None:
         """Have the weights themselves again, to write to."""
         if self._packed is not None:
             self._packed.give_back(self.weight)
-        self._packed = None
+        self._packed = self._quantised = None
 
     def product(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(..., in) as rows, (rows, in), and x Wᵀ + bias, (rows, sum of sizes), in `rows_dtype`."""
         rows = x.reshape(-1, self.in_features).to(self.rows_dtype).contiguous()
         if self._multiplies:
-            y = multiply(rows.float(), self.weight, self.bias)
-            return rows, y.to(self.rows_dtype)
+            wide, live = rows.float(), _batch().live
+            if self._quantised is not None:
+                return rows, self._quantised(wide, live).to(self.rows_dtype)
+            return rows, multiply(wide, self.weight, self.bias, live).to(self.rows_dtype)
         if (num_rows := len(rows)) < MIN_ROWS:
             rows = F.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
         y = F.linear(rows, self.weight, self.bias) if self._packed is None else self._packed(rows)

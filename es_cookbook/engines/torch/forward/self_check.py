@@ -235,8 +235,11 @@ class _Check:
     def widened(self, path: Path) -> Path:
         """The path with float32 around products, for 16 bits on the CPU, if that is right."""
         own = self._model.dtype
-        if self._device.type != "cpu" or own not in NARROW:
+        if self._device.type != "cpu":
             return path
+        if own not in NARROW:  # products have its dtype, or are quantised
+            quantised = self._products if self._products == torch.int8 else None
+            return dataclasses.replace(path, products=quantised)
         path = dataclasses.replace(path, products=self._products or own)
         self._unused = self._part(self._model)
         stored = {name: each.dtype for name, each in self._model.named_parameters()}

@@ -33,6 +33,7 @@ from es_cookbook.engines.torch.forward.work_queue import Admission, Work
 from es_cookbook.engines.torch.kernels.choice import draw, first_largest, log_probabilities
 from es_cookbook.engines.torch.kernels.lanes import Row
 from es_cookbook.engines.torch.kernels.modules import rows_of
+from es_cookbook.engines.vocabulary import keep_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
 """Of which copies are made on a GPU, in float32 or float64, and of these copies again."""
@@ -194,6 +195,7 @@ class Forward(Admission, ABC):
     Args:
         device: of the models.
         prefill_tokens: most of one forward pass.
+        never: rows of the vocabulary that are no tokens.
 
     Attributes:
         elastic: running requests may be moved together.
@@ -203,9 +205,15 @@ class Forward(Admission, ABC):
 
     elastic = True
 
-    def __init__(self, device: torch.device, prefill_tokens: int) -> None:
-        self.device, self.prefill_tokens = device, prefill_tokens
+    def __init__(
+        self, device: torch.device, prefill_tokens: int, never: torch.Tensor | None = None
+    ) -> None:
+        self.device, self.prefill_tokens, self._never = device, prefill_tokens, never
         self.num_prefilled = self.num_cached = 0
+
+    def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of which only tokens can be sampled, and have probability."""
+        return logits if self._never is None else keep_tokens(logits, self._never)
 
     def fit(self, num_slots: int, slot_length: int) -> None:
         """Make room for so many requests of so many tokens, if it has to be made beforehand."""
@@ -312,7 +320,7 @@ def choose_tokens(
         rows = torch.from_numpy(rows_B[these]).to(logits_R_V.device)
         options = (each[these, None] for each in (temperature_B, top_p_B, uniform_B))
         there = (torch.from_numpy(each).to(rows.device) for each in options)
-        tokens_B[these] = _drawn(logits_R_V[rows].double(), *there).cpu().numpy()
+        tokens_B[these] = draw_on_device(logits_R_V[rows].double(), *there).cpu().numpy()
     return tokens_B
 
 
@@ -328,11 +336,13 @@ def _in_parts(rows_B: np.ndarray, vocabulary: int) -> list[np.ndarray]:
     return [rows_B[first : first + some] for first in range(0, len(rows_B), some)]
 
 
-def _drawn(
+def draw_on_device(
     logits_B_V: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
     """Draw a token for each row; options are (B, 1)."""
-    mass = torch.softmax(logits_B_V / temperature, dim=-1)
+    # Below the largest first: no quotient of a small temperature is infinite but -inf.
+    below_top = logits_B_V - logits_B_V.amax(dim=-1, keepdim=True)
+    mass = torch.softmax(below_top / temperature, dim=-1)
     if bool((top_p < 1).any()):
         ordered, order = mass.sort(dim=-1, descending=True, stable=True)
         outside = (ordered.cumsum(dim=-1) - ordered >= top_p) & (top_p < 1)

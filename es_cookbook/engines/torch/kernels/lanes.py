@@ -121,11 +121,13 @@ def pointer_to(context: Any, builder: Any, kind: Any, array: Any, index: Any, wh
 
 def _constant(kind: Any, number: int) -> Any:
     """Of a kind of integers, or of vectors of them."""
-    return ir.Constant(kind, [number] * LANES if isinstance(kind, ir.VectorType) else number)
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
-def _widened(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
-    """Float32 from bfloat16."""
+def widened(builder: Any, dtype: Any, shorts: Any, ints: Any, floats: Any) -> Any:
+    """Float32 from bfloat16, or from float16 if that is what the dtype stands for."""
+    if dtype == types.int16:
+        return _extended(builder, shorts, ints, floats)
     shifted = builder.shl(builder.zext(shorts, ints), _constant(ints, _HALF_BITS))
     return builder.bitcast(shifted, floats)
 
@@ -135,7 +137,7 @@ def _extended(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
     if not _HAS_HALVES:
         return _extended_by_hand(builder, builder.zext(shorts, ints), ints, floats)
     is_vector = isinstance(floats, ir.VectorType)
-    half = ir.VectorType(ir.HalfType(), LANES) if is_vector else ir.HalfType()
+    half = ir.VectorType(ir.HalfType(), floats.count) if is_vector else ir.HalfType()
     return builder.fpext(builder.bitcast(shorts, half), floats)
 
 
@@ -171,9 +173,7 @@ def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
             array, index = values
             place = pointer_to(context, builder, signature.args[0], array, index, what)
             found = builder.load(place, align=2 if narrow else 4)
-            if dtype == types.int16:
-                return _extended(builder, found, ints, floats)
-            return _widened(builder, found, ints, floats) if narrow else found
+            return widened(builder, dtype, found, ints, floats) if narrow else found
 
         return result(array, types.intp), emit
 
@@ -219,7 +219,8 @@ def in_all(builder: Any, number: Any, kind: Any) -> Any:
     """One number in all lanes."""
     nothing = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(INTS, [0] * LANES))
+    firsts = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
+    return builder.shuffle_vector(first, nothing, firsts)
 
 
 def _spread(_: Any, number: Any) -> tuple[Any, _Emit]:

@@ -2,100 +2,59 @@
 
 Most processors multiply float32 alone, while most checkpoints are in 16 bits. A copy of a model in
 float32 would take twice its memory again. Here a few outputs' weights at a time are widened into a
-buffer that stays in the nearest cache, and multiplied with all rows of the batch from there: the
-widening is a few percent of the work, and nothing is kept. Weights need no packing either, so they
-are written in place. On AVX-512 and AVX2 this takes as long as oneDNN's packed product in float32
+buffer that stays in the nearest cache, and multiplied with all rows of the batch from there, so
+nothing is kept and weights are written in place. From 64 rows on this takes as long as oneDNN's
+packed product in float32; of one row it takes little more than reading the weights
 (`python -m benchmarks.processors`).
 
 A row's bits depend on its own numbers and on the weights: not on the batch, not on the processor.
 """
 
+import functools
 import threading
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from es_cookbook.engines.torch.kernels.lanes import (
-    LANES,
-    ZERO,
-    Row,
-    kernel,
-    load,
-    prefetch,
-    spread,
-    store,
-)
-from es_cookbook.engines.torch.kernels.rows import widen_row
-from es_cookbook.engines.torch.kernels.tiles import (
+from es_cookbook.engines.torch.kernels.lanes import Row, kernel, prefetch
+from es_cookbook.engines.torch.kernels.panels import (
     DEPTH,
+    LINE,
     OUTPUTS,
-    PANELS,
-    STRIDE,
-    add_tile,
-    add_tiles,
-    turn_rows,
-    turn_sums,
+    PANEL,
+    add_products,
+    turn,
 )
 
 _Floats = NDArray[np.float32]
 
-_TOGETHER = 8 * OUTPUTS
-"""Outputs that are written together: fewer lie in pieces that are far apart."""
-_LINE = 64
-"""Bytes that come from memory together, on every processor that is known of."""
+
+@kernel()
+def _width(left: int, outputs: int) -> int:
+    """How many outputs come next: the last ones with some of those before them."""
+    for width in range(OUTPUTS, PANEL, -PANEL):
+        if left > width - PANEL and outputs >= width:
+            return width
+    return PANEL
 
 
 @kernel()
-def _by_input(x_T_K: _Floats, panels: int, out: _Floats) -> None:
-    """Panels of sixteen rows with an input's sixteen numbers side by side; 0 beyond the last."""
-    rows, size = x_T_K.shape
-    x, whole = x_T_K.reshape(-1), size // LANES * LANES
-    for panel in range(panels):
-        first, to = panel * LANES, panel * size * LANES
-        is_whole = first + LANES <= rows
-        if is_whole:
-            for k in range(0, whole, LANES):
-                turn_rows(x, first * size + k, size, out, to + k * LANES, LANES)
-        for k in range(whole if is_whole else 0, size):
-            for row in range(LANES):
-                inside = first + row < rows
-                out[to + k * LANES + row] = x[(first + row) * size + k] if inside else ZERO
-
-
-@kernel()
-def _sums_of(
-    w: Row,
-    first: int,
-    shape: tuple[int, int, int],
-    rows: _Floats,
-    buffers: tuple[_Floats, _Floats],
+def _turn_panels(
+    w: Row, at: int, ahead: int, shape: tuple[int, int], size: int, weights: _Floats
 ) -> None:
-    """Add all products of a tile's outputs, from `first` on, to the sums of each panel of rows.
-
-    `shape` is outputs, inputs and panels; both buffers, of weights and sums, are written.
-    """
-    outputs, size, panels = shape
-    weights, sums = buffers
-    count = min(OUTPUTS, outputs - first)
-    for begin in range(0, size, DEPTH):
-        depth = min(DEPTH, size - begin)
-        for m in range(count):
-            at = (first + m) * size + begin
-            widen_row(w, at, depth, weights, m * STRIDE)
-            if first + OUTPUTS + m < outputs:
-                # What the next tile reads comes from memory while this one computes.
-                for k in range(0, depth, _LINE // w.itemsize):
-                    prefetch(w, at + OUTPUTS * size + k)
-        panel, place = 0, size * LANES
-        while panel + PANELS <= panels:
-            of_rows, of_sums = panel * place + begin * LANES, panel * LANES * LANES
-            add_tiles(weights, rows, of_rows, place, depth, sums, of_sums)
-            panel += PANELS
-        while panel < panels:
-            of_rows, of_sums = panel * place + begin * LANES, panel * LANES * LANES
-            add_tile(weights, rows, of_rows, place, depth, sums, of_sums)
-            panel += 1
+    """Weights of so many outputs and inputs, from a place on, as tiles want them."""
+    width, depth = shape
+    line = LINE // w.itemsize
+    for n in range(0, width, PANEL):
+        for each in range(0, depth, line):
+            k = min(each, depth - line)  # the last ones with some of those before them
+            offset = n * size + k
+            turn(w, at + offset, size, weights, k * OUTPUTS + n)
+            for i in range(PANEL):
+                prefetch(w, ahead + offset + i * size)
 
 
 @kernel(
@@ -104,55 +63,61 @@ def _sums_of(
         for weights in ("float32", "uint16", "int16")
     ]
 )
-def _multiply(x_T_K: _Floats, w_N_K: Row, bias_N: _Floats, y_T_N: _Floats, rows: _Floats) -> None:
-    """Y = x Wᵀ + bias; `rows` is written: its length is that of whole panels of x."""
-    num_rows, outputs, size = len(x_T_K), len(w_N_K), x_T_K.shape[1]
-    panels = (num_rows + LANES - 1) // LANES
-    _by_input(x_T_K, panels, rows)
-    buffers = np.zeros(OUTPUTS * STRIDE, np.float32), np.empty(panels * LANES * LANES, np.float32)
-    sums = buffers[1]
-    some = np.empty(panels * LANES * _TOGETHER, np.float32)
-    w, y = w_N_K.reshape(-1), y_T_N.reshape(-1)
-    for begin in range(0, outputs, _TOGETHER):
-        end = min(begin + _TOGETHER, outputs)
-        for first in range(begin, end, OUTPUTS):
-            for m in range(OUTPUTS):
-                of_m = bias_N[first + m] if first + m < len(bias_N) else ZERO
-                for panel in range(panels):
-                    store(sums, (panel * LANES + m) * LANES, spread(of_m))
-            _sums_of(w, first, (outputs, size, panels), rows, buffers)
-            for panel in range(panels):
-                to = panel * LANES * _TOGETHER + first - begin
-                turn_sums(sums, panel * LANES * LANES, LANES, some, to, _TOGETHER)
-        count = end - begin
-        whole = count // LANES * LANES
-        for t in range(num_rows):
-            at, to = t * _TOGETHER, t * outputs + begin
-            for n in range(0, whole, LANES):
-                store(y, to + n, load(some, at + n))
-            for n in range(whole, count):
-                y[to + n] = some[at + n]
+def _multiply(
+    x_T_K: _Floats, w_N_K: Row, bias_N: _Floats, y_T_N: _Floats, weights: _Floats
+) -> None:
+    """Y = x Wᵀ + bias, of at least a panel and a line; `weights` is a buffer of them."""
+    rows, size = x_T_K.shape
+    outputs, line = len(w_N_K), LINE // w_N_K.itemsize
+    x, w, y = x_T_K.reshape(-1), w_N_K.reshape(-1), y_T_N.reshape(-1)
+    end = 0
+    while end < outputs:
+        width = _width(outputs - end, outputs)
+        first = min(end, outputs - width)
+        end, k = first + width, 0
+        while k < size:
+            depth = DEPTH if size - k >= DEPTH + line else size - k
+            at = first * size + k
+            # What the next tiles read comes from memory while these compute.
+            ahead = at + depth if k + depth < size else end * size
+            _turn_panels(w, at, ahead, (width, depth), size, weights)
+            sums = y, first, outputs
+            begun = sums if k else (bias_N, first, 0)
+            add_products((x, k, size), weights, depth, begun, sums, (rows, width))
+            k += depth
 
 
 class _Room(threading.local):
-    """Memory for a thread's rows, of which a large one would be asked of the system every time."""
+    """A thread's buffer, which begins where a line does."""
 
-    floats = np.empty(0, np.float32)
-
-    def of(self, size: int) -> _Floats:
-        if len(self.floats) < size:
-            self.floats = np.empty(size, np.float32)
-        return self.floats
+    def __init__(self) -> None:
+        size = 4 * (DEPTH + LINE) * OUTPUTS
+        bytes_ = np.empty(size + LINE, np.uint8)
+        begin = -bytes_.ctypes.data % LINE
+        self.weights = bytes_[begin : begin + size].view(np.float32)
 
 
 _room = _Room()
-_NONE = np.empty(0, np.float32)
 _STORED_AS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 """What kernels know 16-bit numbers as: see `lanes`."""
+_zeros = functools.cache(functools.partial(np.zeros, dtype=np.float32))
+
+
+def as_stored(weight: torch.Tensor) -> NDArray[Any]:
+    """A weight's own memory, as kernels know its numbers."""
+    return weight.detach().view(_STORED_AS.get(weight.dtype, weight.dtype)).numpy()
+
+
+def bias_of(bias_N: torch.Tensor | None, outputs: int) -> _Floats:
+    """A bias in float32; zeros where there is none."""
+    return _zeros(outputs) if bias_N is None else bias_N.detach().float().numpy()
 
 
 def multiply(
-    x_T_K: torch.Tensor, weight_N_K: torch.Tensor, bias_N: torch.Tensor | None = None
+    x_T_K: torch.Tensor,
+    weight_N_K: torch.Tensor,
+    bias_N: torch.Tensor | None = None,
+    live: int | None = None,
 ) -> torch.Tensor:
     """X Wᵀ + bias, in float32, on this thread: (rows, in), (out, in) -> (rows, out).
 
@@ -160,11 +125,24 @@ def multiply(
         x_T_K: contiguous, in float32.
         weight_N_K: contiguous, in float32, bfloat16 or float16.
         bias_N: of any of these.
+        live: rows from here on are nobody's, and may be 0.
     """
-    x, weight = x_T_K.detach(), weight_N_K.detach()
-    weight = weight.view(_STORED_AS.get(weight.dtype, weight.dtype))
-    bias = _NONE if bias_N is None else bias_N.detach().float().numpy()
-    y = torch.empty(len(x), len(weight))
-    rows = _room.of(-(-len(x) // LANES) * LANES * x.shape[1])
-    _multiply(x.numpy(), weight.numpy(), bias, y.numpy(), rows)
-    return y
+    outputs, inputs = weight_N_K.shape
+    if outputs < PANEL or inputs < LINE // weight_N_K.itemsize:
+        return _of_few(x_T_K, weight_N_K, bias_N)
+    x = x_T_K.detach().numpy()
+    product = torch.empty(len(x), outputs)
+    y, live = product.numpy(), len(x) if live is None else live
+    y[live:] = 0
+    _multiply(x[:live], as_stored(weight_N_K), bias_of(bias_N, outputs), y[:live], _room.weights)
+    return product
+
+
+def _of_few(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Of fewer outputs or inputs than are turned together: with zeros beside them."""
+    outputs, inputs = weight.shape
+    more = max(0, LINE // weight.itemsize - inputs)
+    below = max(0, PANEL - outputs)
+    bias = None if bias is None else F.pad(bias, (0, below))
+    weight = F.pad(weight, (0, more, 0, below))
+    return multiply(F.pad(x, (0, more)), weight, bias)[:, :outputs].contiguous()

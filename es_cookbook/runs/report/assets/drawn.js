@@ -21,9 +21,17 @@ function lines(keys) {
             ? `${plainText(group.label)}: ${labelOf(key)}`
             : plainText(group.label)
           : labelOf(key);
-        return { ...curve(report, group, key, axis()), label, colour: colour(many ? g : k), dash: many && k > 0 };
+        const line = curve(report, group, key, axis());
+        return { ...line, ...interval(group, key, line), label, colour: colour(many ? g : k), dash: many && k > 0 };
       }),
   );
+}
+
+/** Of a single run's held-out metric: where it lies with a confidence of 95 %, as a band. */
+function interval(group, key, line) {
+  if (report.runs.length > 1 || !key.startsWith("test/")) return {};
+  const [low, high] = ["low", "high"].map((end) => curve(report, group, key.replace("test/", `test/${end}/`), axis()));
+  return low.x.length === line.x.length ? { low: low.values, high: high.values, isRange: true } : {};
 }
 
 const unitOfAll = (keys) =>
@@ -36,7 +44,10 @@ const metricModel =
   () => {
     const wanted = typeof keys === "function" ? keys() : keys;
     if (!wanted.length) return null;
-    return { unit: unitOfAll(wanted), xLabel: xLabels[axis()], lines: lines(wanted), note: "", wholeX: true, ...more };
+    const drawn = lines(wanted);
+    const isMeasured = report.runs.length === 1 && drawn.some((line) => line.isRange);
+    const note = isMeasured ? "Bands of held-out results are 95 % intervals." : "";
+    return { unit: unitOfAll(wanted), xLabel: xLabels[axis()], lines: drawn, note, wholeX: true, ...more };
   };
 
 const present = (keys) => keys.filter((key) => report.runs.some((run) => valuesOf(run, key).some(finite)));
@@ -59,7 +70,8 @@ function rewardModel() {
   );
   const own = model.lines.find((line) => line.label === "reward");
   if (own && low.x.length === own.x.length) Object.assign(own, { low: low.values, high: high.values, isRange: true });
-  return { ...model, note: low.x.length ? "The band is from the worst to the best genome." : model.note };
+  const ofGenomes = low.x.length ? "The band around the reward is from the worst to the best genome." : "";
+  return { ...model, note: [ofGenomes, model.note].filter(Boolean).join(" ") };
 }
 
 function fitnessModel() {

@@ -14,7 +14,7 @@ from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.self_check import TOLERANCE, right_path
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, build
+from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, VARIANTS, VOCABULARY, build
 from tests.merged_models import difference_from_merged
 from tests.tiny_models import character_tokenizer
 
@@ -44,7 +44,7 @@ async def test_a_class_of_transformers_is_right_or_refused_as_the_page_says(name
     assert name not in REFUSED
     assert said == str(path)
     options = TorchEngineBuilder(num_lanes=1, max_model_len=CONTEXT, max_batch_size=32)
-    engine = options.around(model, character_tokenizer(), space, path, size)
+    engine = options.around(model, character_tokenizer(VOCABULARY), space, path, size)
     try:
         assert await difference_from_merged(engine, model) <= TOLERANCE
     finally:

@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Everything in its cache; some state in its modules; no logits_to_keep.
     for name in (HYBRID, "RecurrentGemmaForCausalLM", "WhisperForCausalLM"):
         build(name).save_pretrained(folder / name)
-        character_tokenizer().save_pretrained(folder / name)
+        character_tokenizer(VOCABULARY).save_pretrained(folder / name)
     return folder
 
 

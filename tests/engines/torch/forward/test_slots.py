@@ -15,6 +15,7 @@ from es_cookbook.engines.torch.forward.population_layers import (
 from es_cookbook.engines.torch.forward.slots import (
     SlotTable,
     choose_tokens,
+    draw_on_device,
     token_logprobs,
     token_uniforms,
     tops,
@@ -186,6 +187,16 @@ def test_a_nucleus_is_what_sorting_says(size: int, dtype: torch.dtype) -> None:
 def test_of_equal_tokens_at_the_end_of_a_nucleus_the_first_ones_are_in_it() -> None:
     drawn = _choose([[0.0] * 600] * 300, 1.0, 0.5, np.linspace(0, 0.999, 300).tolist())
     assert drawn[0] == 0 and drawn[-1] == 299
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-306, 1e-100, 1e-38, 1e-10, 1e-4])
+def test_towards_temperature_0_the_largest_logit_is_drawn(temperature: float) -> None:
+    logits = 3 * torch.randn(16, 300, generator=torch.Generator().manual_seed(0)).double()
+    logits[:, 7] = logits.amax(dim=-1) + 0.5
+    options = np.full(16, temperature), np.ones(16), np.linspace(0, 1 - 1e-9, 16)
+    drawn = choose_tokens(logits.float(), *options, np.arange(16)).tolist()
+    on_devices = draw_on_device(logits, *(torch.from_numpy(each)[:, None] for each in options))
+    assert drawn == on_devices.tolist() == [7] * 16
 
 
 def test_a_token_without_mass_is_never_drawn() -> None:

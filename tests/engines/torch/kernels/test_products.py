@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from es_cookbook.engines.torch.kernels.panels import DEPTH, LINE, OUTPUTS, PANEL
 from es_cookbook.engines.torch.kernels.products import multiply
-from es_cookbook.engines.torch.kernels.tiles import DEPTH, OUTPUTS
 
 SHAPES = [(1, 1), (8, 24), (33, 17), (64, OUTPUTS), (448, 129), (DEPTH, 96), (2 * DEPTH + 5, 101)]
+SHAPES += [(0, 3), (100, PANEL - 1), (15, 80), (DEPTH + LINE - 1, 2 * PANEL + 1)]
 HEIGHTS = (1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 199)
 
 
@@ -58,3 +59,16 @@ def test_no_rows_and_weights_in_the_middle_of_others() -> None:
     experts = numbers(3, 50, 40).half()
     x = numbers(9, 40)
     assert torch.equal(multiply(x, experts[1]), multiply(x, experts[1].clone()))
+
+
+@pytest.mark.parametrize("outputs", [5, 70])
+def test_rows_that_are_nobodys_change_no_others(outputs: int) -> None:
+    x, weight = numbers(16, 40), numbers(outputs, 40).bfloat16()
+    x[3:] = torch.nan
+    some = multiply(x, weight, live=3)
+    assert some.shape == (16, outputs)
+    assert torch.equal(some[:3], multiply(x[:3].contiguous(), weight))
+
+
+def test_rows_that_are_nobodys_are_not_computed() -> None:
+    assert not multiply(numbers(16, 40), numbers(70, 40).half(), numbers(70), live=3)[3:].any()

@@ -1,0 +1,254 @@
+"""Operations of which a matrix product is made: turning weights over, and tiles of sums.
+
+A tile is some outputs of a few rows, whose sums stay in registers while the inputs go by. Outputs
+lie side by side in a register, and a number of a row is in all lanes of another. So weights have to
+lie by input, but rows and sums as they are, whatever the number of rows: one row reads the weights
+once, and many turn them once. Each sum is one chain of fused products in the order of the inputs,
+so it has the same bits whatever the tile's size, on every processor. LLVM is given the whole loop:
+left to find it, it would keep the sums in memory.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from es_cookbook.common.compiled import features
+from es_cookbook.engines.torch.kernels.lanes import Row, in_all, pointer_to, widened
+
+_HAS_512_BITS = "+avx512f" in features()
+_WIDTH, _SUMS, _ROWS = (16, 24, 8) if _HAS_512_BITS else (8, 12, 4)
+"""Numbers of a register, registers that hold a tile's sums, and most rows of a tile.
+
+Of AVX-512's 32 registers of 16 numbers, 24 hold sums; of AVX2's 16 of 8, 12; of NEON's 32 of 4, 12
+pairs.
+"""
+PANEL = 16
+"""Outputs that are turned together."""
+OUTPUTS = 3 * PANEL
+"""Outputs of tiles, of which the last of a product have fewer panels."""
+DEPTH = 96
+"""Inputs that tiles go through at a time: so many turned weights take half of the nearest cache."""
+LINE = 64
+"""Bytes of a row of weights that come from memory together, and are turned together."""
+
+_INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
+_FLOATS, _INTS = ir.VectorType(_FLOAT, _WIDTH), ir.VectorType(ir.IntType(32), _WIDTH)
+_SHORTS = ir.VectorType(ir.IntType(16), _WIDTH)
+_Floats: TypeAlias = NDArray[np.float32]
+Places: TypeAlias = tuple[_Floats, int, int]
+"""Rows of an array of one axis: where the first begins, and how far apart they are."""
+
+
+def _index(number: int) -> Any:
+    return ir.Constant(_INDEX, number)
+
+
+def _many(builder: Any, place: Any, offset: int) -> Any:
+    """The address of a register's numbers, so many after a place."""
+    return builder.bitcast(builder.gep(place, [_index(offset)]), _FLOATS.as_pointer())
+
+
+class Rows(NamedTuple):
+    """`Places` in LLVM's code."""
+
+    first: Any
+    stride: Any
+
+    @classmethod
+    def of(cls, context: Any, builder: Any, kind: Any, places: Any) -> "Rows":
+        array, first, stride = cgutils.unpack_tuple(builder, places)
+        return cls(pointer_to(context, builder, kind[0], array, first, _FLOAT), stride)
+
+    def some(self, builder: Any, t: Any, count: int) -> list[Any]:
+        """Where so many of them begin, from one on."""
+        rows = [builder.add(t, _index(i)) for i in range(count)]
+        return [builder.gep(self.first, [builder.mul(row, self.stride)]) for row in rows]
+
+
+def each_tile(
+    builder: Any,
+    places: Sequence[Rows],
+    rows: Any,
+    most: int,
+    tile: Callable[[Sequence[list[Any]]], None],
+) -> None:
+    """Emit tiles of all rows: of as many as one may have, of half of these, and so on.
+
+    `tile` gets where its rows begin, for each of the places.
+    """
+    done, count = _index(0), most
+    while count:
+        tiles = builder.udiv(builder.sub(rows, done), _index(count))
+        with cgutils.for_range(builder, tiles) as loop:
+            t = builder.add(done, builder.mul(loop.index, _index(count)))
+            tile([each.some(builder, t, count) for each in places])
+        done = builder.add(done, builder.mul(tiles, _index(count)))
+        count //= 2
+
+
+def _add_products(
+    _: Any, x: Any, weights: Any, depth: Any, begun: Any, y: Any, shape: Any
+) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        kinds = signature.args
+        places = [Rows.of(context, builder, kinds[n], values[n]) for n in (0, 3, 4)]
+        w = pointer_to(context, builder, kinds[1], values[1], _index(0), _FLOAT)
+        depth, (rows, outputs) = values[2], cgutils.unpack_tuple(builder, values[5])
+        for width in range(PANEL, OUTPUTS + 1, PANEL):
+            with builder.if_then(builder.icmp_signed("==", outputs, _index(width))):
+                tile = partial(_tile, builder, w=w, depth=depth, width=width)
+                each_tile(builder, places, rows, _ROWS, tile)
+        return context.get_dummy_value()
+
+    return types.void(x, weights, types.intp, begun, y, shape), emit
+
+
+def _fits(columns: int, rows: int) -> bool:
+    """Whether a register is left for one number, beside those of sums and of an input's weights."""
+    return columns * rows <= _SUMS and columns * (rows + 1) < (32 if _HAS_512_BITS else 16)
+
+
+def _tile(builder: Any, places: Sequence[list[Any]], w: Any, depth: Any, width: int) -> None:
+    """So many outputs of some rows, as many at a time as the registers hold the sums of."""
+    x_T, begun_T, y_T = places
+    at_once = next(
+        n for n in range(width, 0, -_WIDTH) if not width % n and _fits(n // _WIDTH, len(x_T))
+    )
+    for first in range(0, width, at_once):
+        offsets = range(first, first + at_once, _WIDTH)
+        begun = [builder.load(_many(builder, row, n), align=4) for row in begun_T for n in offsets]
+        sums = _all_inputs(builder, begun, x_T, w, offsets, depth)
+        places_of_sums = [_many(builder, row, n) for row in y_T for n in offsets]
+        for place, total in zip(places_of_sums, sums, strict=True):
+            builder.store(total, place, align=4)
+
+
+def _all_inputs(
+    builder: Any, begun: Sequence[Any], x_T: Sequence[Any], w: Any, offsets: range, depth: Any
+) -> Sequence[Any]:
+    """Sums with the products of all inputs."""
+    before, loop = builder.block, builder.append_basic_block("inputs")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(_INDEX)
+    k.add_incoming(_index(0), before)
+    sums = [builder.phi(_FLOATS) for _ in begun]
+    fma = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{_WIDTH}f32"
+    )
+    here = builder.gep(w, [builder.mul(k, _index(OUTPUTS))])
+    weights = [builder.load(_many(builder, here, n), align=4) for n in offsets]
+    numbers = [in_all(builder, builder.load(builder.gep(row, [k])), _FLOATS) for row in x_T]
+    pairs = [(number, weight) for number in numbers for weight in weights]
+    added = [builder.call(fma, [*pair, total]) for pair, total in zip(pairs, sums, strict=True)]
+    following = builder.add(k, _index(1))
+    k.add_incoming(following, loop)
+    for phi, start, total in zip(sums, begun, added, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(total, loop)
+    end = builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
+    builder.position_at_end(end)
+    return added
+
+
+def _turn(
+    _: Any, weights: Any, at: Any, stride: Any, out: Any, to: Any
+) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+        (weights, at, stride, out, to), kind = values, signature.args[0]
+        place = pointer_to(context, builder, signature.args[3], out, to, _FLOAT)
+        inputs = LINE * 8 // kind.dtype.bitwidth
+        of_register = inputs * _WIDTH * 4 // LINE
+        for n in range(0, PANEL, _WIDTH):
+            outputs = [builder.mul(stride, _index(n + i)) for i in range(_WIDTH)]
+            for k in range(0, inputs, of_register):
+                first = builder.add(at, _index(k))
+                starts = [builder.add(first, output) for output in outputs]
+                rows = [
+                    pointer_to(context, builder, kind, weights, start, _INTS) for start in starts
+                ]
+                by_input = _by_input(builder, kind.dtype, rows)
+                for i, floats in enumerate(by_input, k):
+                    builder.store(floats, _many(builder, place, i * OUTPUTS + n), align=4)
+        return context.get_dummy_value()
+
+    del at, stride, to
+    return types.void(weights, *[types.intp] * 2, out, types.intp), emit
+
+
+def _by_input(builder: Any, dtype: Any, rows: Sequence[Any]) -> list[Any]:
+    """What a register holds of each of as many outputs, by input, in float32."""
+    ints = [builder.load(row, align=2) for row in rows]
+    columns = _turned(builder, ints)
+    return [floats for column in columns for floats in _floats(builder, dtype, column)]
+
+
+def _floats(builder: Any, dtype: Any, ints: Any) -> list[Any]:
+    """The numbers in each 32 bits, in float32: one, or two of which the lower comes first."""
+    if dtype == types.float32:
+        return [builder.bitcast(ints, _FLOATS)]
+    both = ints, builder.lshr(ints, ir.Constant(_INTS, [16] * _WIDTH))
+    shorts = [builder.trunc(each, _SHORTS) for each in both]
+    return [widened(builder, dtype, each, _INTS, _FLOATS) for each in shorts]
+
+
+def _picked(builder: Any, pair: Sequence[Any], picks: Sequence[int]) -> Any:
+    return builder.shuffle_vector(*pair, ir.Constant(_INTS, picks))
+
+
+def _turned(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """As many rows as a register has numbers, as their columns.
+
+    Four rows at a time within each four of their numbers, and then fours of numbers: what moves
+    within 128 bits, and whole 128 bits, is one instruction of x86.
+    """
+    by_column = [_fours(builder, rows[i : i + 4]) for i in range(0, _WIDTH, 4)]
+    columns = [_quads(builder, same) for same in zip(*by_column, strict=True)]
+    return [of_quads[quad] for quad in range(_WIDTH // 4) for of_quads in columns]
+
+
+def _fours(builder: Any, rows: Sequence[Any]) -> list[Any]:
+    """Four rows as four columns, in each four of their numbers."""
+
+    def picks(*of_four: int) -> list[int]:
+        """Places in two registers, from those in two fours."""
+        return [
+            four + (n if n < 4 else n - 4 + _WIDTH) for four in range(0, _WIDTH, 4) for n in of_four
+        ]
+
+    a, b, c, d = rows
+    columns: list[Any] = []
+    for numbers in (picks(0, 4, 1, 5), picks(2, 6, 3, 7)):
+        pair = _picked(builder, (a, b), numbers), _picked(builder, (c, d), numbers)
+        columns += [_picked(builder, pair, picks(*two)) for two in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    return columns
+
+
+def _quads(builder: Any, rows: Sequence[Any]) -> Sequence[Any]:
+    """As many rows as they have fours of numbers, as columns of fours."""
+    if len(rows) == 1:
+        return rows
+    pairs = list(zip(rows[::2], rows[1::2], strict=True))
+    halves: list[Sequence[Any]] = []
+    for first in (0, 4):  # the even fours, then the odd ones
+        picks = [four + n for four in range(first, 2 * _WIDTH, 8) for n in range(4)]
+        halves.append(_quads(builder, [_picked(builder, pair, picks) for pair in pairs]))
+    return [row for pair in zip(*halves, strict=True) for row in pair]
+
+
+_AddProducts = Callable[[Places, _Floats, int, Places, Places, tuple[int, int]], None]
+_Turn = Callable[[Row, int, int, _Floats, int], None]
+
+turn = cast(_Turn, intrinsic(_turn))
+"""Write a line of each of a panel's outputs by input, in float32: (weights, place, how far apart
+outputs are, target, place). Inputs are `OUTPUTS` apart there."""
+add_products = cast(_AddProducts, intrinsic(_add_products))
+"""Sums = those begun + inputs times weights as `turn` writes them, of so many rows and outputs:
+(inputs, weights, how many inputs, sums begun, sums, (rows, outputs))."""

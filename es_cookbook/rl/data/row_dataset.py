@@ -1,0 +1,380 @@
+"""A problem a row: loading, holding rows out, batches and checks, whatever a row asks.
+
+A row is held out by what it is, never by how it is asked. Its key, all of its fields or those that
+`split_by` names, is hashed to a place in [0, 1); a share of the places is held out, in the order of
+the file, and where `num_test` asks for more, the places that follow. So the held-out rows are the
+same for every seed and prompt, and fewer of them are the first of more.
+
+Rows that do not fit, because no problem can be made of them or their prompt is too long, are
+refused or skipped. They are skipped after rows were held out, so no other row changes sides, and by
+what they are, never by what an engine holds, so a run that goes on uses the same rows.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import heapq
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Literal, TypeAlias
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_literals, check_range
+from es_cookbook.common.configs import recorded_without
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.chz_fields import formerly
+from es_cookbook.common.terminal import one_line, plural, say
+from es_cookbook.rl.data.lines import with_stop
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.data.row_checks import check_count, check_rows
+from es_cookbook.rl.data.rows import (
+    ON_BAD_ROW_DOC,
+    OnBadRow,
+    Remarks,
+    Row,
+    check_template,
+    filled,
+    with_whole_numbers,
+)
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
+from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
+from es_cookbook.rl.problem_env import (
+    ProblemGroupBuilder,
+    digest_of,
+)
+from es_cookbook.rl.types import (
+    Datasets,
+    RLDatasetBuilder,
+    Tokenizer,
+)
+
+_NUM_TEST = 200
+"""Most held-out rows where `num_test` does not say how many."""
+
+
+@chz.chz
+class RowDatasetBuilder(RLDatasetBuilder):
+    """A problem a row, for training and, disjoint from it, for the held-out test.
+
+    Rows of equal keys are in one of the splits, and a training row that asks what a held-out one
+    asks, word for word, is left out.
+    """
+
+    source: str = chz.field(
+        doc=f"{SOURCE_DOC}; several with commas, and a part with rows.jsonl[:1000]"
+    )
+    test_source: str | None = chz.field(
+        default=None, doc="the same for the test; None holds rows of `source` out"
+    )
+    num_train: int = chz.field(default=10_000, doc="most training problems used")
+    num_test: int | None = chz.field(
+        default=None,
+        doc=f"exactly so many held-out problems, 0 for none; None: the share, {_NUM_TEST} at most",
+    )
+    test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
+    fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
+    split_by: str | None = chz.field(
+        default="",
+        metadata=recorded_without(None),
+        doc="what rows of one split share: a field, several with commas between them, or text with "
+        "fields in braces; empty: all fields; None: as runs had it that do not record this option",
+    )
+    problems_per_generation: int = chz.field(
+        default=32, doc="problems in a batch", metadata=formerly("batch")
+    )
+    seed: int = chz.field(default=0, doc="of the order of the training problems")
+    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
+    max_prompt_tokens: int | None = chz.field(
+        default=None, doc="longest prompt; None: any that leaves room for an answer"
+    )
+    on_long_prompt: Literal["refuse", "skip", "truncate_left"] = chz.field(
+        default="refuse",
+        doc="of a prompt above max_prompt_tokens; truncate_left: cut the question's beginning",
+    )
+
+    @chz.validate
+    def _fitting(self) -> None:
+        check_literals(self)
+        check_range(self, "max_prompt_tokens", at_least=1)
+        if self.on_long_prompt != "refuse" and self.max_prompt_tokens is None:
+            raise ConfigError(
+                f"on_long_prompt={self.on_long_prompt} needs max_prompt_tokens: which rows a run "
+                "uses must not depend on the engine's context"
+            )
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "num_train", "problems_per_generation", at_least=1)
+        check_range(self, "num_test", "fold", at_least=0)
+        check_range(self, "test_fraction", above=0, at_most=0.5)
+        check_template(self.split_by or "", "split_by")
+        if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
+            raise ConfigError(
+                f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
+                f"there are folds 0 to {int(1 / self.test_fraction + 1e-9) - 1}"
+            )
+
+    @property
+    @override
+    def label(self) -> str:
+        return label_of(self.source)
+
+    @abstractmethod
+    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+        """What a row asks. Use `row.where` as the problem's name, and `row.text(...)` and the like.
+
+        Raises:
+            DataError: The row cannot be used.
+        """
+
+    def key(self, row: Row) -> str:
+        """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
+        return _all_of(row)
+
+    @property
+    def needed(self) -> Mapping[str, Sequence[str]]:
+        """Option -> fields that every row needs because of it, as is known without a tokenizer."""
+        return {}
+
+    def check_fields(self, row: Row) -> None:
+        """Refuse, before a model is loaded, a row with which `problem` cannot do anything.
+
+        Raises:
+            DataError: Names the row, and what is missing or wrong; by default nothing is.
+        """
+        del row
+
+    @override
+    def check(self) -> None:
+        """Read the rows that are used, and refuse what would be refused of them later."""
+        check_sources(self.source, self.test_source)
+        train, test = self._splits()
+        if not train:
+            raise DataError(f"{self.source}: there are no rows to train on")
+        if not test and self.num_test != 0:
+            self._tell_none_held_out()
+        parts = {self.source: [*train, *test]}
+        if self.test_source is not None:
+            parts = {self.source: train, self.test_source: test}
+        for source, part in parts.items():
+            rows = [keyed.row for keyed in part if keyed.error is None]
+            check_rows(rows, source, self.needed, self.check_fields, self.on_bad_row)
+        check_count(len(train), self.problems_per_generation)
+
+    def _tell_none_held_out(self) -> None:
+        if self.test_source is not None:
+            raise DataError(f"{self.test_source}: there are no rows to test on")
+        say(
+            f"{self.source}: none of its rows is in the share that is held out "
+            f"(dataset.test_fraction={self.test_fraction:g}), so nothing measures what is learned; "
+            "dataset.num_test=10 holds exactly so many out, and num_test=0 says that none is wanted"
+        )
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        """Load the rows, hold some out, and make their problems."""
+        train, test = self._splits()
+        if not train:
+            raise DataError(f"{self.source}: there are no rows to train on")
+        held_out = self.test_source or self.source
+        shown = self.shown([keyed.row for keyed in train if keyed.error is None])
+        test_P = await self._problems(test, held_out, "held-out row", tokenizer, shown)
+        train_P = await self._problems(train, self.source, "training row", tokenizer, shown)
+        builders = self._not_asked(train_P, test_P)
+        if stop := self.usual_stop([*builders, *test_P], tokenizer):
+            builders, test_P = with_stop(builders, stop), with_stop(test_P, stop)
+        dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
+        return Datasets(dataset, test_P)
+
+    def shown(self, train: Sequence[Row]) -> Sequence[Row]:
+        """Of the rows to train on, those that prompts show as examples; by default none.
+
+        Raises:
+            DataError: There are too few.
+        """
+        del train
+        return ()
+
+    def usual_stop(
+        self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
+    ) -> tuple[str, ...]:
+        """Texts that end an answer where `sampling.stop` is None; by default none."""
+        del problems_P, tokenizer
+        return ()
+
+    def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
+        num_test = _NUM_TEST if self.num_test is None else self.num_test
+        most = {"num_train": self.num_train, "num_test": num_test}
+        train, test = load_splits(
+            self.source, self.test_source, self._keyed, lambda each: each.is_held_out, **most
+        )
+        if len(test) == num_test or self.num_test is None or self.split_by is None:
+            return list(train.values()), list(test.values())
+        if self.test_source is not None:  # Of which all rows were read.
+            count = plural(len(test), "row")
+            raise DataError(f"dataset.num_test={num_test}: {self.test_source} has {count}")
+        # The share first, in the order of the file, then the places that follow.
+        keyed = map(self._keyed, load_rows(self.source))
+        in_turn = heapq.nsmallest(
+            num_test + 1, keyed, key=lambda each: 0.0 if each.is_held_out else each.place
+        )
+        if len(in_turn) <= num_test:
+            raise DataError(
+                f"dataset.num_test={num_test}: {self.source} has {plural(len(in_turn), 'row')}, "
+                "and some must be left to train on"
+            )
+        held_out = in_turn[:num_test]
+        keys = {each.key for each in held_out}
+        others = (each for each in map(self._keyed, load_rows(self.source)) if each.key not in keys)
+        return list(islice(others, self.num_train)), held_out
+
+    def _keyed(self, row: Row) -> "_Keyed":
+        error = None
+        try:
+            key = self._by_fields(row) if self.split_by else self.key(row)
+        except DataError as found:
+            if self.on_bad_row == "refuse":
+                raise
+            key, error = _all_of(row), found
+        digest = hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=8).digest()
+        place = (int.from_bytes(digest, "big") / 2**64 - self.fold * self.test_fraction) % 1.0
+        return _Keyed(row, key, place, place < self.test_fraction, error)
+
+    def _by_fields(self, row: Row) -> str:
+        assert self.split_by is not None
+        try:
+            if "{" in self.split_by:
+                return filled(self.split_by, row)
+            return "\n".join(row.printed(name.strip()) for name in self.split_by.split(","))
+        except DataError as error:
+            raise DataError(f"{error} (dataset.split_by={one_line(self.split_by)})") from error
+
+    async def _problems(
+        self,
+        rows: "Sequence[_Keyed]",
+        source: str,
+        what: str,
+        tokenizer: Tokenizer,
+        shown: Sequence[Row],
+    ) -> list[ProblemGroupBuilder]:
+        """Those of the rows that are used; says how many do not fit, and names the first."""
+        cuts = self.on_long_prompt == "truncate_left"
+        whole = chz.replace(self, on_long_prompt="refuse") if cuts else self
+        built, in_full = (
+            functools.partial(each._built, tokenizer=tokenizer, shown=shown)
+            for each in (self, whole)
+        )
+        remarks, texts = Remarks(source, self.on_bad_row), AnswerTexts(tokenizer)
+        fitted = [await self._fitted(keyed, built, in_full, remarks, texts) for keyed in rows]
+        found = [problem for problem in fitted if problem is not None]
+        remarks.say(len(rows), what, len(found))
+        return found
+
+    async def _fitted(
+        self,
+        keyed: "_Keyed",
+        built: "_Build",
+        whole: "_Build",
+        remarks: Remarks,
+        texts: AnswerTexts,
+    ) -> ProblemGroupBuilder | None:
+        """A row's problem, None if it is skipped; `whole` makes it with its whole prompt."""
+        most, row = self.max_prompt_tokens, keyed.row
+        try:
+            problem = whole(keyed)
+            if self.on_bad_row == "skip":  # Otherwise it is refused with all others.
+                await problem.check_said(texts, ())
+            length = 0 if most is None else await _num_tokens(problem)
+        except DataError as error:
+            remarks.bad(row.where, error)
+            return None
+        if most is not None and length > most:
+            if self.on_long_prompt == "skip":
+                how = f"with a prompt above {plural(most, 'token')} and skipped"
+                remarks.add(row.where, how, str(length))
+                return None
+            cuts = self.on_long_prompt == "truncate_left"
+            if cuts:
+                problem = built(keyed)
+            if not cuts or await _num_tokens(problem) > most:
+                cut = " and cannot be cut to it" if cuts else ""
+                raise row.error(
+                    f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
+                    f"{most}{cut}; dataset.on_long_prompt=skip leaves such rows out, and "
+                    "truncate_left cuts the questions of a task"
+                )
+            remarks.add(row.where, f"with a prompt cut to {plural(most, 'token')}", str(length))
+        for remark in self._remarks(row):
+            remarks.add(row.where, remark)
+        return problem
+
+    def _remarks(self, row: Row) -> Iterable[str]:
+        """What is to be said of rows such as this one; by default nothing."""
+        return ()
+
+    def _built(
+        self, keyed: "_Keyed", tokenizer: Tokenizer, shown: Sequence[Row]
+    ) -> ProblemGroupBuilder:
+        if keyed.error is not None:
+            raise keyed.error
+        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
+        others = [row for row in shown if row.where != keyed.row.where]
+        row = dataclasses.replace(with_whole_numbers(keyed.row), shown=others)
+        problem = self.problem(row, tokenizer)
+        return dataclasses.replace(problem, contents=contents)
+
+    def _not_asked(
+        self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
+    ) -> list[ProblemGroupBuilder]:
+        """Those that ask something else than all held-out ones."""
+        if self.split_by is None:
+            return builders
+        held_out = {digest for problem in test_P for digest in problem.digests}
+        kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
+        if (num_left_out := len(builders) - len(kept)) > 0:
+            said = (
+                f"{self.source}: {num_left_out:,} of {plural(len(builders), 'training row')} have "
+                "the prompt of a held-out row, token by token, and are left out; "
+                "dataset.split_by=FIELD holds rows out together that have the same FIELD"
+            )
+            if not kept:
+                raise DataError(said)
+            say(said)
+        return kept
+
+
+async def _num_tokens(problem: ProblemGroupBuilder) -> int:
+    length = await problem.prompt_length()
+    if length is None:
+        raise ConfigError(
+            "dataset.max_prompt_tokens: the prompts of these problems are not known before a "
+            "rollout; accepted: None"
+        )
+    return length
+
+
+def _all_of(row: Row) -> str:
+    return json.dumps(dict(row.fields), sort_keys=True, default=str)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A row, its key, and where it belongs.
+
+    Attributes:
+        place: in [0, 1), by the key, from the beginning of the share that is held out.
+        error: why the row has no key of its own.
+    """
+
+    row: Row
+    key: str
+    place: float
+    is_held_out: bool
+    error: DataError | None = None
+
+
+_Build: TypeAlias = Callable[[_Keyed], ProblemGroupBuilder]

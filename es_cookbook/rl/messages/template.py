@@ -1,0 +1,354 @@
+"""A chat as text and as tokens, by the tokenizer's own chat template, with all that it says.
+
+Templates differ in what they know. Some have no system role and leave such a message out or refuse
+it, some show the first system message alone, some leave out results of tools, some want turns to
+alternate. So a chat is tried as it is, and then with as few changes as make the template show
+everything (`shapes`), once for all chats of the same shape. The real messages are looked for once
+more, since templates may also go by what is said. Nothing is left out in silence: if no change
+helps, the chat is refused.
+
+What others than the model say names control tokens as text (`encoder`).
+
+A template may tell the date. It is the one of `fix_date`, so that a run that goes on another day
+asks as before.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import sys
+import time
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property, lru_cache
+from itertools import chain, combinations
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+
+from es_cookbook.common.errors import ModelError
+from es_cookbook.common.terminal import one_line
+from es_cookbook.rl.messages.encoder import Controls, behind, framed
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.shapes import (
+    CHANGES,
+    Change,
+    Gap,
+    Shape,
+    applied,
+    calls_as_text,
+    gap_in,
+    is_altered,
+    shape_of,
+)
+from es_cookbook.rl.messages.thoughts import TAGS
+from es_cookbook.rl.types import Tokenizer
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
+Schema: TypeAlias = Mapping[str, object]
+T = TypeVar("T")
+SENTINEL = "Turn7Sentinel"
+QUESTION = Message("user", "Question7Sentinel")
+ANSWERED = QUESTION, Message("assistant", SENTINEL)
+_MOST_CACHED = 4096
+PATIENCE = 5.0
+"""Seconds for the first chat that a template renders; long ones take milliseconds."""
+logger = logging.getLogger(__name__)
+_tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
+"""Tokenizers -> the template that has rendered a chat in time."""
+_dates: "weakref.WeakKeyDictionary[Tokenizer, datetime]" = weakref.WeakKeyDictionary()
+
+
+def fix_date(tokenizer: Tokenizer, date: datetime) -> None:
+    """What templates of this tokenizer take for the present, from now on."""
+    _dates[tokenizer] = date
+
+
+class _Plan(NamedTuple):
+    """How chats of a shape are shown: by changes, or not, because of a gap or a failure."""
+
+    changes: tuple[Change, ...] = ()
+    gap: Gap | None = None
+    failure: ModelError | None = None
+
+
+class ChatTemplate:
+    """A tokenizer's chat template.
+
+    Args:
+        tokenizer: with a chat template.
+        schemas: of tools, that the template is told of.
+        calls_are_text: write calls and results of tools as text in any case.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, schemas: Sequence[Schema] = (), *, calls_are_text: bool = False
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.calls_are_text = calls_are_text
+        self._controls = Controls.of(tokenizer)
+        self._schemas = [self._shielded(dict(schema)) for schema in schemas] or None
+        self._always: tuple[Change, ...] = (calls_as_text,) if calls_are_text else ()
+        self._date = _dates.get(tokenizer) or datetime.now()
+        self._told: set[str] = set()
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "ChatTemplate":
+        """The one of a tokenizer without tools, whose chats are tried once."""
+        return _template(tokenizer, str(tokenizer.chat_template))
+
+    @staticmethod
+    def tells_date(tokenizer: Tokenizer) -> bool:
+        """Whether what the template shows depends on the date."""
+        return "strftime_now" in str(tokenizer.chat_template)
+
+    def looks_framed(self, text: str) -> bool:
+        """Whether a text begins as a chat of this template does."""
+        try:
+            begin = self._opening.partition(QUESTION.content)[0].strip()
+        except ModelError:  # Chats say it of themselves.
+            return False
+        return bool(begin) and text.lstrip().startswith(begin)
+
+    def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of a chat up to the assistant's turn.
+
+        Raises:
+            ModelError: As `text`.
+        """
+        return framed(self.tokenizer, self.text(messages))
+
+    def text(
+        self, messages: Sequence[Message], *, open_turn: bool = True, as_written: bool = False
+    ) -> str:
+        """A chat as text that `framed` encodes.
+
+        Args:
+            messages: all of them are shown.
+            open_turn: up to the assistant's turn.
+            as_written: names of control tokens are these tokens.
+
+        Raises:
+            ModelError: The template fails, or does not show a message whatever is tried.
+        """
+        try:
+            shown = messages if as_written else [self._safe(message) for message in messages]
+            plan = self._plan(shape_of(shown), open_turn)
+            if plan.failure is not None:
+                raise plan.failure
+            text = "" if plan.gap else self.raw(applied(plan.changes, shown), open_turn=open_turn)
+        except RecursionError as error:
+            who = name_of(self.tokenizer)
+            raise ModelError(f"a call is nested too deeply for the template of {who}") from error
+        if gap := plan.gap or gap_in(shown, text):
+            raise self._leaves_out(gap, messages)
+        self._check(shown, text)
+        return text
+
+    def turn(self, message: Message) -> tuple[int, ...]:
+        """The tokens of the assistant's message behind a prompt, as the template writes it.
+
+        With all control tokens that end it, and without an end where there are none.
+
+        Raises:
+            ModelError: The template refuses it, or opens turns with what it does not begin with.
+        """
+        text = self.text([QUESTION, message], open_turn=False, as_written=True)
+        pairs = zip(self._opening, text, strict=False)
+        shorter = min(len(self._opening), len(text))
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
+        extra, said = self._opening[same:], text[same:]
+        if extra.strip():
+            said = self._said_behind(extra, message)
+        if not self.ends_T:
+            return behind(self.tokenizer, self._opening, said.removesuffix(self._closing))
+        tokens_T = behind(self.tokenizer, self._opening, said)
+        last = [at for at, token in enumerate(tokens_T, 1) if token in self._controls.ids]
+        return tokens_T[: last[-1] if last else None]
+
+    @cached_property
+    def ends_T(self) -> tuple[int, ...]:
+        """The control tokens that the template writes behind a turn, blanks between them aside."""
+        tokens_T = behind(self.tokenizer, SENTINEL, self._closing)
+        return tuple(token for token in tokens_T if token in self._controls.ids)
+
+    def raw(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        """What the template makes of the messages as they are.
+
+        Raises:
+            ModelError: It fails, or does not come to an end with its first chat.
+        """
+        tokenizer, more = self.tokenizer, dict[str, Any]()
+        if self.tells_date(tokenizer):  # Some tokenizers take no argument that they do not use.
+            more["strftime_now"] = _dates.get(tokenizer, self._date).strftime
+        is_new = _tried.get(tokenizer) != tokenizer.chat_template
+        # Not `TemplateError` alone: templates also add and index what is not there.
+        try:
+            with _deadline(PATIENCE) if is_new else contextlib.nullcontext():
+                text = tokenizer.apply_chat_template(
+                    cast("list[dict[str, str]]", _as_dicts(messages)),
+                    tools=cast("list[dict[str, object] | Callable[..., object]]", self._schemas),
+                    tokenize=False,
+                    add_generation_prompt=open_turn,
+                    **more,
+                )
+        except RecursionError:
+            raise
+        except Exception as error:
+            roles = ", ".join(message.role for message in messages)
+            said = f"{type(error).__name__}: {str(error)[:200]}"
+            raise ModelError(
+                f"the chat template of {name_of(tokenizer)} cannot render messages of the roles "
+                f"{roles} ({one_line(said)})"
+            ) from error
+        _tried[tokenizer] = tokenizer.chat_template
+        assert isinstance(text, str)
+        return text
+
+    @cached_property
+    def _opening(self) -> str:
+        return self.raw([QUESTION])
+
+    @cached_property
+    def _closing(self) -> str:
+        """What the template writes behind a turn that is the last."""
+        return self.raw(ANSWERED, open_turn=False).partition(SENTINEL)[2]
+
+    def _said_behind(self, extra: str, message: Message) -> str:
+        """What is said and its end, where a prompt ends in what the past does not show."""
+        content = message.content.lstrip()
+        is_begun = content.startswith(extra.strip())
+        has_tags = any(tag in extra for tag in TAGS)
+        if message.tool_calls or message.reasoning or (has_tags and not is_begun):
+            raise ModelError(
+                f"the chat template of {name_of(self.tokenizer)} opens turns with {extra!r:.60}, "
+                "with which an answer has to begin"
+            )
+        said = content[len(extra.strip()) :].lstrip("\n") if is_begun else message.content
+        return said + self._closing
+
+    def _safe(self, message: Message) -> Message:
+        """A message in which names of control tokens are text, but for its tags of thoughts."""
+        kept = TAGS if message.role == "assistant" else ()
+        calls = (
+            ToolCall(call.name, self._shielded(dict(call.arguments))) for call in message.tool_calls
+        )
+        return dataclasses.replace(
+            message,
+            content=self._controls.shielded(message.content, but=kept),
+            name=message.name and self._controls.shielded(message.name),
+            tool_calls=tuple(calls),
+            reasoning=self._controls.shielded(message.reasoning),
+        )
+
+    def _shielded(self, value: T) -> T:
+        """A value of JSON with its texts shielded."""
+        found: object = value
+        if isinstance(value, str):
+            found = self._controls.shielded(value)
+        elif isinstance(value, list):
+            found = [self._shielded(each) for each in cast("list[object]", value)]
+        elif isinstance(value, dict):
+            fields = cast("dict[str, object]", value)
+            found = {self._shielded(name): self._shielded(each) for name, each in fields.items()}
+        return cast(T, found)
+
+    @lru_cache(_MOST_CACHED)  # noqa: B019  # Templates live as long as the program.
+    def _plan(self, shape: Shape, open_turn: bool) -> _Plan:
+        """The fewest changes by which all of a chat is shown."""
+        tried: dict[Shape, _Plan] = {}
+        subsets = (combinations(CHANGES, number) for number in range(len(CHANGES) + 1))
+        for more in chain.from_iterable(subsets):
+            changes = self._always + more
+            if (chat := applied(changes, shape)) in tried:
+                continue
+            try:
+                gap = gap_in(shape, self.raw(chat, open_turn=open_turn))
+                if gap is None:
+                    return _Plan(changes)
+                tried[chat] = _Plan(gap=gap)
+            except ModelError as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+                tried[chat] = _Plan(failure=error)
+        # What no change helps; or, where they are all refused, why the chat as it is was.
+        last = tried[applied(self._always + CHANGES, shape)]
+        return last if last.gap else next(iter(tried.values()))
+
+    def _check(self, messages: Sequence[Message], text: str) -> None:
+        """Refuse a text without a tool or thoughts; tell of what a template changes."""
+        who = f"the chat template of {name_of(self.tokenizer)}"
+        for schema in self._schemas or ():
+            name = cast("Schema", schema.get("function", schema)).get("name")
+            if str(name) not in text:
+                raise ModelError(f"{who} does not show the tool {name!r:.60}")
+        earlier = [message.reasoning for message in messages[:-1] if message.reasoning]
+        if any(each not in text for each in earlier):
+            if not self._shows_thoughts:
+                raise ModelError(f"{who} leaves out what is thought (reasoning_content)")
+            self._tell("leaves out what is thought in earlier turns (reasoning_content)")
+        if is_altered(messages, text):
+            self._tell("changes blanks within what messages say")
+
+    @cached_property
+    def _shows_thoughts(self) -> bool:
+        thought = Message("assistant", SENTINEL, reasoning="Thought7Sentinel")
+        return thought.reasoning in self.raw([QUESTION, thought], open_turn=False)
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("the chat template of %s %s", name_of(self.tokenizer), what)
+
+    def _leaves_out(self, gap: Gap, messages: Sequence[Message]) -> ModelError:
+        message = messages[gap.at]
+        return ModelError(
+            f"the chat template of {name_of(self.tokenizer)} leaves out {gap.what} of a message of "
+            f"the role {message.role}: {message.content!r:.60}"
+        )
+
+
+@lru_cache(16)
+def _template(tokenizer: Tokenizer, template: str) -> ChatTemplate:
+    del template  # Another one is tried anew.
+    return ChatTemplate(tokenizer)
+
+
+def _as_dicts(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """As templates want them; calls have ids of nine letters, as Mistral's templates ask."""
+    dicts, waiting, number = list[dict[str, object]](), list[str](), 0
+    for message in messages:
+        fields = message.as_dict()
+        for call in cast("list[dict[str, object]]", fields.get("tool_calls", [])):
+            number += 1
+            call["id"] = f"call{number:05}"
+            waiting.append(str(call["id"]))
+        if message.role == "tool" and waiting:
+            fields["tool_call_id"] = waiting.pop(0)
+        dicts.append(fields)
+    return dicts
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> Generator[None]:
+    """End Python code within that does not end by itself: a template is code of strangers."""
+    end = time.monotonic() + seconds
+
+    def look(frame: FrameType, event: str, argument: object) -> "TraceFunction":
+        if time.monotonic() > end:
+            raise TimeoutError(f"it does not end within {seconds:g} s")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def name_of(tokenizer: Tokenizer) -> str:
+    """How a sentence calls a tokenizer."""
+    return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__

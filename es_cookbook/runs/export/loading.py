@@ -1,0 +1,125 @@
+"""How an export is loaded, as its README.md says it: code and commands that run as they stand.
+
+Each names the place of the export in full, so it works from any folder, and does one small thing
+with what it loads.
+"""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+_GREEDY = "do_sample=False, max_new_tokens=16"
+_ANSWER = f"""\
+tokens = model.generate(**tokenizer("1 + 1 =", return_tensors="pt"), {_GREEDY})
+print(tokenizer.decode(tokens[0]))"""
+_MODEL = f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+path = {{path}}
+model = AutoModelForCausalLM.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path)
+{_ANSWER}"""
+_ADAPTER = f"""\
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = {{base}}
+adapter = {{path}}
+model = AutoModelForCausalLM.from_pretrained(base, dtype="{{dtype}}")
+model = PeftModel.from_pretrained(model, adapter)
+tokenizer = AutoTokenizer.from_pretrained(base)
+{_ANSWER}"""
+_ADAPTER_ALONE = f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = {{base}}
+adapter = {{path}}
+model = AutoModelForCausalLM.from_pretrained(adapter, dtype="{{dtype}}")
+tokenizer = AutoTokenizer.from_pretrained(base)
+{_ANSWER}"""
+_VLLM = """\
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":  # vLLM starts processes of its own.
+    greedy = SamplingParams(temperature=0, max_tokens=16)
+    # On a CPU, VLLM_CPU_KVCACHE_SPACE says how many GiB it takes beside the model.
+    llm = LLM({path}, dtype="{dtype}")  # vLLM's own choice may be another dtype.
+    print(llm.generate("1 + 1 =", greedy)[0].outputs[0].text)"""
+_VLLM_ADAPTER = """\
+from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
+
+if __name__ == "__main__":  # vLLM starts processes of its own.
+    greedy = SamplingParams(temperature=0, max_tokens=16)
+    lora = LoRARequest("adapter", 1, {path})
+    # On a CPU, VLLM_CPU_KVCACHE_SPACE says how many GiB it takes beside the model.
+    llm = LLM({base}, enable_lora=True, max_lora_rank={rank}, dtype="{dtype}")
+    print(llm.generate("1 + 1 =", greedy, lora_request=lora)[0].outputs[0].text)"""
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""`max_lora_rank` that vLLM accepts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """What loads an export.
+
+    Attributes:
+        program: the library or program.
+        language: python or bash.
+        text: its lines.
+    """
+
+    program: str
+    language: str
+    text: str
+
+    def as_markdown(self) -> str:
+        """Its name, and its lines in a block."""
+        return f"{self.program}:\n\n```{self.language}\n{self.text}\n```"
+
+
+_GPTQ = "gptqmodel and optimum"
+_PACKAGES = {"gptq": _GPTQ, "gptq_v2": _GPTQ, "awq": "gptqmodel"}
+
+
+def packages_for(format: str) -> str:
+    """What transformers needs for a format of `QuantisedCheckpoint`, in words."""
+    return _PACKAGES.get(format, "compressed-tensors")
+
+
+def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines, ...]:
+    """What loads a model directory; `packages` are what transformers needs for a quantised one."""
+    transformers, vllm = "transformers", "vLLM"
+    if packages is not None:
+        transformers += f", with {packages} installed"
+        vllm += ", where it has a kernel for the format"
+    return (
+        Lines(transformers, "python", _MODEL.format(path=_text(path))),
+        Lines(vllm, "python", _VLLM.format(path=_text(path), dtype=dtype)),
+    )
+
+
+def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> tuple[Lines, ...]:
+    """What loads a PEFT adapter on its base, a directory or a name on the Hub."""
+    words = {"path": _text(path), "base": _text(base), "dtype": dtype}
+    lines = [
+        Lines("PEFT", "python", _ADAPTER.format(**words)),
+        Lines("transformers, with PEFT installed", "python", _ADAPTER_ALONE.format(**words)),
+    ]
+    if in_vllm:
+        accepted = next((each for each in _VLLM_RANKS if each >= rank), rank)
+        lines.append(Lines("vLLM", "python", _VLLM_ADAPTER.format(**words, rank=accepted)))
+    return tuple(lines)
+
+
+def _text(path: Path | str) -> str:
+    """As a string of Python."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def of_gguf(file: Path, base: Path | None = None) -> tuple[Lines, ...]:
+    """What runs a GGUF file, or one of an adapter on its base."""
+    names = ["--model", file] if base is None else ["--model", base, "--lora", file]
+    command = ["llama-cli", *map(str, names), "--prompt", "1 + 1 =", "--predict", "16"]
+    return (Lines("llama.cpp", "bash", shlex.join(command)),)

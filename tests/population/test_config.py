@@ -1,0 +1,29 @@
+"""What a run's config refuses, whatever moves the model."""
+
+import chz
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from tests.tiny_run import TinyConfig
+
+CONFIG = TinyConfig(model_name="a/model", log_path="run", num_generations=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "said", "accepted"),
+    [
+        ("attempts", 0, "attempts must be at least 1, found 0", 1),
+        ("num_generations", 0, "num_generations must be at least 1, found 0", 1),
+        ("eval_every", -1, "eval_every must be 0 or more, found -1", 0),
+        ("max_failed_fraction", -0.1, r"max_failed_fraction must be in \[0, 1\], found -0.1", 0.0),
+        ("max_failed_fraction", 1.1, r"max_failed_fraction must be in \[0, 1\], found 1.1", 1.0),
+        ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0", 1e-3),
+        ("turn_timeout", 0.0, "turn_timeout must be above 0, found 0", 1e-3),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_and_those_beside_are_not(
+    field: str, wrong: float, said: str, accepted: float
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        chz.replace(CONFIG, **{field: wrong})
+    assert getattr(chz.replace(CONFIG, **{field: accepted}), field) == accepted

@@ -1,0 +1,212 @@
+"""Rows that cannot be used are refused before a model is loaded, whichever way they come in.
+
+The ways are generated: every data set that a command line knows by name and that reads rows, alone
+and as a part of a mixture, a judged task, the rows of supervised training, and those that
+regularisers add. No tokenizer is there, so nothing here can have waited for a model.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from es_cookbook.baselines.supervised import SupervisedRows
+from es_cookbook.commands.train import built_for
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.fields.options import OptionError
+from es_cookbook.common.terminal import as_program
+from es_cookbook.rl.data.mixture import DATASETS
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judging.task import JudgedTask
+from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
+from es_cookbook.rl.rewards.matching import Number
+
+
+class Checked(Protocol):
+    def check(self) -> None: ...
+
+
+NEEDS = {
+    "rows": {"dataset.reward": "number"},
+    "program": {"dataset.program": "true"},
+    "tools": {"dataset.tools": "mcp:true", "dataset.reward": "number"},
+}
+"""Required options of a data set beside its source."""
+
+
+def named(name: str) -> Callable[[str], Checked]:
+    def way(source: str) -> Checked:
+        own = {"dataset.source": source, **NEEDS.get(name, {})}
+        with as_program():
+            config = built_for("train", {"model_name": "none", "dataset": name, **own})
+        return config.dataset
+
+    return way
+
+
+def in_a_mixture(source: str) -> Checked:
+    prefix = "dataset.parts.0"
+    own = {f"{prefix}.dataset.source": source, f"{prefix}.dataset.reward": "number"}
+    given = {"model_name": "none", "dataset": "mixture", "dataset.parts": "rows", **own}
+    with as_program():
+        return built_for("train", given).dataset
+
+
+def ways() -> Iterator[tuple[str, Callable[[str], Checked]]]:
+    for name in DATASETS.accepted:
+        try:
+            named(name)("rows.jsonl")
+        except OptionError:  # It makes its problems itself.
+            continue
+        yield name, named(name)
+    yield "mixture", in_a_mixture
+    yield "judged", lambda source: JudgedTask(source=source)
+    yield "supervised", lambda source: SupervisedRows(source=source)
+    yield "kl", lambda source: KLToBase(weight=1.0, source=source)
+    yield "preference", lambda source: PreferencePairs(weight=1.0, source=source)
+
+
+WAYS = dict(ways())
+
+
+def zipped(text: bytes) -> bytes:
+    return gzip.compress(text)
+
+
+GOOD = b"".join(
+    json.dumps({"question": f"{i} + 1", "answer": i + 1}).encode() + b"\n" for i in range(99)
+)
+FILES: Mapping[str, bytes | None] = {
+    "missing.jsonl": None,
+    "empty.jsonl": b"",
+    "blank.jsonl": b"\n\n\n",
+    "noise.jsonl": bytes(range(128, 256)) * 8,
+    "torn.jsonl": GOOD[:-9],
+    "numbers.jsonl": b"1\n2\n",
+    "rows.txt": GOOD,
+    "torn.jsonl.gz": zipped(GOOD)[:60],
+    "plain.jsonl.gz": GOOD,
+    "object.json": b'{"question": 1}',
+    "empty.json": b"[]",
+    "noise.parquet": b"PAR1 and no more",
+    "ragged.csv": b"question,answer\n1,2,3\n",
+    "head.csv": b"question,answer\n",
+    "noise.arrow": b"ARROW1 and no more",
+    "folder/": None,
+    "https://example.com/rows.jsonl": None,
+    "": None,
+    "other.jsonl": b'{"colour": "red", "size": 3}\n' * 40,
+}
+"""Name -> what it holds; a folder holds nothing, and None is not there."""
+
+
+def test_the_ways_are_those_that_read_rows() -> None:
+    assert {"rows", "program", "tools", "countdown", "math", "code", "mixture"} <= set(WAYS)
+    assert len(WAYS) >= 14
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_source_is_one_sentence(name: str, way: str, tmp_path: Path) -> None:
+    source, held = name and f"{tmp_path}/{name}", FILES[name]
+    if "://" in name:
+        source = name
+    elif name.endswith("/"):
+        (tmp_path / name).mkdir()
+    elif held is not None:
+        Path(source).write_bytes(held)
+    if name == "other.jsonl" and way == "program":
+        return  # A program is shown whole rows, whatever they have.
+    with pytest.raises((DataError, ConfigError)) as found:
+        WAYS[way](source).check()
+    assert re.fullmatch(r"\S[^\n]{10,600}", str(found.value)), str(found.value)
+
+
+def task(tmp_path: Path, rows: list[dict[str, object]], **fields: Any) -> Task:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Task(source=str(path), reward=Number(), **fields)
+
+
+def asked(count: int) -> list[dict[str, object]]:
+    return [{"question": f"{i} + 1", "answer": i + 1} for i in range(count)]
+
+
+def refused(task: Task) -> str:
+    with pytest.raises((DataError, ConfigError)) as found:
+        task.check()
+    return str(found.value).replace(task.source, "rows.jsonl")
+
+
+def test_a_field_that_no_row_has_is_told_of_all(tmp_path: Path) -> None:
+    assert refused(task(tmp_path, asked(300), prompt="{questoin}")) == (
+        "rows.jsonl: all 300 rows lack 'questoin', which dataset.prompt names; did you mean "
+        "'question'? Accepted: answer, question"
+    )
+
+
+def test_a_field_that_some_rows_lack_names_them(tmp_path: Path) -> None:
+    bad: list[dict[str, object]] = [{"answer": 1}, {"question": None, "answer": 2}]
+    rows = [*asked(300), bad[0], *asked(9), bad[1]]
+    assert refused(task(tmp_path, rows)) == (
+        "rows.jsonl: 2 of 311 rows lack 'question', which dataset.prompt names (line 301, line "
+        "311); dataset.on_bad_row=skip leaves such rows out"
+    )
+    task(tmp_path, rows, on_bad_row="skip").check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tag": "kind"}, "all 99 rows lack 'kind', which dataset.tag names"),
+        ({"gold": "{anser}"}, "line 1: field 'anser' is missing; did you mean 'answer'?"),
+        ({"split_by": "kind"}, "field 'kind' is missing"),
+        ({"num_test": 99}, "rows.jsonl has 99 rows, and some must be left to train on"),
+        ({"problems_per_generation": 100}, "must be from 1 to "),
+    ],
+)
+def test_what_options_ask_of_rows(fields: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+    assert said in refused(task(tmp_path, asked(99), **fields))
+
+
+def test_what_a_reward_needs_of_rows_is_told_with_how_many_lack_it(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"question": "1 + 1", "anser": i} for i in range(99)]
+    said = refused(task(tmp_path, rows))
+    assert "line 1: field 'answer' is missing; did you mean 'anser'?" in said
+    assert said.endswith("(and 98 more of 99 rows cannot be used)")
+
+
+def test_a_held_out_part_that_would_be_empty_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (empty := tmp_path / "test.jsonl").write_text("")
+    rows = asked(4)
+    few = {"problems_per_generation": 1}
+    assert "there are no rows to test on" in refused(
+        task(tmp_path, rows, test_source=str(empty), **few)
+    )
+    with as_program():
+        task(tmp_path, rows, num_test=0, **few).check()
+        assert not capsys.readouterr().err
+        task(tmp_path, rows, test_fraction=1e-9, **few).check()
+    said = capsys.readouterr().err
+    assert "none of its rows is in the share that is held out" in said and "num_test=10" in said
+
+
+def test_good_rows_pass(tmp_path: Path) -> None:
+    task(tmp_path, asked(99)).check()
+    task(tmp_path, asked(5), num_test=2, problems_per_generation=3).check()
+    chats: list[dict[str, object]] = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{i} + 1"},
+                {"role": "assistant", "content": str(i + 1)},
+            ]
+        }
+        for i in range(99)
+    ]
+    task(tmp_path, chats, prompt="{messages}", gold="{answer}").check()

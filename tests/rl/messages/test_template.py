@@ -1,0 +1,345 @@
+"""Random chats by many templates: what a message says is in the prompt, or the chat is refused."""
+
+import json
+import pickle
+import random
+from collections.abc import Sequence
+from datetime import datetime
+
+import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import AddedToken, PreTrainedTokenizerFast
+
+from es_cookbook.common.errors import ModelError
+from es_cookbook.rl.messages.encoder import framed
+from es_cookbook.rl.messages.message import Message, ToolCall
+from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.messages.template import ChatTemplate, fix_date
+from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.types import Action
+from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, tokenizer_with
+from tests.rl.messages.test_renderer import real_template
+
+FIRST_SYSTEM = """\
+{%- if messages[0].role == 'system' %}{{ 'System: ' + messages[0].content + '\n' }}{% endif %}
+{%- for message in messages if message.role in ('user', 'assistant') %}
+{{- message.role + ': ' + message.content + '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"""
+"""Shows a system message in the first place alone."""
+LAST = "{{ messages[-1].content }}"
+"""Shows the last message alone."""
+TEMPLATES = {
+    **{"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA, "thinking": THINKING},
+    **{"first system": FIRST_SYSTEM, "last": LAST},
+    **{
+        name: real_template(name)
+        for name in ("cohere", "gemma3", "llama3_2", "phi3", "qwen2_5", "qwen3", "lfm2")
+    },
+}
+WORDS = ("alpha", "7", "two words", "a\nb", "", " x ", "<|im_end|>", "{{ x }}", "user", "é😀")
+ROLES = ("system", "system", "user", "user", "user", "assistant", "assistant", "tool")
+FORGETFUL = ("last", "cohere", "llama3_2")
+"""Leave out more than can be helped: earlier messages, empty ones, all but the first call."""
+
+
+def drawn(rng: random.Random) -> list[Message]:
+    """A chat of one to six messages; each says a word that no other message says."""
+    messages: list[Message] = []
+    for place in range(rng.randint(1, 6)):
+        role = rng.choice(ROLES) if place or rng.random() < 0.5 else "user"
+        word = rng.choice(WORDS)
+        content = f"{word} c{place}ontent" if word else ""
+        calls = ()
+        if role == "assistant" and rng.random() < 0.3:
+            calls = (ToolCall(f"t{place}ool", {"x": f"a{place}rgument"}),)
+        reasoning = f"t{place}hought" if role == "assistant" and rng.random() < 0.1 else ""
+        messages.append(Message(role, content, calls, reasoning=reasoning))
+    return messages
+
+
+def missing(messages: Sequence[Message], text: str) -> list[str]:
+    said = [message.content for message in messages]
+    said += [message.reasoning for message in messages[-1:]]
+    said += [call.name for message in messages for call in message.tool_calls]
+    said += [str(call.arguments["x"]) for message in messages for call in message.tool_calls]
+    shown = " ".join(text.split())
+    return [
+        each
+        for each in said
+        if " ".join(each.split()) not in shown
+        and json.dumps(each, ensure_ascii=False)[1:-1] not in shown  # Llama's results of tools.
+    ]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_messages_say_is_in_the_prompt_or_the_chat_is_refused(name: str) -> None:
+    template = ChatTemplate(tokenizer_with(TEMPLATES[name]))
+    rng = random.Random(name)
+    for _ in range(150):
+        messages = drawn(rng)
+        try:
+            tokens_T = template.tokens(messages)
+        except ModelError as error:
+            first = next((each.role for each in messages if each.role != "system"), "user")
+            said = str(error)
+            assert "is thought" in said or first != "user" or name in FORGETFUL, (messages, said)
+            continue
+        assert not missing(messages, str(template.tokenizer.decode(list(tokens_T)))), messages
+
+
+def test_a_chat_that_a_template_knows_is_as_the_template_writes_it() -> None:
+    tokenizer = tokenizer_with(real_template("qwen2_5"))
+    chat = [
+        Message("system", "Be brief."),
+        Message("user", "1 + 2?"),
+        Message("assistant", "", (ToolCall("add", {"a": 1, "b": 2}),)),
+        Message("tool", "3", name="add"),
+        Message("user", "And 4?"),
+    ]
+    whole = tokenizer.apply_chat_template(
+        [message.as_dict() for message in chat],  # type: ignore[misc]
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert ChatTemplate(tokenizer).text(chat) == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "text"),
+    [
+        (GEMMA, "system:A,user:B", "user\nA\n\nB<end_of_turn>"),
+        (GEMMA, "system:A,system:B,user:C,user:D", "user\nA\n\nB\n\nC\n\nD<end_of_turn>"),
+        (GEMMA, "user:A,assistant:B,tool:C", "user\nC<end_of_turn>\n<start_of_turn>model"),
+        (MISTRAL, "user:A,assistant:B,system:C,user:D", "[INST] C\n\nD [/INST]"),
+        (FIRST_SYSTEM, "system:A,system:B,user:C", "System: A\n\nB\nuser: C\n"),
+        (FIRST_SYSTEM, "user:A,system:B", "user: A\nuser: B\nassistant:"),
+        (CHATML, "user:A,user:B", "user\nA<|im_end|>\n<|im_start|>user\nB<|im_end|>"),
+    ],
+)
+def test_a_chat_is_changed_no_more_than_the_template_needs(
+    template: str, chat: str, text: str
+) -> None:
+    messages = [Message(*each.split(":")) for each in chat.split(",")]  # type: ignore[arg-type]
+    assert text in ChatTemplate(tokenizer_with(template)).text(messages)
+
+
+def test_what_no_template_shows_is_refused_by_its_name() -> None:
+    gemma = ChatTemplate(tokenizer_with(GEMMA))
+    thought = Message("assistant", "B", reasoning="because")
+    with pytest.raises(ModelError, match=r"leaves out what is thought \(reasoning_cont"):
+        gemma.text([Message("user", "A"), thought, Message("user", "C")])
+    with pytest.raises(ModelError, match="the content of a message of the role user: 'A'"):
+        ChatTemplate(tokenizer_with(LAST)).text([Message("user", "A"), Message("assistant", "B")])
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    with pytest.raises(ModelError, match="does not show the tool 'add'"):
+        ChatTemplate(tokenizer_with(GEMMA), [tool]).text([Message("user", "A")])
+
+
+def test_a_template_that_goes_by_what_is_said_is_found_out() -> None:
+    tokenizer = tokenizer_with(
+        CHATML.replace("{{ message.content }}", "{{ message.content | replace('secret', '') }}")
+    )
+    with pytest.raises(ModelError, match="the content of a message of the role user: 'a secret'"):
+        ChatTemplate(tokenizer).text([Message("user", "a secret")])
+
+
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+@pytest.mark.parametrize("name", ["chatml", "llama", "gemma", "qwen2_5"])
+def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) -> None:
+    tokenizer = tokenizer_with(TEMPLATES[name])
+    ends = int(tokenizer.eos_token_id)  # type: ignore[arg-type]
+    said = f"say {tokenizer.eos_token}\n<bos>, then"
+    renderer = Renderer(tokenizer, keep_history=True)
+    chats = (
+        [Message(role, said), Message("user", "x")],
+        [Message(role, "it"), Message("user", "x")],
+    )
+    hostile, plain = (renderer.prompt(chat) for chat in chats)
+    assert hostile.count(ends) == plain.count(ends)
+    assert hostile.count(int(tokenizer.bos_token_id)) == plain.count(int(tokenizer.bos_token_id))  # type: ignore[arg-type]
+    assert said in str(tokenizer.decode(list(hostile)))
+    turn = Action((7,), "", "length")
+    added, quiet = (renderer.added(turn, chat) for chat in chats)
+    assert added.count(ends) == quiet.count(ends)
+
+
+def test_texts_without_names_of_control_tokens_are_encoded_as_a_whole() -> None:
+    tokenizer = tokenizer_with(LLAMA)
+    template = ChatTemplate(tokenizer)
+    text = template.text([Message("user", "the message content")])
+    assert list(framed(tokenizer, text)) == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_the_date_of_a_template_is_the_one_that_was_fixed() -> None:
+    tokenizer = tokenizer_with("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
+    fix_date(tokenizer, datetime(2024, 2, 29))
+    template = ChatTemplate(tokenizer)
+    assert template.text([Message("user", "x")]) == "29 Feb 2024 x"
+    again: ChatTemplate = pickle.loads(pickle.dumps(template))
+    assert again.text([Message("user", "x")]) == "29 Feb 2024 x"
+
+
+def test_results_that_a_template_writes_as_json_are_seen_there() -> None:
+    result = Message("tool", '{"city": "Oslo",\n "is": "cold"}', name="look")
+    for name in ("llama3_1", "llama3_2"):
+        renderer = Renderer(tokenizer_with(real_template(name)), keep_history=True)
+        added = renderer.added(Action((7,), "", "length"), [result])
+        assert "Oslo" in str(renderer.tokenizer.decode(list(added)))
+
+
+def test_calls_whose_arguments_are_equal_to_python_alone_are_not_one_chat() -> None:
+    renderer = Renderer(tokenizer_with(CHATML), keep_history=True)
+    prompts = {
+        str(renderer.tokenizer.decode(list(renderer.prompt([Message("user", "x"), called]))))
+        for value in (1, True, 1.0)
+        for called in [Message("assistant", "", (ToolCall("f", {"x": value}),))]
+    }
+    assert len(prompts) == 3
+    assert ToolCall("f", {"x": 1}) == ToolCall("f", {"x": 1}) != ToolCall("f", {"x": True})
+
+
+def test_calls_have_ids_for_templates_that_ask_for_them() -> None:
+    tokenizer = tokenizer_with(
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id | length != 9 %}"
+        "{{ raise_exception('no id') }}{% endif %}{{ call.id }}{{ call.function }}{% endfor %}"
+        "{{ m.tool_call_id }}{{ m.content }};{% endfor %}"
+    )
+    calls = ToolCall("first", {}), ToolCall("second", {})
+    chat = [Message("assistant", "", calls), Message("tool", "1"), Message("tool", "2")]
+    text = ChatTemplate(tokenizer).text([Message("user", "x"), *chat])
+    assert text.endswith(";call000011;call000022;")
+
+
+def test_thoughts_of_earlier_turns_are_dropped_where_a_template_does_so_and_it_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thinking = ChatTemplate(tokenizer_with(real_template("qwen3")))
+    thought = Message("assistant", "B", reasoning="because")
+    for _ in range(2):
+        text = thinking.text([Message("user", "A"), thought, Message("user", "C")])
+        assert "B" in text and "because" not in text
+    (said,) = caplog.messages
+    assert "leaves out what is thought in earlier turns" in said
+
+
+def test_half_a_character_and_characters_that_stand_for_names_stay_in_what_is_said() -> None:
+    tokenizer = tokenizer_with(CHATML)
+    said = "a\U00100000b\U0010fffdc<|im_end|>d"
+    prompt = Renderer(tokenizer).prompt([Message("user", said)])
+    assert said in str(tokenizer.decode(list(prompt)))
+    tokens_T = render_prompt(tokenizer, "a\ud800b", chat=True)
+    assert "a?b" in str(tokenizer.decode(list(tokens_T)))
+
+
+@pytest.mark.parametrize("model", ["words", "unigram"])
+def test_a_name_that_the_vocabulary_has_is_text_all_the_same(model: str) -> None:
+    pieces = [*"abcdefghijklmnopqrstuvwxyz<>|_ \n", "<unk>", "<|im_start|>", "<|im_end|>", "say"]
+    if model == "words":
+        plain = Tokenizer(models.WordLevel({each: i for i, each in enumerate(pieces)}, "<unk>"))
+        plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    else:
+        plain = Tokenizer(models.Unigram([(each, -1.0) for each in pieces], unk_id=33))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain,
+        unk_token="<unk>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>"],
+        chat_template=CHATML,
+    )
+    hostile, quiet = (
+        ChatTemplate(tokenizer).tokens([Message("user", said)]).count(tokenizer.eos_token_id)  # type: ignore[arg-type]
+        for said in ("say <|im_end|>", "say it")
+    )
+    assert hostile == quiet == 1
+
+
+def test_a_name_in_other_letters_that_a_tokenizer_reads_as_the_token_is_refused() -> None:
+    plain = Tokenizer(models.BPE(dict(zip("abcdefim_<>|t\n", range(14), strict=True)), []))
+    plain.normalizer = normalizers.Lowercase()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, chat_template=CHATML)
+    end = AddedToken("<|im_end|>", normalized=True, special=True)
+    tokenizer.add_special_tokens({"eos_token": end})  # type: ignore[dict-item]
+    template = ChatTemplate(tokenizer)
+    assert template.tokens([Message("user", "<|im_end|>")]).count(14) == 1
+    with pytest.raises(ModelError, match="reads as a control token, in other letters"):
+        template.tokens([Message("user", "<|IM_END|>")])
+
+
+def test_names_of_control_tokens_in_tools_and_calls_are_text() -> None:
+    tokenizer = tokenizer_with(real_template("qwen2_5"))
+    end = str(tokenizer.eos_token)
+    described = {"name": "look", "description": f"look {end}", "parameters": {}}
+    tool = ToolSchema("look", {"type": "function", "function": described})
+    call = ToolCall("look", {"at": [f"x{end}"]})
+    renderer = Renderer(tokenizer, [tool], keep_history=True)
+    chat = [Message("user", "x"), Message("assistant", f"hm {end}", (call,))]
+    chat += [Message("tool", end, name=f"look{end}"), Message("user", end)]
+    quiet = [Message("user", "x"), Message("assistant", "hm", (ToolCall("look", {}),))]
+    quiet += [Message("tool", "y", name="look"), Message("user", "y")]
+    ends = int(tokenizer.eos_token_id)  # type: ignore[arg-type]
+    assert renderer.prompt(chat).count(ends) == renderer.prompt(quiet).count(ends)
+
+
+TWO_ENDS = CHATML.replace("<|im_end|>", "<|im_end|><bos>")
+RETURNS = CHATML.replace(
+    "{%- endfor %}<|im_end|>\n",
+    "{%- endfor %}{{ '<bos>' if loop.last and message.role == 'assistant' else '<|im_end|>' }}\n",
+)
+NO_END = CHATML.replace("{%- endfor %}<|im_end|>\n", "{%- endfor %}\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "ended", "added"),
+    [
+        (TWO_ENDS, "<|im_end|>", "<bos>\n<|im_start|>user"),
+        (TWO_ENDS, "<bos>", "\n<|im_start|>user"),
+        (RETURNS, "<bos>", "\n<|im_start|>user"),
+        (RETURNS, "<|im_end|>", "\n<|im_start|>user"),
+        (NO_END, "<|im_end|>", "<|im_start|>user"),
+    ],
+)
+def test_the_end_of_a_turn_is_there_once(template: str, ended: str, added: str) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.chat_template = template
+    turn = Action((7, int(tokenizer.convert_tokens_to_ids(ended))), "", "stop")  # type: ignore[arg-type]
+    found = Renderer(tokenizer, keep_history=True).added(turn, [Message("user", "x")])
+    assert str(tokenizer.decode(list(found))).startswith(added)
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "text"),
+    [
+        ("glm4moe", "yes", "\n<think></think>\nyes"),
+        ("deepseek_r1_distill", "<think>\nhm\n</think>\n\nyes", "hm\n</think>\n\nyes"),
+        ("nemotron_3_nano", "yes", "</think>yes"),
+        ("qwen3_5_nothink", "yes", "yes"),
+        ("gptoss", "yes", "<|channel|>final<|message|>yes"),
+    ],
+)
+def test_a_turn_goes_on_from_where_the_prompt_ends(name: str, said: str, text: str) -> None:
+    tokenizer = tokenizer_with(real_template(name))
+    turn = ChatTemplate(tokenizer).turn(Message("assistant", said))
+    assert str(tokenizer.decode(list(turn))).startswith(text)
+
+
+def test_an_answer_outside_of_a_thought_that_the_prompt_opens_is_refused() -> None:
+    template = ChatTemplate(tokenizer_with(real_template("deepseek_r1_distill")))
+    with pytest.raises(ModelError, match=r"opens turns with '<think>\\n', with which an answer"):
+        template.turn(Message("assistant", "yes"))
+
+
+def test_a_tokenizer_that_begins_texts_with_a_blank_adds_none_between_turns() -> None:
+    plain = Tokenizer(models.BPE({each: i for i, each in enumerate("▁yesINTSq[]/ ")}, []))
+    plain.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, bos_token="<s>", eos_token="</s>", chat_template=MISTRAL
+    )
+    renderer = Renderer(tokenizer)
+    said = renderer.turn(Message("assistant", "yes"))
+    added = renderer.added(Action(said, "yes", "stop"), [Message("user", "q")])
+    pieces = tokenizer.convert_ids_to_tokens([*said, *added])
+    assert "".join(pieces) == "▁yes</s>▁[INST]▁q▁[/INST]"  # type: ignore[arg-type]

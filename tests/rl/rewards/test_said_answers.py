@@ -1,0 +1,128 @@
+"""Answers count in what is said: none that a model only thinks of earns anything."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.judging.judges import verdict_in
+from es_cookbook.rl.messages.thoughts import THOUGHTS
+from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
+from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, reward_and_metrics
+from es_cookbook.rl.rewards.crossword import Crossword
+from es_cookbook.rl.rewards.format import Format
+from es_cookbook.rl.rewards.judge import Judge, mark_in
+from es_cookbook.rl.rewards.length import Conciseness, Length
+from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
+from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.rl.rewards.weighted_sum import WeightedSum
+from es_cookbook.rl.types import Action
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.recipe_problems import write_rows
+
+pytestmark = pytest.mark.anyio
+
+ROW = {"answer": "12", "choices": ["12", "deep"], "pattern": "^12$"}
+REWARDS: Mapping[str, Reward] = {
+    "exact": Exact(),
+    "choice": Choice(),
+    "number": Number(),
+    "regex": Regex(),
+    "math": Math(),
+    "length": Length(strength=0.0),
+    "conciseness": Conciseness(wrong=50.0),
+    "sum": WeightedSum(rewards=("exact", "number"), weights=(0.5, 0.5)),
+    "crossword": Crossword(form="exact"),
+}
+"""Of an answer; the rest look at the form alone, or ask others."""
+IN_TAGS = ["12", r"\boxed{12}", "<answer>12</answer>"]
+
+
+def test_every_reward_is_here() -> None:
+    assert {*REWARDS, "format", "judge"} == {*REWARD_NAMES}
+
+
+def earned(name: str, text: str) -> float:
+    row = ROW
+    if name == "crossword":
+        row, text = {"answer": "twelve"}, text.replace("12", "twelve")
+    if name == "conciseness":
+        return reward_and_metrics(REWARDS[name](text, row))[1]["correct"]
+    return reward_and_metrics(REWARDS[name](text, row))[0]
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("answer", IN_TAGS)
+def test_an_answer_earns_nothing_where_it_is_thought_of(name: str, answer: str) -> None:
+    if name == "math" and find_spec("math_verify") is None:
+        pytest.skip("needs math-verify")
+    if name == "crossword" and answer != IN_TAGS[2]:
+        return
+    assert earned(name, answer) == 1.0
+    other = answer.replace("12", "77")
+    for start, end in THOUGHTS.items():
+        assert earned(name, f"{start}{other}{end}\n\n{answer}") == 1.0
+        assert earned(name, f"{other}{end}{answer}") == 1.0
+        for thought in (f"{start}{answer}{end}{other}", f"{answer}{end}{other}"):
+            assert earned(name, thought) == 0.0
+        for unfinished in (f"{start}{answer}", f"{other}{start}so {answer}"):
+            assert earned(name, unfinished) == 0.0
+
+
+def test_a_thought_without_an_end_votes_for_nothing() -> None:
+    for name in ("exact", "choice", "number", "math", "sum"):
+        assert REWARDS[name].read("<think>so 12", ROW) is None
+        assert REWARDS[name].read("<think>so 77</think>12", ROW) is not None
+
+
+def test_the_form_is_that_of_the_whole_text() -> None:
+    whole = "<think>1+2</think><answer>3</answer>"
+    assert Format()(whole, {}) == 1.0
+    text = "<think>3*4=12<answer>3*4-2</answer>"
+    grade = grade_countdown(text, [2, 3, 4], 10, CountdownReward())
+    assert (grade.metrics["correct"], grade.metrics["format"]) == (0.0, 0.25)
+    assert Length(limit=4)(f"<think>one two</think> {whole}", {"answer": "3"}) == (
+        pytest.approx(0.775),
+        {"exact": 1.0},
+    )
+
+
+async def test_judges_see_and_say_what_is_not_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mark_in("<think>Perhaps 3.\nScore: 3</think>Score: 8", 10) == 8
+    assert verdict_in("<think>B is better.</think>A is better.", ("A", "B")) == 1.0
+    asked: list[str] = []
+
+    async def reply(self: Judge, message: str, *_: object) -> float:
+        asked.append(message)
+        return 5.0
+
+    monkeypatch.setattr(Judge, "reply", reply)
+    judge = Judge(model="j", template="{text}!")
+    assert await judge.grade("<think>so</think>12", {}) == 0.5
+    assert await judge.grade("<think>so 12", {}) == 0.5
+    assert asked == ["12!", "!"]
+
+
+@pytest.mark.parametrize(
+    ("template", "prefill"), [(f"{CHATML}<think>\n", ""), (CHATML, "<think>\nI shall see: ")]
+)
+async def test_a_thought_that_the_prompt_has_opened_is_one_until_it_is_closed(
+    tmp_path: Path, template: str, prefill: str
+) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [{"question": "4 * 3?", "answer": "12"}])
+    tokenizer = tokenizer_with(template)
+    for name in ("number", "sum"):
+        given = {"num_test": 0, "problems_per_generation": 1, "prefill": prefill}
+        datasets = await Task(source=str(path), reward=REWARDS[name], **given)(tokenizer)
+        await datasets.train.validate(4096)  # A row's answer is what is said.
+        (problem,) = datasets.train.training_problems
+        (env,) = (await problem.make_envs(1)).envs
+        for text, reward in (
+            (r"It may be \boxed{12}", 0.0),
+            (r"\boxed{12}</think>", 0.0),
+            (r"\boxed{77}</think>\boxed{12}", 1.0),
+            (r"77 <think> 78 </think>12", 1.0),
+        ):
+            assert (await env.step(Action((), text, "stop"))).reward == reward
