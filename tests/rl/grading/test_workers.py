@@ -61,7 +61,7 @@ async def test_past_its_deadline_it_is_killed_and_replaced(function: Callable[[]
     assert str(caught.value) == (
         f"{function.__name__} was not done after 0.2 s in a worker process, which was killed"
     )
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 8  # ten seconds are what a worker has without its own limit
     wait_until(lambda: not is_running(pid))
     assert await in_worker(graders.worker, timeout=10) != pid
 

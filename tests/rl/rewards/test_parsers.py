@@ -1,9 +1,14 @@
-"""No text makes a parser of model text raise what it does not document, or takes it 10 ms."""
+"""No text makes a parser of model text raise what it does not document, or takes it long.
+
+`python -m benchmarks.parsers` has the limit of 10 ms; a busy or a slow machine needs several times
+as long. What is quadratic takes a megabyte's text for minutes.
+"""
 
 import pytest
 
 from benchmarks.parsers import LIMIT, PARSERS, Parser, seconds_of, slowest
 
+PATIENCE = 10 * LIMIT
 CASES = 50
 """Texts for each; `python -m benchmarks.parsers` tries 100,000 in all."""
 LARGE = [
@@ -38,9 +43,9 @@ LARGE = [
 def test_hostile_texts_are_read_in_time_and_without_exceptions(name: str) -> None:
     worst, tried = slowest(PARSERS[name], CASES)
     assert tried >= CASES
-    assert worst < LIMIT
+    assert worst < PATIENCE
     parser = PARSERS[name]
-    assert max(seconds_of(parser, text[: parser.longest]) for text in LARGE) < LIMIT
+    assert max(seconds_of(parser, text[: parser.longest]) for text in LARGE) < PATIENCE
 
 
 def test_a_parser_that_raises_is_found() -> None:
@@ -49,5 +54,5 @@ def test_a_parser_that_raises_is_found() -> None:
 
 
 def test_a_parser_that_takes_long_is_found() -> None:
-    assert seconds_of(Parser(lambda text: text.count("a" * 5000 + "b")), "a" * 10**4) < LIMIT
-    assert seconds_of(Parser(lambda text: sum(range(3 * 10**6))), "a") > LIMIT
+    assert seconds_of(Parser(lambda text: text.count("a" * 5000 + "b")), "a" * 10**4) < PATIENCE
+    assert seconds_of(Parser(lambda text: sum(range(3 * 10**7))), "a") > PATIENCE
