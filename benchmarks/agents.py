@@ -50,6 +50,7 @@ from benchmarks.harness import (
 )
 from es_cookbook.bridges.endpoint.app import serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
+from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.enclosed import Command
@@ -153,6 +154,7 @@ class _AtOnce(Endpoint, Speaker):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.translator, self.kept = Translator(tokenizer, 2048), KeptTurns()
+        self.under_way = UnderWay()
         tokens_T = tuple(tokenizer.encode("one two three " * TOKENS)[:TOKENS])
         self._action = Action(tokens_T, str(tokenizer.decode(list(tokens_T))), "stop")
 

@@ -33,6 +33,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
+from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.commands.evaluate.measuring import Subject, opened, subject_of
@@ -165,6 +166,7 @@ class Served(Endpoint):
         self._params = params
         self._translator = Translator(engine.tokenizer, engine.traits.context_length)
         self._kept: dict[str, KeptTurns] = {}
+        self._under_way = UnderWay()
         self._door = anyio.Lock()
         self._there: _Place | None = None
         self._running = 0
@@ -189,6 +191,7 @@ class Served(Endpoint):
         check_name(name, self.names(key))
         kept = self._kept.setdefault(name, KeptTurns())
         speaker = _Speaker(self, name, self._translator, kept)
+        speaker.under_way = self._under_way
         place = self._place_of(name)
         stop = (self._runs[place[0]].params if place else self._params).stop
         speaker.chat_stop = stop or ()

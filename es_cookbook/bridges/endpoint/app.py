@@ -72,13 +72,18 @@ def application(endpoint: Endpoint) -> Starlette:
     ) -> Response:
         key = _key(request)
         asked = read(read_body(await _body(request)))
-        work = _Work(await endpoint.speaker(key, asked.model), asked)
-        if asked.stream and work.speaker.tells and not asked.draw.logprobs:
-            return _Streamed(work, events)
-        await _unless_gone(request, work.run)
-        if asked.stream:
-            return _Events(events(work.reply, asked, work.reply.pieces()))
-        return JSONResponse(whole(work.reply, asked))
+        speaker = await endpoint.speaker(key, asked.model)
+        with contextlib.ExitStack() as admitted:
+            admitted.enter_context(speaker.admit(asked.answers))
+            work = _Work(speaker, asked)
+            if asked.stream and speaker.tells and not asked.draw.logprobs:
+                return _Admitted(_Streamed(work, events), admitted.pop_all())
+            await _unless_gone(request, work.run)
+            if asked.stream:
+                found = _Events(events(work.reply, asked, work.reply.pieces()))
+            else:
+                found = JSONResponse(whole(work.reply, asked))
+            return _Admitted(found, admitted.pop_all())
 
     async def nothing(request: Request) -> Response:
         path = request.url.path
@@ -268,6 +273,19 @@ class _Sampled(Progress):
         assert self.tell is not None
         if new := self._begun.more(tokens_T):
             self.tell((self._number, new))
+
+
+class _Admitted(Response):
+    """A response whose request is over when it has been sent, or can be no more."""
+
+    def __init__(self, response: Response, admitted: contextlib.ExitStack) -> None:
+        super().__init__()
+        self._response, self._admitted = response, admitted
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._admitted:
+            await self._response(scope, receive, send)
 
 
 class _Events(StreamingResponse):

@@ -3,7 +3,9 @@
 import hmac
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
+from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.common.errors import nearest
@@ -19,6 +21,7 @@ class Speaker(ABC):
     Attributes:
         translator: of its tokenizer.
         kept: what it has answered this holder.
+        under_way: what this holder has asked for and not got yet, of all models together.
         tells: its `sample` tells of its progress, so that a stream begins before its end.
         chat_stop, text_stop: strings that end an answer to a chat, or to a text, where the request
             says nothing of any.
@@ -26,9 +29,21 @@ class Speaker(ABC):
 
     translator: Translator
     kept: KeptTurns
+    under_way: UnderWay
     tells = False
     chat_stop: tuple[str, ...] = ()
     text_stop: tuple[str, ...] = ()
+
+    def admit(self, answers: int) -> AbstractContextManager[None]:
+        """Entered before anything is made for a request, and left when it is over.
+
+        Args:
+            answers: that the request asks for, to all of its prompts.
+
+        Raises:
+            RefusedRequest: They are more than there may be, ever or at once.
+        """
+        return self.under_way.admit(answers)
 
     @abstractmethod
     async def sample(

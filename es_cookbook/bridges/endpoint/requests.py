@@ -76,6 +76,8 @@ class RefusedRequest(Exception):
         super().__init__(message)
         self.status = status
         kind = "server_error" if status >= 500 else "invalid_request_error"
+        if status == 429:
+            kind = "requests"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -137,6 +139,11 @@ class ChatRequest:
     stream: bool = False
     usage: bool = False
 
+    @property
+    def answers(self) -> int:
+        """How many are asked for."""
+        return self.draw.n
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextRequest:
@@ -154,6 +161,11 @@ class TextRequest:
     usage: bool = False
     echo: bool = False
     tops: bool = False
+
+    @property
+    def answers(self) -> int:
+        """How many are asked for, to all prompts."""
+        return self.draw.n * len(self.prompts)
 
 
 def read_body(body: bytes) -> Json:

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.app import serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker, wrong_key
+from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.engines.base import Progress
@@ -52,7 +53,7 @@ class Calls(Speaker):
     """
 
     def __init__(self, translator: Translator) -> None:
-        self.translator, self.kept = translator, KeptTurns()
+        self.translator, self.kept, self.under_way = translator, KeptTurns(), UnderWay()
         self.key = secrets.token_urlsafe(24)
         self.chat: Sequence[Message] = ()
         self.num_tool_calls = 0

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
+from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.bridges.endpoint.token_bytes import bytes_reader
 from es_cookbook.bridges.endpoint.translator import Begun, Prompt, Translator
@@ -41,7 +42,7 @@ class Scripted(Speaker):
 
     def __init__(self, template: str, texts: Sequence[str]) -> None:
         self.translator = Translator(tokenizer_with(template), CONTEXT)
-        self.kept = KeptTurns()
+        self.kept, self.under_way = KeptTurns(), UnderWay()
         self.texts = list(texts)
         self.seen: list[Observation] = []
         self.draws: list[Draw] = []
