@@ -189,14 +189,19 @@ def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
     Raises:
         ValueError: It is no JSON, or more than that; says what.
     """
-    if len(text) > most_values:
-        found = text.count(b",") + text.count(b"[") + 4 * text.count(b"{")
-        if found > most_values:
-            raise ValueError(f"it holds more than {most_values} values")
+    check_values(text, most_values)
     try:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def check_values(text: bytes, most_values: int) -> None:
+    """Raises ValueError if a text in JSON holds more values, an object counted as four."""
+    if len(text) > most_values:
+        found = text.count(b",") + text.count(b"[") + 4 * text.count(b"{")
+        if found > most_values:
+            raise ValueError(f"it holds more than {most_values} values")
 
 
 def in_whole_characters(text: str, found: object) -> object:

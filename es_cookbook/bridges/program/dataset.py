@@ -21,7 +21,7 @@ from pathlib import Path
 import chz
 from typing_extensions import override
 
-from es_cookbook.bridges.program.processes import command_of
+from es_cookbook.bridges.program.processes import KeyIn, command_of
 from es_cookbook.bridges.program.results import Form, check_reward
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, serving
@@ -67,7 +67,13 @@ class ProgramRows(RowDatasetBuilder):
         default=0, doc="rows of a worker that lives on; 0: a process for each rollout"
     )
     max_turns: int = chz.field(
-        default=32, doc="most requests of a rollout, which then ends without reward"
+        default=32,
+        doc="most answers that a rollout may ask for; it then ends without reward",
+    )
+    key_in: KeyIn = chz.field(
+        default="environment",
+        doc="where a process for a rollout finds address and key: in variables, as OpenAI's "
+        "clients do, or in its line, which is then as a worker's: no other process sees them there",
     )
 
     @chz.validate
@@ -112,6 +118,7 @@ class ProgramRows(RowDatasetBuilder):
             self.rows_at_once,
             self.max_turns,
             tokenizer,
+            self.key_in,
         )
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 

@@ -7,17 +7,28 @@ records are those of every other Env.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.bridges.program.desk import Call, Calls, Desk
 from es_cookbook.bridges.program.enclosed import Command
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, HasProcesses, ProcessProblem
-from es_cookbook.bridges.program.results import Form, Result, graded_result, read_result, shown
+from es_cookbook.bridges.program.processes import MARK, HasProcesses, KeyIn, ProcessProblem
+from es_cookbook.bridges.program.results import (
+    MOST_BYTES,
+    Form,
+    Result,
+    graded_result,
+    read_result,
+    result_in,
+    shown,
+)
 from es_cookbook.bridges.program.workers import Workers
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.machine.scratch import scratch
@@ -43,8 +54,9 @@ class Program:
         form: how it writes its result.
         at_once: most rollouts whose program runs.
         rows_at_once: of a worker; 0 starts a process for each rollout.
-        max_turns: most requests of a rollout.
+        max_turns: most answers that a rollout asks for.
         tokenizer: of the model.
+        key_in: where a process for a rollout finds its key.
     """
 
     command: Command
@@ -54,6 +66,7 @@ class Program:
     rows_at_once: int
     max_turns: int
     tokenizer: Tokenizer
+    key_in: KeyIn = "environment"
 
 
 class ProgramEnv(Env, HasProcesses):
@@ -142,15 +155,19 @@ class ProgramEnv(Env, HasProcesses):
         return None if self._call is None else self._call.observation
 
     async def _run(self, desk: Desk) -> Result:
-        """The program's result; its key opens the desk for as long as it runs."""
-        program, mark = self._program, self._mark
-        url = program.command.url(desk)
-        variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self._calls.key, MARK: mark}
-        with desk.open(self._calls):
-            if not program.rows_at_once:
-                return await _run_alone(program, self._row, variables)
+        """The program's result; its key opens the desk until it has exited, or the row has one."""
+        program, mark, key = self._program, self._mark, self._calls.key
+        line = {
+            "row": dict(self._row.fields),
+            "base_url": program.command.url(desk),
+            "api_key": key,
+        }
+        opened = desk.open(self._calls)
+        if not program.rows_at_once:
+            return await _run_alone(program, line, mark, opened)
+        with opened:
             workers = Workers.of_loop(program.command, program.rows_at_once)
-            return await workers.result(mark, self._row.fields, variables)
+            return await workers.result(mark, {"id": mark, **line})
 
     def _is_over(self, running: asyncio.Task[Result]) -> None:
         self._calls.program_ended()
@@ -166,29 +183,42 @@ class ProgramProblem(ProcessProblem):
         """None: what the model is asked is the program's affair."""
 
 
-async def _run_alone(program: Program, row: Row, variables: dict[str, str]) -> Result:
-    """The result of a process for this row alone."""
-    with scratch() as folder:
-        line, result = json.dumps(dict(row.fields)).encode() + b"\n", folder / "result.json"
-        (folder / "row.json").write_bytes(line)
+async def _run_alone(
+    program: Program,
+    line: Mapping[str, Any],
+    mark: str,
+    opened: contextlib.AbstractContextManager[None],
+) -> Result:
+    """The result of a process for this row alone, which is answered inside `opened`."""
+    with scratch() as folder, contextlib.ExitStack() as answered:
+        row, result = folder / "row.json", folder / "result.json"
+        row.write_bytes(_written(line["row"]))
         result.touch()
-        files = {ROW_FILE: str(folder / "row.json"), RESULT_FILE: str(result)}
+        variables = {MARK: mark, ROW_FILE: str(row), RESULT_FILE: str(result)}
+        if program.key_in == "environment":
+            variables |= {"OPENAI_BASE_URL": line["base_url"], "OPENAI_API_KEY": line["api_key"]}
+            line = line["row"]
         output = bytearray()
 
         def hear(piece: bytes) -> bool:
             output.extend(piece)
-            return len(output) <= MOST_OUTPUT
+            return len(output) <= MOST_BYTES
 
-        process = await program.command.start({**variables, **files}, hear, folder, result)
+        answered.enter_context(opened)
+        process = await program.command.start(variables, hear, folder, result)
         try:
-            process.write(line, close=True)
+            process.write(_written(line), close=True)
+            await process.exited()
+            answered.close()  # Something outside its session may hold its output open.
             await process.wait()
         finally:
             await process.end()
-        if len(output) > MOST_OUTPUT:
-            raise EnvError(f"the program wrote more than {MOST_OUTPUT >> 20} MiB to its output")
+        if len(output) > MOST_BYTES:
+            raise EnvError(f"the program wrote more than {MOST_BYTES >> 20} MiB to its output")
         if process.exit_code != 0:
             raise EnvError(f"the program {process.how()}")
-        return read_result(
-            bytes(output), result.read_bytes() if result.is_file() else b"", program.form
-        )
+        return read_result(bytes(output), result_in(result), program.form)
+
+
+def _written(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"

@@ -16,7 +16,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 import anyio
 import psutil
@@ -27,13 +27,16 @@ from es_cookbook.common.terminal import printable
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import EnvGroup
 
+KeyIn: TypeAlias = Literal["environment", "line"]
+"""Where a program that is started for a rollout finds address and key of the model."""
 MARK = "ES_COOKBOOK_ROLLOUT"
 """The variable by which processes of a rollout are known."""
-MOST_OUTPUT = 1 << 20
-"""Bytes of standard output of a rollout."""
 _MOST_TOLD = 4096
 """Bytes of standard error that are kept, the last ones."""
 _LINES_TOLD = 5
+_LARGE_PIECE = 1 << 15
+"""Bytes of standard error after which no more is read for a moment."""
+_MOMENT = 0.01
 _STDOUT = 1
 _SECONDS_TO_CLOSE = 1.0
 """For an output that a process outside the session holds open."""
@@ -90,6 +93,10 @@ class Process(asyncio.SubprocessProtocol):
         assert isinstance(data, bytes)
         if fd != _STDOUT:
             self._told = (self._told + data)[-_MOST_TOLD:]
+            if len(data) >= _LARGE_PIECE:
+                stderr = cast(asyncio.ReadTransport, self._transport.get_pipe_transport(fd))
+                stderr.pause_reading()
+                asyncio.get_running_loop().call_later(_MOMENT, stderr.resume_reading)
         elif not self._hear(data):
             self.kill()
 
@@ -117,10 +124,14 @@ class Process(asyncio.SubprocessProtocol):
         if close:
             stdin.close()
 
-    async def wait(self) -> None:
-        """Wait until it has ended by itself, and all that it wrote was heard."""
+    async def exited(self) -> None:
+        """Wait until it has ended by itself; what it left in its session is killed."""
         await self._has_ended.wait()
         self.kill()
+
+    async def wait(self) -> None:
+        """Wait until it has ended by itself, and all that it wrote was heard."""
+        await self.exited()
         with anyio.move_on_after(_SECONDS_TO_CLOSE):
             await self._is_silent.wait()
 

@@ -3,6 +3,9 @@
 A line that a worker reads is a JSON object with `id`, `row`, `base_url` and `api_key`; the line
 that it answers with is a result with the same `id`, which it may leave out if it has one row at a
 time. Other lines are what it says to nobody.
+
+It may write so much for each row that it is given. One that writes more is killed, and so is one
+that gives a result without an `id` when it has no row: the next row would get it.
 """
 
 import asyncio
@@ -13,18 +16,30 @@ from collections.abc import Mapping
 from anyio.lowlevel import RunVar
 
 from es_cookbook.bridges.program.enclosed import Command
-from es_cookbook.bridges.program.processes import MARK, MOST_OUTPUT, end_marked
-from es_cookbook.bridges.program.results import Result, objects_of
+from es_cookbook.bridges.program.processes import MARK, end_marked
+from es_cookbook.bridges.program.results import (
+    MOST_BYTES,
+    MOST_LINES,
+    Result,
+    lines_of,
+    objects_of,
+)
 from es_cookbook.common.errors import EnvError
+
+_EACH_LINE = MOST_BYTES // MOST_LINES
+"""Bytes as which a line counts, beside its own, that begins as a result does."""
 
 
 class _Worker:
     """One process, and the rows that it has."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows_at_once: int) -> None:
         self.waiting: dict[str, asyncio.Future[Result]] = {}
         self.is_retired = False
-        self._begun = b""
+        self._rows_at_once = rows_at_once
+        self._begun = bytearray()
+        self._room = MOST_BYTES
+        self._why = ""
         self._mark = secrets.token_hex(8)
 
     async def start(self, command: Command) -> None:
@@ -35,6 +50,7 @@ class _Worker:
     def take(self, key: str) -> None:
         """Have a row, and room for one less."""
         self.waiting[key] = asyncio.get_running_loop().create_future()
+        self._room = min(self._room + MOST_BYTES, self._rows_at_once * MOST_BYTES)
 
     async def result(self, key: str, line: Mapping[str, object]) -> Result:
         """The result of a row that it has.
@@ -63,20 +79,39 @@ class _Worker:
             await self._process.end()  # Also when the event loop ends.
         for found in self.waiting.values():
             if not found.done():
-                found.set_exception(EnvError(f"the worker {self._process.how()}"))
+                found.set_exception(EnvError(f"the worker {self._why or self._process.how()}"))
 
     def _hear(self, piece: bytes) -> bool:
-        *lines, self._begun = (self._begun + piece).split(b"\n")
-        for line in lines:
-            for result in objects_of(line.decode(errors="replace")):
+        self._room -= len(piece)
+        self._begun += piece
+        if self._room >= 0 and b"\n" in piece:
+            whole = bytes(self._begun[: self._begun.rindex(b"\n")])
+            del self._begun[: len(whole)]
+            try:
+                self._read(whole)
+            except EnvError as error:
+                self._why = f"was ended: {error}"
+        if self._room < 0:
+            self._why = f"was ended: it wrote more than {MOST_BYTES >> 20} MiB for each row"
+        if self._why:
+            self.is_retired = True
+        return not self._why
+
+    def _read(self, whole: bytes) -> None:
+        """Take the results of whole lines. Raises EnvError if it cannot go on after one."""
+        for line in lines_of(whole):
+            self._room -= _EACH_LINE
+            for result in objects_of(line):
                 self._take(result)
-        return len(self._begun) <= MOST_OUTPUT
 
     def _take(self, result: Result) -> None:
-        key = str(result.get("id", *self.waiting if len(self.waiting) == 1 else ("",)))
-        found = self.waiting.get(key)
-        if found is not None and not found.done():
-            found.set_result({name: value for name, value in result.items() if name != "id"})
+        left = [key for key, found in self.waiting.items() if not found.done()]
+        if "id" not in result and self._rows_at_once == 1 and not left:
+            raise EnvError("it gave a result without an id when it had no row")
+        key = str(result.get("id", left[0] if len(left) == 1 else ""))
+        if key in left:
+            own = {name: value for name, value in result.items() if name != "id"}
+            self.waiting[key].set_result(own)
 
 
 class Workers:
@@ -96,24 +131,16 @@ class Workers:
             known[command, rows_at_once] = Workers(command, rows_at_once)
         return known[command, rows_at_once]
 
-    async def result(
-        self, key: str, row: Mapping[str, object], environment: Mapping[str, str]
-    ) -> Result:
-        """The result of a row, whose rollout has a key.
+    async def result(self, key: str, line: Mapping[str, object]) -> Result:
+        """The result of a row, which a worker is given in this line.
 
         Raises:
             EnvError: No worker starts, or it ended.
         """
-        line = {
-            "id": key,
-            "row": row,
-            "base_url": environment["OPENAI_BASE_URL"],
-            "api_key": environment["OPENAI_API_KEY"],
-        }
         async with self._starting:
             worker = self._with_room()
             if worker is None:
-                worker = _Worker()
+                worker = _Worker(self._rows_at_once)
                 await worker.start(self._command)
                 self._workers.append(worker)
             worker.take(key)

@@ -16,8 +16,8 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.bridges.program.enclosed import Command
-from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
-from es_cookbook.bridges.program.processes import MARK
+from es_cookbook.bridges.program.env import ROW_FILE, Program, ProgramEnv, ProgramProblem
+from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
@@ -239,15 +239,15 @@ async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path)
         ("ask('a'); os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
         ("print('{\"reward\": 1}')", "without a request to the model"),
         ("raise KeyError('lost')", "exit code 1"),
-        ("ask('a'); print('done')", "printed 0 results"),
-        ("ask('a'); print('{\"reward\": 1}\\n{\"reward\": 1}')", "printed 2 results"),
-        ("ask('a'); print(' {\"reward\": 1} {\"reward\": 1}')", "printed 2 results"),
-        ("ask('a'); print('{\"reward\": 1} at last')", "printed 0 results"),
-        ("ask('a'); print('{\"reward\": 1}{')", "printed 0 results"),
-        ("ask('a'); print('{\"answer\": 1}')", "has no `reward` of its own"),
-        ("ask('a'); print('{\"reward\": NaN}')", "must return a finite number"),
-        ('ask(\'a\'); print(\'{"reward": 1, "metrics": {"x": "y"}}\')', "must return"),
+        ("ask('a'); print('done')", "printed no result"),
         ("ask('a'); print('x' * 2_000_000)", "more than 1 MiB"),
+        ("ask('a'); RESULT.write_text('[1]')", "result file holds no JSON object"),
+        ("ask('a'); RESULT.write_text('{}{}')", "or more than one"),
+        ("ask('a'); os.truncate(RESULT, 10**12)", "has 1000000000000 bytes, and may have 1048576"),
+        ("ask('a'); RESULT.unlink(); os.mkfifo(RESULT)", "it is a pipe, and must be a regular"),
+        ("ask('a'); RESULT.unlink(); RESULT.symlink_to('/etc/hostname')", "it is a link"),
+        ("ask('a'); RESULT.unlink(); RESULT.symlink_to('/dev/zero')", "it is a link"),
+        ("ask('a'); RESULT.unlink(); RESULT.mkdir()", "it is a directory"),
         ("ask('a'); time.sleep(60)", "(rollout_timeout)"),
         ("time.sleep(60)", "(rollout_timeout)"),
     ],
@@ -255,24 +255,30 @@ async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path)
 async def test_what_goes_wrong_loses_the_rollout_and_says_why(
     tmp_path: Path, code: str, said: str
 ) -> None:
-    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1], rollout_timeout=1.5)
+    code = "from pathlib import Path; RESULT = Path(os.environ['ES_COOKBOOK_RESULT'])\n" + code
+    seconds = 1.5 if "sleep" in code else 30
+    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1], rollout_timeout=seconds)
     assert said in reason(groups)
     assert not left_behind()
 
 
 def left_behind() -> list[psutil.Process]:
     """Processes of rollouts that have ended; what was killed just now may take a moment."""
-    end = time.monotonic() + 2
-    while (found := _marked()) and time.monotonic() < end:
+    end = time.monotonic() + 5
+    while (found := _of_rollouts()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
 
 
-def _marked() -> list[psutil.Process]:
+def _of_rollouts() -> list[psutil.Process]:
+    """Programs that this process has started for a rollout, and what they have."""
+    with scratch() as folder:
+        ours = str(folder.parent)
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and MARK in process.environ():
+            is_there = process.status() != psutil.STATUS_ZOMBIE
+            if is_there and process.environ().get(ROW_FILE, "").startswith(ours):
                 found.append(process)
         except psutil.Error:
             continue
@@ -317,6 +323,43 @@ print('{{"reward": 2}}')
     groups, _ = await run([problem(tmp_path, later)], genomes=GENOMES[:1])
     assert only(groups).reward == 2
     assert [step.action.text for step in only(groups).transitions] == ["0:c"]
+
+
+async def test_what_a_program_leaves_behind_has_no_key(tmp_path: Path) -> None:
+    """The process that it leaves holds its output open, which is waited for."""
+    told = tmp_path / "told"
+    code = f"""
+ask("a")
+parent, (reading, writing) = os.getpid(), os.pipe()
+if os.fork():
+    os.read(reading, 1)
+    print('{{"reward": 1}}', flush=True)
+    os._exit(0)
+os.setsid()
+os.write(writing, b"x")
+while os.getppid() == parent:
+    time.sleep(0.01)
+open({str(told)!r}, "w").write(json.dumps(ask("b")))
+"""
+    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
+    assert [step.action.text for step in only(groups).transitions] == ["0:a"]
+    assert not told.exists() or json.loads(told.read_text())["code"] == "invalid_api_key"
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+async def test_a_program_may_have_its_key_in_its_line_alone(
+    tmp_path: Path, *, enclosed: bool
+) -> None:
+    code = """
+task = json.load(sys.stdin)
+assert task["api_key"] not in str(os.environ) and "OPENAI_API_KEY" not in os.environ
+assert task["row"] == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
+print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], task["api_key"]))}))
+"""
+    sandbox = (tmp_path,) if enclosed else ()
+    groups, _ = await run([problem(tmp_path, code, key_in="line", sandbox=sandbox)])
+    assert [only(groups, g).reward for g in range(3)] == [7] * 3
 
 
 async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
@@ -375,6 +418,61 @@ async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
     assert "rollout_timeout" in reason(groups[2:])
 
 
+async def test_a_worker_answers_for_its_own_rows_once(tmp_path: Path) -> None:
+    code = (
+        WORKER
+        + """
+    first, question = asked("a"), row["question"]
+    result = {"id": task["id"], "reward": 1, "metrics": {"pid": os.getpid()}}
+    if question == "others":
+        print(json.dumps({"id": "x", "reward": 7}), json.dumps({"id": [{}], "reward": 7}))
+    print(json.dumps(result))
+    if question == "twice":
+        print(json.dumps({**result, "reward": 7}))
+    if question == "nameless":
+        print('{"reward": 7}')
+    sys.stdout.flush()
+"""
+    )
+    kinds = ("others", "twice", "nameless", "good")
+    settings = {"rows_at_once": 1, "at_once": 1}
+    problems = [problem(tmp_path, code, {"question": kind}, **settings) for kind in kinds]
+    groups, _ = await run(problems, genomes=GENOMES[:1])
+    assert rewards_and_pids(groups)[0] == [[1]] * 4
+    pids = [only([group]).transitions[-1].metrics["pid"] for group in groups]
+    assert pids[0] == pids[1] == pids[2] != pids[3]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('x' * 2_000_000)", "it wrote more than 1 MiB for each row"),
+        ("print('{\"id\": 1}\\n' * 999)", "it wrote more than 1 MiB for each row"),
+        ("print('{\"a\": [' + '[],' * 200_000 + '0]}')", "a result is too large"),
+        ('print(\'{"a": "\\\\ud800"}\')', "half a character"),
+    ],
+)
+async def test_a_worker_that_writes_too_much_is_ended(tmp_path: Path, code: str, said: str) -> None:
+    code = f"{WORKER}\n    asked('a'); {code}; sys.stdout.flush(); time.sleep(60)"
+    groups, _ = await run([problem(tmp_path, code, rows_at_once=1)], genomes=GENOMES[:1])
+    assert said in reason(groups)
+
+
+async def test_a_worker_may_write_so_much_for_each_row(tmp_path: Path) -> None:
+    code = (
+        WORKER
+        + """
+    asked("a"), sys.stderr.write("y" * 500_000)
+    print("x" * 500_000)
+    print(json.dumps({"id": task["id"], "reward": 1, "metrics": {"pid": os.getpid()}}), flush=True)
+"""
+    )
+    problems = [problem(tmp_path, code, rows_at_once=1, at_once=1) for _ in range(4)]
+    groups, _ = await run(problems, genomes=GENOMES[:1])
+    rewards, pids = rewards_and_pids(groups)
+    assert rewards == [[1]] * 4 and len(pids) == 1
+
+
 async def test_a_worker_may_have_many_rows_at_once(tmp_path: Path) -> None:
     """Its threads may print at the same time: two results in a line, then two ends of lines."""
     code = """
@@ -407,6 +505,10 @@ MISDEEDS = {
     "ignore signals": "import signal; signal.signal(15, signal.SIG_IGN); ask('a'); time.sleep(60)",
     "flood": "ask('a')\nwhile True: sys.stdout.write('x' * 65536)",
     "flood the errors": "ask('a')\nwhile True: sys.stderr.write('x' * 65536)",
+    "flood with short lines": "ask('a')\nwhile True: sys.stdout.write('\\n' * 65536)",
+    "flood with results": "ask('a')\nwhile True: sys.stdout.write('{\"id\": 1}\\n' * 9999)",
+    "flood byte by byte": "ask('a')\nwhile True: os.write(1, b'x')",
+    "print many values": "ask('a'); print('{\"reward\": 1, \"a\": [' + '[],' * 300_000 + '0]}')",
     "close its output": "ask('a'); os.close(1); time.sleep(60)",
     "keep a socket": "import socket; kept = socket.create_connection(place()); time.sleep(60)",
     "send half a request": "import socket; kept = socket.create_connection(place());"
@@ -461,6 +563,7 @@ async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
     code, settings = BOTH[way]
     if enclosed:
         settings = {**settings, "sandbox": (tmp_path,)}
+    settings = {**settings, "at_once": 24}
     rows = [*MISDEEDS.values(), *["good"] * 4]
     problems = [problem(tmp_path, code, {"question": row}, **settings) for row in rows]
     groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=5)
