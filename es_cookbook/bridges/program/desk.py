@@ -2,6 +2,9 @@
 
 A request of a program is an observation of its rollout, and the response is the action. So a call
 waits in its rollout's queue until the Env has it, and is answered by what the sampler sampled.
+
+A rollout may ask for so many answers, whether it waits for them or not. A request for more is
+refused before anything is made for it, and ends the rollout when what came before it is answered.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import dataclasses
 import secrets
 import socket
 from collections.abc import Generator, Sequence
+from typing import Literal, TypeAlias
 
 from anyio.lowlevel import RunVar
 from typing_extensions import override
@@ -43,8 +47,18 @@ class Call:
     answer: asyncio.Future[Action]
 
 
+_ENOUGH = -1
+"""Answers left after a request for too many."""
+Over: TypeAlias = Literal["program", "turn_limit"]
+"""After which there are no calls: the program's end, or a request for more than it may ask for."""
+
+
 class Calls(Speaker):
     """What one rollout's program asks.
+
+    Args:
+        translator: of the model's tokenizer.
+        max_turns: answers that it may ask for.
 
     Attributes:
         key: of the rollout.
@@ -52,18 +66,50 @@ class Calls(Speaker):
         num_tool_calls: in the answers up to now.
     """
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: Translator, max_turns: int) -> None:
         self.translator, self.kept, self.under_way = translator, KeptTurns(), UnderWay()
         self.key = secrets.token_urlsafe(24)
         self.chat: Sequence[Message] = ()
         self.num_tool_calls = 0
-        self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
+        self._most = self._left = max_turns
+        self._num_requests = 0
+        self._is_closed = False
+        self._queue: asyncio.Queue[Call | Over] = asyncio.Queue()
         self._waiting: set[Call] = set()
+
+    @override
+    @contextlib.contextmanager
+    def admit(self, answers: int) -> Generator[None]:
+        if self._is_closed:
+            raise _too_late()
+        if answers > self._left:
+            self._left = _ENOUGH
+            self._end_after_requests()
+            raise RefusedRequest(
+                f"the rollout has asked for more than {self._most} answers, and is about to end",
+                status=429,
+                code="turn_limit",
+            )
+        self._left -= answers
+        self._num_requests += 1
+        try:
+            with super().admit(answers):
+                yield
+        finally:
+            self._num_requests -= 1
+            self._end_after_requests()
+
+    def _end_after_requests(self) -> None:
+        """Once the program has asked for too much: end when all else that it asks is answered."""
+        if self._left == _ENOUGH and not self._num_requests:
+            self._queue.put_nowait("turn_limit")
 
     @override
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
+        if self._is_closed:
+            raise _too_late()
         call = Call(observation, draw, number, asyncio.get_running_loop().create_future())
         self._waiting.add(call)
         self._queue.put_nowait(call)
@@ -78,23 +124,27 @@ class Calls(Speaker):
         self.chat = (*chat, answers[-1].turn)
         self.num_tool_calls += sum(len(answer.calls) for answer in answers)
 
-    async def next(self) -> Call | None:
-        """The call that came first and is still waited for; None once the program has ended."""
-        while (call := await self._queue.get()) is not None:
-            if not call.answer.done():
-                return call
-        return None
+    async def next(self) -> Call | Over:
+        """The call that came first and is still waited for, or why there is none any more."""
+        while isinstance(found := await self._queue.get(), Call):
+            if not found.answer.done():
+                return found
+        return found
 
     def program_ended(self) -> None:
         """There will be no more calls."""
-        self._queue.put_nowait(None)
+        self._queue.put_nowait("program")
 
     def close(self) -> None:
-        """Refuse what is still waited for: the rollout is over."""
+        """Refuse what is still waited for, and what comes: the rollout is over."""
+        self._is_closed = True
         for call in self._waiting:
             if not call.answer.done():
-                over = "the rollout of this key is over"
-                call.answer.set_exception(RefusedRequest(over, status=401, code="invalid_api_key"))
+                call.answer.set_exception(_too_late())
+
+
+def _too_late() -> RefusedRequest:
+    return RefusedRequest("the rollout of this key is over", status=401, code="invalid_api_key")
 
 
 class Desk(Endpoint):

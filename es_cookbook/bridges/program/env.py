@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.translator import Translator
-from es_cookbook.bridges.program.desk import Call, Calls, Desk
+from es_cookbook.bridges.program.desk import Call, Calls, Desk, Over
 from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.processes import MARK, HasProcesses, KeyIn, ProcessProblem
 from es_cookbook.bridges.program.results import (
@@ -85,16 +85,23 @@ class ProgramEnv(Env, HasProcesses):
     @override
     async def initial_observation(self) -> Observation:
         program, desk = self._program, Desk.of_loop()
-        self._calls = Calls(_translator(program.tokenizer, self.policy.context_length))
+        self._calls = Calls(
+            _translator(program.tokenizer, self.policy.context_length), program.max_turns
+        )
         release = await turn("program", program.at_once)
         self._running = asyncio.create_task(self._run(desk))
         self._running.add_done_callback(self._is_over)
         self._running.add_done_callback(lambda _: release())
         found = await self._next()
-        if found is None:
-            result = await self._running  # If it failed, this says how.
-            raise EnvError(f"the program ended without a request to the model: {shown(result)}")
-        return found
+        if isinstance(found, Observation):
+            return found
+        if found == "turn_limit":
+            raise EnvError(
+                f"the program asked for more than {program.max_turns} answers "
+                "(dataset.max_turns) before it waited for one"
+            )
+        result = await self._running  # If it failed, this says how.
+        raise EnvError(f"the program ended without a request to the model: {shown(result)}")
 
     @override
     async def act(self, observation: Observation) -> Action:
@@ -114,14 +121,14 @@ class ProgramEnv(Env, HasProcesses):
         if not self._call.answer.done():
             self._call.answer.set_result(action)
         found = await self._next()
-        if found is not None and self._num_turns < self._program.max_turns:
+        if isinstance(found, Observation):
             return StepResult(0.0, False, found)
         metrics = {
             "turns": float(self._num_turns),
             "tool_calls": float(self._calls.num_tool_calls),
-            "turn_limit": float(found is not None),
+            "turn_limit": float(found == "turn_limit"),
         }
-        if found is not None:
+        if found == "turn_limit":
             self.end()
             return StepResult(0.0, True, metrics=metrics)
         result = await self._running
@@ -145,14 +152,17 @@ class ProgramEnv(Env, HasProcesses):
     def _mark(self) -> str:
         return self._calls.key[:8]
 
-    async def _next(self) -> Observation | None:
-        """What the program asks next; None once it has ended."""
+    async def _next(self) -> Observation | Over:
+        """What the program asks next, or why it asks nothing more."""
         try:
-            self._call = await self._calls.next()
+            found = await self._calls.next()
         except BaseException:
             self.end()
             raise
-        return None if self._call is None else self._call.observation
+        if isinstance(found, str):
+            return found
+        self._call = found
+        return found.observation
 
     async def _run(self, desk: Desk) -> Result:
         """The program's result; its key opens the desk until it has exited, or the row has one."""

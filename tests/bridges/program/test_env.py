@@ -225,11 +225,91 @@ print(json.dumps({"reward": sum(text == "0:" + asked for text, asked in zip(foun
     assert len(only(groups).transitions) == 6
 
 
-async def test_a_program_that_asks_too_often_ends_without_reward(tmp_path: Path) -> None:
-    groups, engine = await run([problem(tmp_path, "while True: ask('Again')")])
-    assert only(groups).reward == 0
-    assert only(groups).transitions[-1].metrics["turn_limit"] == 1
-    assert len(engine.requests) == 3 * 8
+DEEDS = """
+from threading import Thread
+def place():
+    at = urllib.parse.urlsplit(URL)
+    return at.hostname, at.port
+def unread(text="a", path="chat/completions", **more):
+    connection = http.client.HTTPConnection(*place())
+    messages = {} if path == "completions" else {"messages": [{"role": "user", "content": text}]}
+    headers = {"Authorization": "Bearer " + KEY}
+    body = json.dumps({"model": "m", **messages, **more})
+    connection.request("POST", "/v1/" + path, body, headers)
+    return connection
+def texts(prompts, **more):
+    unread(path="completions", prompt=prompts, **more).getresponse().read()
+plain = ask
+def ask(text, **more):
+    return plain(text, **{"url": URL, "key": KEY, **more})
+"""
+ALONE = "URL, KEY = (os.environ[name] for name in ('OPENAI_BASE_URL', 'OPENAI_API_KEY'))\n"
+DOES = """
+if row["question"] == "good":
+    who = {ask(str(n)).split(":")[0] for n in range(3)}
+    print(json.dumps({"reward": float(len(who) == 1)}), flush=True)
+else:
+    exec(row["question"])
+"""
+BOTH: dict[str, tuple[str, dict[str, Any]]] = {
+    "alone": (ALONE + DEEDS + "row = json.load(sys.stdin)" + DOES, {}),
+    "worker": (
+        "URL = KEY = ''"
+        + DEEDS
+        + "for line in sys.stdin:\n  task = json.loads(line); row = task['row']\n"
+        + "  URL, KEY = task['base_url'], task['api_key']"
+        + DOES.replace("\n", "\n  "),
+        {"rows_at_once": 1},
+    ),
+}
+
+
+def deed(folder: Path, way: str, code: str, **settings: Any) -> ProgramProblem:
+    """A row whose program does this, unless the row is "good"."""
+    whole, more = BOTH[way]
+    return problem(folder, whole, {"question": code}, **{**more, **settings})
+
+
+TOO_MUCH = {
+    "one after the other": "while True: ask('Again')",
+    "in parallel": "for n in range(30): Thread(target=ask, args=(str(n),)).start()",
+    "choices": "ask('a'); ask('b', n=8)",
+    "the most choices": "ask('a'); ask('b', n=128)",
+    "prompts": "ask('a'); texts(['b'] * 3000, n=128)",
+    "whatever it is told": "[ask(str(n)) for n in range(99)]; print('{\"reward\": 1}', flush=True)",
+}
+
+
+@pytest.mark.parametrize("way", ["alone", "worker"])
+@pytest.mark.parametrize("code", TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_a_program_that_asks_too_often_ends_without_reward(
+    tmp_path: Path, code: str, way: str
+) -> None:
+    groups, engine = await run([deed(tmp_path, way, code)], genomes=GENOMES[:2])
+    assert [only(groups, g).reward for g in range(2)] == [0, 0]
+    for g in range(2):
+        assert only(groups, g).transitions[-1].metrics["turn_limit"] == 1
+    assert len(engine.requests) == 2 * (1 if "ask('a')" in code else 8)
+
+
+@pytest.mark.parametrize("code", ["ask('b', n=9)", "texts(['b'] * 3000, n=128)"])
+async def test_a_first_request_for_too_much_asks_the_engine_nothing(
+    tmp_path: Path, code: str
+) -> None:
+    groups, engine = await run([deed(tmp_path, "alone", code + "; time.sleep(60)")])
+    assert "more than 8 answers (dataset.max_turns)" in reason(groups)
+    assert not engine.requests
+
+
+async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None:
+    made = deed(tmp_path, "alone", "for n in range(30): unread(str(n)).close()\ntime.sleep(60)")
+    groups, engine = await run([made], genomes=GENOMES[:1], rollout_timeout=50)
+    found = groups[0].trajectories_G_K[0][0]
+    if isinstance(found, LostRollout):
+        assert "before it waited for one" in found.reason
+    else:
+        assert found.transitions[-1].metrics["turn_limit"] == 1
+    assert len(engine.requests) <= 8
 
 
 @pytest.mark.parametrize(
@@ -518,39 +598,6 @@ MISDEEDS = {
     "use another's key": "ask('a', key='nonsense'); ask('a', key=''); sys.exit(6)",
     "end with its call": "Thread(target=ask, args=('a',)).start(); os._exit(0)",
 }
-DEEDS = """
-from threading import Thread
-def place():
-    at = urllib.parse.urlsplit(URL)
-    return at.hostname, at.port
-def unread(**more):
-    connection = http.client.HTTPConnection(*place())
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **more})
-    headers = {"Authorization": "Bearer " + KEY}
-    connection.request("POST", "/v1/chat/completions", body, headers)
-plain = ask
-def ask(text, **more):
-    return plain(text, **{"url": URL, "key": KEY, **more})
-"""
-ALONE = "URL, KEY = (os.environ[name] for name in ('OPENAI_BASE_URL', 'OPENAI_API_KEY'))\n"
-DOES = """
-if row["question"] == "good":
-    who = {ask(str(n)).split(":")[0] for n in range(3)}
-    print(json.dumps({"reward": float(len(who) == 1)}), flush=True)
-else:
-    exec(row["question"])
-"""
-BOTH = {
-    "alone": (ALONE + DEEDS + "row = json.load(sys.stdin)" + DOES, {}),
-    "worker": (
-        "URL = KEY = ''"
-        + DEEDS
-        + "for line in sys.stdin:\n  task = json.loads(line); row = task['row']\n"
-        + "  URL, KEY = task['base_url'], task['api_key']"
-        + DOES.replace("\n", "\n  "),
-        {"rows_at_once": 1},
-    ),
-}
 
 
 @pytest.mark.parametrize(
@@ -560,12 +607,9 @@ BOTH = {
 async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
     tmp_path: Path, way: str, *, enclosed: bool
 ) -> None:
-    code, settings = BOTH[way]
-    if enclosed:
-        settings = {**settings, "sandbox": (tmp_path,)}
-    settings = {**settings, "at_once": 24}
+    settings = {"at_once": 24, "sandbox": (tmp_path,) if enclosed else ()}
     rows = [*MISDEEDS.values(), *["good"] * 4]
-    problems = [problem(tmp_path, code, {"question": row}, **settings) for row in rows]
+    problems = [deed(tmp_path, way, row, **settings) for row in rows]
     groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=5)
     for name, group in zip([*MISDEEDS, *["good"] * 4], groups, strict=True):
         for g in range(2):
