@@ -258,7 +258,7 @@ class _Work(Generic[_Asked]):
     def begun(self, number: int) -> Begun:
         """What tells of an answer while it is sampled."""
         prompt, _ = self._draws[number]
-        return Begun(self.speaker.translator.tokenizer, prompt, self.asked.draw)
+        return Begun(self.speaker.translator.texts, prompt, self.asked.draw)
 
 
 class _Sampled(Progress):

@@ -83,36 +83,43 @@ class Begun:
 
     Held back is what may be the beginning of a call or of a stop string, and a character that is
     not whole; all of it, where a stop string has a special token in it beside other text. A token
-    is decoded with the few before it, so an answer takes time in proportion to its length.
+    is decoded with the few before it, and each character is compared with each stop string once or
+    twice, so an answer takes time in proportion to its length.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, draw: Draw) -> None:
-        self._texts, self._prompt = AnswerTexts(tokenizer), prompt
-        self._stops = draw.stop or ()
-        reads_tokens = prompt.form is not None and not is_text_enough(tokenizer)
-        self._waits = reads_tokens or self._texts.has_marked(self._stops)
+    def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
+        self._texts, self._prompt = texts, prompt
+        self._stops = [_Ahead(stop) for stop in draw.stop or ()]
+        self._waits = texts.has_marked(draw.stop or ()) or (
+            prompt.form is not None and not is_text_enough(texts.tokenizer)
+        )
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
+        self._searched = prompt.opening
         self._told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
         """What has become certain by these tokens, which are all up to now."""
         if self._waits:
             return ""
-        text, begin = self._decoded(tokens_T).rstrip(_CUT), len(self._prompt.opening)
-        # What was told is no part of a call or of a stop string.
-        begin = max(begin, self._told)
-        ends = [at for stop in self._stops if (at := text.find(stop, begin)) >= 0]
-        for stop in self._stops:
-            starts = (length for length in range(1, len(stop)) if text.endswith(stop[:length]))
-            ends += [len(text) - length for length in starts]
+        text = self._decoded(tokens_T).rstrip(_CUT)
+        certain = self._before_stops(text)
         if self._prompt.form is not None:  # Blanks around a call's text are not content.
             called = _CALL.search(text, self._told)
             text = text[: called.start() if called else None].rstrip()
             text = "" if text[:1].isspace() else text
-        new = text[self._told : min(ends, default=len(text))]
+            self._waits = called is not None and certain >= len(text)
+        new = text[self._told : certain]
         self._told += len(new)
         return new
+
+    def _before_stops(self, text: str) -> int:
+        """Up to where no stop string has begun; none begins in what the answer was given."""
+        if not text.startswith(self._searched):  # It has been decoded anew.
+            self._stops = [_Ahead(each.stop) for each in self._stops]
+            self._searched = self._prompt.opening
+        new, self._searched = text[len(self._searched) :], text
+        return min((len(text) - each.behind(new) for each in self._stops), default=len(text))
 
     def _decoded(self, tokens_T: Sequence[int]) -> str:
         known, text = (
@@ -126,6 +133,45 @@ class Begun:
         if len(text) > len(known) and not text.endswith(_CUT):
             self._text, self._start, self._read = whole, self._read, len(tokens_T)
         return whole
+
+
+class _Ahead:
+    """A stop string that may have begun in a text which grows.
+
+    Source: Knuth, Morris, Pratt, Fast Pattern Matching in Strings (1977).
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self._borders = _borders(stop)
+        self._matched = 0  # characters of it that the text ends in
+        self._since = 0  # characters behind a match's end; the first match is the last
+
+    def behind(self, new: str) -> int:
+        """Characters at the text's end from where it has begun on, after these more."""
+        if self._matched == len(self.stop):
+            self._since += len(new)
+            return self._matched + self._since
+        for at, character in enumerate(new, 1):
+            while self._matched and self.stop[self._matched] != character:
+                self._matched = self._borders[self._matched]
+            self._matched += self.stop[self._matched] == character
+            if self._matched == len(self.stop):
+                self._since = len(new) - at
+                break
+        return self._matched + self._since
+
+
+@functools.lru_cache(256)
+def _borders(stop: str) -> Sequence[int]:
+    """Of each beginning, the length of the longest shorter one that it ends in."""
+    borders = [0, 0]
+    for character in stop[1:]:
+        length = borders[-1]
+        while length and stop[length] != character:
+            length = borders[length]
+        borders.append(length + (stop[length] == character))
+    return borders
 
 
 class Translator:

@@ -11,6 +11,7 @@ A stop text is looked for in that text. One that *is* a special token ends answe
 does. One that has a special token in it is looked for in the text that has them as well.
 """
 
+import bisect
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -26,6 +27,8 @@ _CUT = "\ufffd"
 """What tokens are decoded to that are part of a character."""
 
 
+_FEW = 32
+"""Tokens that tell of most that a long stop text is not at their end."""
 _BESIDE = 8
 """Characters before a stop text in which tokens may be decoded in another way."""
 
@@ -42,7 +45,7 @@ class AnswerTexts:
     """What tokens of one tokenizer say."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._decode = _decoder(tokenizer)
         self._stops = functools.lru_cache(maxsize=256)(self._read)
         self._pieces: dict[int, str] = {}
@@ -50,8 +53,8 @@ class AnswerTexts:
     @functools.cached_property
     def special(self) -> dict[int, str]:
         """Special tokens, and their names."""
-        ids = Controls.of(self._tokenizer).ids
-        return {token: str(self._tokenizer.convert_ids_to_tokens(token)) for token in ids}
+        ids = Controls.of(self.tokenizer).ids
+        return {token: str(self.tokenizer.convert_ids_to_tokens(token)) for token in ids}
 
     @functools.cached_property
     def _shown(self) -> frozenset[int]:
@@ -67,12 +70,12 @@ class AnswerTexts:
 
     def said(self, text: str, stop: tuple[str, ...] = ()) -> str:
         """What becomes of a text that the model says, with these stop texts."""
-        tokens_T = inside(self._tokenizer, text)
+        tokens_T = inside(self.tokenizer, text)
         return self.before(stop, tokens_T, self.text(tokens_T))
 
     def lost_in(self, text: str) -> str:
         """Special tokens that a text loses, as a clause that says what helps; "" without any."""
-        tokens_T = (token for token in inside(self._tokenizer, text) if token not in self._shown)
+        tokens_T = (token for token in inside(self.tokenizer, text) if token not in self._shown)
         names = list(dict.fromkeys(self.special.get(token) for token in tokens_T))
         lost = [name for name in names if name and name in text]
         if not lost:
@@ -125,7 +128,9 @@ class AnswerTexts:
 
     def _up_to(self, end: int, tokens_T: Sequence[int]) -> str:
         """The text of what stands before a place in the text with special tokens."""
-        count = len(tokens_T)
+        lengths = range(len(tokens_T) + 1)
+        near = bisect.bisect(lengths, end, key=lambda count: len(self._marked(tokens_T[:count])))
+        count = min(near + _BESIDE, len(tokens_T))  # Parts of a character may be longer than it.
         while len(self._marked(tokens_T[:count])) > end:
             count -= 1
         part = ""  # Of an ordinary token in which the stop text begins.
@@ -158,7 +163,8 @@ class AnswerTexts:
         So it is in their last characters. Whether it is shows in all of them alone, since tokens
         may be decoded in another way where they are the first.
         """
-        size = length = len(stop) + _BESIDE
+        length = len(stop) + _BESIDE
+        size = min(length, _FEW)
         while size < len(tokens_T):
             start = len(tokens_T) - size
             while self._joins_bytes and start and _CUT in self._piece(tokens_T[start]):
@@ -166,15 +172,21 @@ class AnswerTexts:
             tail = decode(tokens_T[start:])
             if stop in tail:
                 break
-            if len(tail) >= length:
+            if len(tail) >= length or not self._may_be_behind(stop, tail, tokens_T[-1]):
                 return False
-            size *= 2  # Tokens that say nothing, or a part of a character.
+            size *= 2  # Tokens that say nothing, a part of a character, or the end of a long stop.
         return stop in decode(tokens_T)
+
+    def _may_be_behind(self, stop: str, tail: str, last: int) -> bool:
+        """Whether a stop text that ends in the last token may begin before some characters."""
+        surely = tail[_BESIDE:]
+        ends = range(len(surely) - len(self._piece(last)) - _BESIDE, len(surely) + 1)
+        return any(stop.endswith(surely[: max(end, 0)]) for end in ends)
 
     @functools.cached_property
     def _joins_bytes(self) -> bool:
         """Whether bytes of characters are decoded with all that stand behind each other, or not."""
-        return "<0x0A>" in self._tokenizer.get_vocab()
+        return "<0x0A>" in self.tokenizer.get_vocab()
 
     def _read(self, stop: tuple[str, ...]) -> _Stops:
         texts = {text: token for token, text in self.special.items() if text} if stop else {}

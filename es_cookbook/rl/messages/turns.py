@@ -67,7 +67,7 @@ def has_response_template(tokenizer: Tokenizer) -> bool:
 def is_text_enough(tokenizer: Tokenizer) -> bool:
     """Whether turns are read by their text, not by special tokens beside it."""
     names = Controls.of(tokenizer).names
-    return not has_response_template(tokenizer) and not any(tag in names for tag in TAGS)
+    return not has_response_template(tokenizer) and frozenset(TAGS).isdisjoint(names)
 
 
 def read_turn(

@@ -26,6 +26,7 @@ from es_cookbook.bridges.endpoint.token_bytes import bytes_reader
 from es_cookbook.bridges.endpoint.translator import Begun, Prompt, Translator
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import Progress, Top
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
@@ -195,7 +196,7 @@ def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
         return str(type(tokenizer).decode(tokenizer, tokens, **options))
 
     monkeypatch.setattr(tokenizer, "decode", decode)
-    begun = Begun(tokenizer, Prompt((1,)), Draw(stop=("4",)))
+    begun = Begun(AnswerTexts(tokenizer), Prompt((1,)), Draw(stop=("4",)))
     pieces = [begun.more(tokens_T[:length]) for length in range(1, len(tokens_T) + 1)]
     assert "".join(pieces) == "It is 3, über alles: € 3.50 — 三. " * 20
     assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
@@ -213,7 +214,7 @@ def test_a_stop_text_with_a_special_token_cuts_answers_and_nothing_behind_it_is_
     said = "I see\n<start_of_turn>next" + stop
     tokens_T = tuple(translator.tokenizer.encode(said, add_special_tokens=False))
     draw, prompt = Draw(stop=("nowhere", stop)), Prompt((1,))
-    begun = Begun(translator.tokenizer, prompt, draw)
+    begun = Begun(translator.texts, prompt, draw)
     assert "".join(begun.more(tokens_T[:count]) for count in range(1, len(tokens_T))) == told
     text = translator.texts.text(tokens_T)
     answer = translator.answer(prompt, draw, Action(tokens_T, text, "stop"))

@@ -1,13 +1,22 @@
 """What a request may cost: it is known, and refused, before anything is made for it."""
 
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import anyio
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from es_cookbook.bridges.endpoint.limits import UnderWay
+from es_cookbook.bridges.endpoint.requests import Draw
+from es_cookbook.bridges.endpoint.translator import Begun, Prompt
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from tests.bridges.endpoint.test_application import QUESTION, asked
+from tests.byte_tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -32,3 +41,57 @@ async def test_a_key_has_so_many_answers_under_way_and_others_are_told_to_come_l
         await client.chat.completions.create(model="centre", messages=QUESTION, n=2)
         tasks.cancel_scope.cancel()
     await ask(n=2)  # Nothing of a request that was given up counts any more.
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of Python that some work takes."""
+    count = 0
+
+    def look(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@given(
+    st.text("ab", max_size=60),
+    st.lists(st.text("ab", min_size=1, max_size=7), max_size=3),
+    st.lists(st.integers(1, 9), max_size=30),
+)
+def test_what_is_streamed_is_what_no_stop_string_can_take_back(
+    said: str, stops: list[str], steps: list[int]
+) -> None:
+    """However the text comes: all of it, but for the longest beginning of a stop string."""
+    tokenizer = byte_tokenizer()
+    tokens_T = tokenizer.encode(said)
+    begun, told, count = Begun(AnswerTexts(tokenizer), Prompt((1,)), Draw(stop=(*stops,))), "", 0
+    for step in steps:
+        count = min(count + step, len(tokens_T))
+        told += begun.more(tokens_T[:count])
+        text = str(tokenizer.decode(tokens_T[:count]))
+        ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+        ends += [at for at in range(len(text)) if any(s.startswith(text[at:]) for s in stops)]
+        assert told == text[: min(ends, default=len(text))]
+
+
+@pytest.mark.parametrize("said", ["a" * 400, "<a" + "a" * 400])
+def test_a_stream_costs_no_more_with_a_long_stop_string_than_with_a_short_one(said: str) -> None:
+    """Also where all of it looks like the beginning of one, and is held back."""
+    tokenizer = byte_tokenizer()
+    tokens_T = tokenizer.encode(said)
+
+    def stream(stop: str) -> int:
+        begun = Begun(AnswerTexts(tokenizer), Prompt((1,), form="hermes"), Draw(stop=(stop,)))
+        parts = [tokens_T[:count] for count in range(1, len(tokens_T) + 1)]
+        begun.more(parts[0])  # What is found out of a stop string once.
+        return lines_run(lambda: [begun.more(part) for part in parts])
+
+    assert stream("a" * 300 + "b") < 2 * stream("ab")

@@ -145,3 +145,47 @@ def test_the_search_for_a_stop_text_costs_each_token_the_same_however_long_the_a
     assert num_decoded < len(tokens_T) * 4 * (len(stop) + 8)
     ended = tokens_T + tokenizer.encode(stop)
     assert found.is_ended(ended, (stop,))
+
+
+@given(
+    st.text("ab é", min_size=1, max_size=150), st.integers(0, 149), st.integers(1, 150), st.data()
+)
+def test_a_long_stop_text_ends_an_answer_with_the_token_that_completes_it(
+    text: str, start: int, length: int, data: st.DataObject
+) -> None:
+    stop = (text * 3)[start % len(text) :][:length]
+    said = data.draw(st.text("ab é", max_size=80)) + text * 4
+    tokenizer = byte_tokenizer()
+    tokens_T, found = tokenizer.encode(said), AnswerTexts(tokenizer)
+    ended = [found.is_ended(tokens_T[:n], (stop,)) for n in range(1, len(tokens_T) + 1)]
+    seen = [stop in found.text(tokens_T[:n]) for n in range(1, len(tokens_T) + 1)]
+    # Behind its end nobody asks any more.
+    assert ended[: seen.index(True) + 1] == seen[: seen.index(True) + 1]
+
+
+@pytest.mark.parametrize(
+    "stop",
+    ["z" * 3000 + "e", "e" * 3000 + "z e", "e\n" * 3000 + "<x>e"],
+    ids=["other", "alike", "marked"],
+)
+def test_a_long_stop_text_costs_no_more_than_a_short_one_where_it_is_not_about_to_end(
+    stop: str,
+) -> None:
+    tokenizer: Any = byte_tokenizer(MARKS)
+    usual, decoded = tokenizer.decode, list[int]()
+    tokenizer.decode = lambda tokens, **how: (decoded.append(len(tokens)), usual(tokens, **how))[1]
+    tokens_T = tokenizer.encode("e é<x>\n" * 1000)
+    found = AnswerTexts(tokenizer)
+    counts = range(len(tokens_T) - 300, len(tokens_T))
+    assert not any(found.is_ended(tokens_T[:n], (stop,)) for n in counts)
+    assert sum(decoded) < 100 * 300
+
+
+def test_where_a_stop_text_with_special_tokens_begins_is_found_without_all_places_before() -> None:
+    tokenizer: Any = byte_tokenizer(MARKS)
+    usual, decoded = tokenizer.decode, list[int]()
+    tokenizer.decode = lambda tokens, **how: (decoded.append(len(tokens)), usual(tokens, **how))[1]
+    found, stop = AnswerTexts(tokenizer), "x" * 900 + "<x>"
+    tokens_T = tokenizer.encode("é" * 50 + stop)
+    assert found.before((stop,), tokens_T, found.text(tokens_T)) == "é" * 50
+    assert len(decoded) < 50
