@@ -6,17 +6,14 @@ it does where log-probabilities are asked for.
 """
 
 import contextlib
-import dataclasses
 import logging
-import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias
 
 import anyio
 import uvicorn
-from anyio.streams.memory import MemoryObjectSendStream
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,13 +21,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker, check_name
+from es_cookbook.bridges.endpoint.aside import aside
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, check_name
+from es_cookbook.bridges.endpoint.limits import check_asked, check_body
 from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
 from es_cookbook.bridges.endpoint.requests import (
-    ChatRequest,
     Json,
     RefusedRequest,
-    TextRequest,
     chat_request,
     read_body,
     text_request,
@@ -40,16 +37,13 @@ from es_cookbook.bridges.endpoint.responses import (
     response_events,
     response_request,
 )
-from es_cookbook.bridges.endpoint.translator import Begun
+from es_cookbook.bridges.endpoint.work import Asked, Told, Work
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
-from es_cookbook.engines.base import Progress
-from es_cookbook.rl.types import Action
 
 MOST_BYTES = 8 << 20
 """Of a request's body."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-_Asked = TypeVar("_Asked", ChatRequest, TextRequest)
-_MakesEvents: TypeAlias = Callable[[Reply, _Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
+_MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
 
 def application(endpoint: Endpoint) -> Starlette:
@@ -65,20 +59,21 @@ def application(endpoint: Endpoint) -> Starlette:
         return JSONResponse(_described(name))
 
     async def answered(
-        read: Callable[[Json], _Asked],
-        whole: Callable[[Reply, _Asked], object],
-        events: _MakesEvents[_Asked],
+        read: Callable[[Json], Asked],
+        whole: Callable[[Reply, Asked], object],
+        events: _MakesEvents[Asked],
         request: Request,
     ) -> Response:
         key = _key(request)
-        asked = read(read_body(await _body(request)))
+        asked, size = await _read(request, read)
         speaker = await endpoint.speaker(key, asked.model)
         with contextlib.ExitStack() as admitted:
             admitted.enter_context(speaker.admit(asked.answers))
-            work = _Work(speaker, asked)
+            work = Work(speaker, asked, size)
             if asked.stream and speaker.tells and not asked.draw.logprobs:
+                await work.begin()
                 return _Admitted(_Streamed(work, events), admitted.pop_all())
-            await _unless_gone(request, work.run)
+            await _unless_gone(request, work.answer)
             if asked.stream:
                 found = _Events(events(work.reply, asked, work.reply.pieces()))
             else:
@@ -166,6 +161,15 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
+async def _read(request: Request, read: Callable[[Json], Asked]) -> tuple[Asked, int]:
+    """What is asked, and the bytes that it took."""
+    body = await _body(request)
+    check_body(body)
+    asked = await aside(len(body), lambda: read(read_body(body)))
+    check_asked(asked)
+    return asked, len(body)
+
+
 async def _unless_gone(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
     """Cancel it when the client hangs up.
 
@@ -197,84 +201,6 @@ def _first(error: Exception) -> Exception:
     return next(each for each in leaves(error) if isinstance(each, Exception))
 
 
-class _Work(Generic[_Asked]):
-    """A request on its way to its reply.
-
-    Attributes:
-        reply: gets its answers from `run`.
-
-    Raises:
-        RefusedRequest: A prompt cannot be made, or is too long.
-    """
-
-    def __init__(self, speaker: Speaker, asked: _Asked) -> None:
-        if asked.draw.stop is None:
-            usual = speaker.chat_stop if isinstance(asked, ChatRequest) else speaker.text_stop
-            asked = dataclasses.replace(asked, draw=dataclasses.replace(asked.draw, stop=usual))
-        self.speaker, self.asked = speaker, asked
-        translator = speaker.translator
-        if isinstance(asked, ChatRequest):
-            prompts = [translator.of_chat(asked, speaker.kept)]
-        else:
-            prompts = [translator.of_text(each) for each in asked.prompts]
-        self.reply = Reply(asked.model, prompts, translator.tokenizer)
-        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
-        self._draws = [each for each in observed for _ in range(asked.draw.n)]
-
-    async def run(self, tell: Callable[[Piece], None] | None = None) -> None:
-        """Draw all answers, together.
-
-        Args:
-            tell: called with what there is of them.
-        """
-        told = [_Sampled(self, number, tell) for number in range(len(self._draws))]
-        async with anyio.create_task_group() as tasks:
-            for number, progress in enumerate(told):
-                tasks.start_soon(self._draw, number, progress)
-        cached = [each.cached_tokens for each in told if each.cached_tokens is not None]
-        if len(cached) == len(told):  # Of a prompt's answers the first has run it.
-            n = self.asked.draw.n
-            self.reply.cached = sum(min(cached[at : at + n]) for at in range(0, len(cached), n))
-        if isinstance(self.asked, ChatRequest):
-            (prompt,) = self.reply.prompts
-            self.speaker.answered(prompt, self.asked.messages, self.reply.in_order)
-
-    async def _draw(self, number: int, progress: "_Sampled") -> None:
-        prompt, observation = self._draws[number]
-        draw = self.asked.draw
-        if draw.max_tokens == 0:  # The prompt alone is wanted back.
-            action = Action((), "", "length", ())
-        else:
-            action = await self.speaker.sample(observation, draw, number, progress)
-        one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
-        answer = self.speaker.translator.answer(prompt, draw, action, one_call)
-        if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
-            tops = await self.speaker.tops(prompt.tokens_T + action.tokens_T)
-            answer = dataclasses.replace(answer, tops=tops)
-        self.reply.answers[number] = answer
-        if progress.tell is not None:
-            progress.tell((number, answer))
-
-    def begun(self, number: int) -> Begun:
-        """What tells of an answer while it is sampled."""
-        prompt, _ = self._draws[number]
-        return Begun(self.speaker.translator.texts, prompt, self.asked.draw)
-
-
-class _Sampled(Progress):
-    """Tells of an answer's text while it is sampled."""
-
-    def __init__(self, work: _Work[Any], number: int, tell: Callable[[Piece], None] | None) -> None:
-        self._begun, self._number, self.tell = work.begun(number), number, tell
-        self.follows = tell is not None
-
-    @override
-    def sampled(self, tokens_T: Sequence[int]) -> None:
-        assert self.tell is not None
-        if new := self._begun.more(tokens_T):
-            self.tell((self._number, new))
-
-
 class _Admitted(Response):
     """A response whose request is over when it has been sent, or can be no more."""
 
@@ -296,29 +222,30 @@ class _Events(StreamingResponse):
         super().__init__(events, media_type="text/event-stream", headers=headers)
 
 
-class _Streamed(Response, Generic[_Asked]):
+class _Streamed(Response, Generic[Asked]):
     """A stream that begins before its answers are complete; what fails is its last event."""
 
-    def __init__(self, work: _Work[_Asked], events: _MakesEvents[_Asked]) -> None:
+    def __init__(self, work: Work[Asked], events: _MakesEvents[Asked]) -> None:
         super().__init__()
         self._work, self._events_of = work, events
         self._refused: RefusedRequest | None = None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tell, told = anyio.create_memory_object_stream[Piece](math.inf)
-        async with told, anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run, tell)
+        told = Told()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run, told)
             with contextlib.suppress(ClientDisconnect):
-                await _Events(self._events(told))(scope, receive, send)
+                await _Events(self._events(told.pieces()))(scope, receive, send)
             tasks.cancel_scope.cancel()
 
-    async def _run(self, tell: MemoryObjectSendStream[Piece]) -> None:
-        with tell:
-            try:
-                await self._work.run(tell.send_nowait)
-            except Exception as error:
-                self._refused = _refusal(_first(error))
+    async def _run(self, told: Told) -> None:
+        try:
+            await self._work.run(told)
+        except Exception as error:
+            self._refused = _refusal(_first(error))
+        finally:
+            told.end()
 
     async def _events(self, told: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         async def pieces() -> AsyncIterator[Piece]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from es_cookbook.bridges.endpoint.requests import ChatRequest, Draw, RefusedRequest
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import Top
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -21,14 +22,18 @@ from es_cookbook.rl.messages.message import (
     Form,
     Message,
     ToolCall,
+    as_json,
 )
 from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought
+from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, spoken
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.messages.turns import is_text_enough, read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
-_MOST_RENDERERS = 64
+_PIECE = 1 << 16
+"""Characters of a long text of which the tokens are counted at once."""
+_USUAL = 8
+"""Characters of a token: in shorter texts the tokens are not counted before they are all made."""
 _CUT = "\ufffd"
 """What tokens are decoded to that end within a character."""
 _CALL = re.compile(r"[<{\[]")
@@ -193,10 +198,13 @@ class Translator:
         Raises:
             RefusedRequest: The chat template refuses the messages.
         """
+        self._check_fits(_said(request), "messages")
         try:
             renderer = Renderer.best(
                 self.tokenizer, request.tools, keep_history=True, reads_calls=True
             )
+            if sum(map(_characters, request.messages)) > _USUAL * self.context_length:
+                self._check_fits([renderer.text(request.messages)], "messages")
             tokens_T = kept.prompt(renderer, request.messages)
         except ModelError as error:
             raise RefusedRequest(str(error), param="messages") from error
@@ -212,12 +220,16 @@ class Translator:
         """A text's, as the tokenizer begins texts and with control tokens; or tokens as they are.
 
         Raises:
-            RefusedRequest: No token, or one that there is not.
+            RefusedRequest: No token, or one that there is not; a text that is far too long.
         """
-        tokens_T = plain(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            self._check_fits([prompt], "prompt")
+            tokens_T = plain(self.tokenizer, prompt)
+        else:
+            tokens_T = prompt
         unknown = next((token for token in tokens_T if token not in self._known), None)
         if not tokens_T or unknown is not None:
-            found = "none" if unknown is None else unknown
+            found = "none" if unknown is None else f"{unknown!r:.60}"
             raise RefusedRequest(
                 f"prompt must have at least one token, each of them one of the "
                 f"{len(self._known)} that the tokenizer knows, found {found}",
@@ -229,6 +241,38 @@ class Translator:
     def _known(self) -> frozenset[int]:
         """Tokens; where a tokenizer has holes, not all below their number."""
         return frozenset(self.tokenizer.get_vocab().values())
+
+    def _check_fits(self, texts: Sequence[str], param: str) -> None:
+        """Refuse what the context cannot hold before all of it is encoded, or rendered.
+
+        Raises:
+            RefusedRequest: It has more characters than any tokens of the context, or else more
+                tokens; of these no more are made than the context has.
+        """
+        length, context = sum(map(len, texts)), self.context_length
+        if length <= _USUAL * context and len(texts) <= context:
+            return
+        if len(texts) <= context and length <= self._longest * context:
+            text, count = "\n".join(texts), 0
+            for at in range(0, len(text), _PIECE):
+                # A token that the end of a piece cuts may be several in it.
+                count += len(inside(self.tokenizer, text[at : at + _PIECE])) - self._longest
+                if count > context:
+                    break
+            else:
+                return
+        what = "the prompt" if param == "prompt" else "the messages, or descriptions of tools"
+        raise RefusedRequest(
+            f"the context has {context} tokens, fewer than {plural(len(texts), 'text')} of "
+            f"{length} characters come to; shorten {what}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Characters of a token at most; also where what a tokenizer drops is none of them."""
+        return max(2 * _USUAL, *map(len, self.tokenizer.get_vocab()))
 
     def observation(self, prompt: Prompt, draw: Draw) -> Observation:
         """What an engine is asked.
@@ -268,6 +312,22 @@ class Translator:
         # A text that was cut is one, whatever was called before its end.
         finish = "length" if action.stop_reason == "length" else "tool_calls"
         return Answer(parsed.content, calls, finish, action)
+
+
+def _said(request: ChatRequest) -> Sequence[str]:
+    """What of a chat its prompt has in any case: not what was thought in earlier turns."""
+    return [
+        *(as_json(tool.schema) for tool in request.tools),
+        *(
+            spoken(message.content) if message.role == "assistant" else message.content
+            for message in request.messages
+        ),
+    ]
+
+
+def _characters(message: Message) -> int:
+    calls = (as_json(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning) + sum(map(len, calls))
 
 
 def _opening(choice: str, form: Form) -> str:

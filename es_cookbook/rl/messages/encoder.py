@@ -12,9 +12,11 @@ it as text like any other.
 transformers has `split_special_tokens` for a text as a whole, and nothing for parts of it.
 """
 
+import contextlib
 import re
+import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from itertools import chain, groupby
 from typing import cast
 
@@ -30,6 +32,8 @@ _PLACEHOLDER = re.compile(f"{_ITSELF}.|{_PRIVATE.pattern}")
 _controls: "weakref.WeakKeyDictionary[Tokenizer, Controls]" = weakref.WeakKeyDictionary()
 _blanks: "weakref.WeakKeyDictionary[Tokenizer, bool]" = weakref.WeakKeyDictionary()
 _beginnings: "weakref.WeakKeyDictionary[Tokenizer, tuple[int, ...]]" = weakref.WeakKeyDictionary()
+_splitting: "weakref.WeakKeyDictionary[Tokenizer, _Splitting]" = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 
 
 class Controls:
@@ -119,10 +123,40 @@ def inside(
     """A part of a text; names of control tokens are these tokens, unless they are split."""
     # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
     text = text.encode("utf-8", "replace").decode()
-    found = tokenizer.encode(
-        text, add_special_tokens=False, split_special_tokens=split_special_tokens
-    )
+    with _Splitting.of(tokenizer).set_to(split_special_tokens):
+        found = tokenizer.encode(
+            text, add_special_tokens=False, split_special_tokens=split_special_tokens
+        )
     return tuple(found)
+
+
+class _Splitting:
+    """Whether a tokenizer splits special tokens, which is a setting of it that all threads share.
+
+    Those that want the same encode at once; others wait until they are done.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._splits, self._encoding = False, 0
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "_Splitting":
+        with _making:
+            return _splitting.setdefault(tokenizer, _Splitting())
+
+    @contextlib.contextmanager
+    def set_to(self, splits: bool) -> Generator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._encoding or self._splits == splits)
+            self._splits = splits
+            self._encoding += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._encoding -= 1
+                self._changed.notify_all()
 
 
 def behind(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Begun, Prompt
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from tests.bridges.endpoint.test_application import QUESTION, asked
+from tests.bridges.endpoint.test_application import QUESTION, asked, tool_of
 from tests.byte_tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +41,85 @@ async def test_a_key_has_so_many_answers_under_way_and_others_are_told_to_come_l
         await client.chat.completions.create(model="centre", messages=QUESTION, n=2)
         tasks.cancel_scope.cancel()
     await ask(n=2)  # Nothing of a request that was given up counts any more.
+
+
+HUGE = "a b " * 300_000
+
+
+@pytest.mark.parametrize(
+    ("asks", "said", "param"),
+    [
+        ({"prompt": ["a"] * 3000, "n": 128}, "asks for 384000 answers, and may for 2048", "prompt"),
+        (
+            {"prompt": "a", "stop": "b" * 400_000},
+            "stop has 400000 characters, and may have",
+            "stop",
+        ),
+        ({"prompt": "a", "stop": ["b" * 600] * 4}, "stop has 2400 characters", "stop"),
+        ({"prompt": [[1] * 200] * 2000, "n": 1, "max_tokens": 9999}, "come to 20398000", "max_tok"),
+        (
+            {"prompt": ["a"] * 400, "max_tokens": 0, "echo": True, "logprobs": 0, "n": 0},
+            "n must be from 1",
+            "n",
+        ),
+        (
+            {"prompt": [[1] * 599] * 20, "max_tokens": 0, "echo": True, "logprobs": 1, "n": 102},
+            "come to 1221960 tokens, and may with logprobs to 1048576",
+            "max_tokens",
+        ),
+        (
+            {"prompt": HUGE},
+            "fewer than 1 text of 1200000 characters come to; shorten the prompt",
+            "prompt",
+        ),
+        (
+            {"prompt": HUGE[:9000]},
+            "fewer than 1 text of 9000 characters come to; shorten the prompt",
+            "prompt",
+        ),
+        ({"prompt": [HUGE[:9000]] * 2}, "fewer than 1 text of 9000 characters come to", "prompt"),
+        (
+            {"messages": [{"role": "user", "content": HUGE}]},
+            "come to; shorten the messages",
+            "messages",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}] * 4000},
+            "fewer than 4000 texts of 4000 characters come to; shorten the messages",
+            "messages",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": f"<think>{HUGE}</think>"}, *QUESTION]},
+            "come to; shorten the messages",
+            "messages",
+        ),
+        (
+            {"messages": QUESTION, "tools": [tool_of(description=HUGE)]},
+            "come to; shorten the messages, or descriptions of tools",
+            "messages",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else str(value)[:20],
+)
+async def test_a_request_that_can_never_be_answered_is_refused_before_anything_is_made(
+    asks: dict[str, Any], said: str, param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, speaker = asked()
+    tokenizer, num_encoded = speaker.translator.tokenizer, 0
+    usual = type(tokenizer).encode
+
+    def encode(text: str, **options: Any) -> list[int]:
+        nonlocal num_encoded
+        num_encoded += len(text)
+        return usual(tokenizer, text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    ask: Any = client.chat.completions if "messages" in asks else client.completions
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        await ask.create(model="centre", **asks)
+    assert str(refused.value.param).startswith(param) and not speaker.seen
+    assert num_encoded < 100_000
+    assert speaker.under_way.answers == 0
 
 
 def lines_run(work: Callable[[], object]) -> int:
