@@ -491,7 +491,7 @@ async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
     )
     rows = [{"question": text} for text in ("a", "die", "hang", "b")]
     problems = [problem(tmp_path, code, row, rows_at_once=1, at_once=1) for row in rows]
-    groups, _ = await run(problems, genomes=GENOMES[:1], rollout_timeout=1.5)
+    groups, _ = await run(problems, genomes=GENOMES[:1], rollout_timeout=6)
     found = [group.trajectories_G_K[0][0] for group in groups]
     assert [isinstance(each, Trajectory) for each in found] == [True, False, False, True]
     assert "exit code 1: It was too much" in reason(groups[1:])
@@ -610,7 +610,7 @@ async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
     settings = {"at_once": 24, "sandbox": (tmp_path,) if enclosed else ()}
     rows = [*MISDEEDS.values(), *["good"] * 4]
     problems = [deed(tmp_path, way, row, **settings) for row in rows]
-    groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=5)
+    groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=10)
     for name, group in zip([*MISDEEDS, *["good"] * 4], groups, strict=True):
         for g in range(2):
             found = group.trajectories_G_K[g][0]
