@@ -69,6 +69,7 @@ def application(endpoint: Endpoint) -> Starlette:
         speaker = await endpoint.speaker(key, asked.model)
         with contextlib.ExitStack() as admitted:
             admitted.enter_context(speaker.admit(asked.answers))
+            check_asked(asked)
             work = Work(speaker, asked, size)
             if asked.stream and speaker.tells and not asked.draw.logprobs:
                 await work.begin()
@@ -166,7 +167,6 @@ async def _read(request: Request, read: Callable[[Json], Asked]) -> tuple[Asked,
     body = await _body(request)
     check_body(body)
     asked = await aside(len(body), lambda: read(read_body(body)))
-    check_asked(asked)
     return asked, len(body)
 
 

@@ -49,7 +49,7 @@ HUGE = "a b " * 300_000
 @pytest.mark.parametrize(
     ("asks", "said", "param"),
     [
-        ({"prompt": ["a"] * 3000, "n": 128}, "asks for 384000 answers, and may for 2048", "prompt"),
+        ({"prompt": ["a"] * 3000, "n": 128}, "asks for 384000 answers, and a key", "None"),
         (
             {"prompt": "a", "stop": "b" * 400_000},
             "stop has 400000 characters, and may have",
