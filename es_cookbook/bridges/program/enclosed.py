@@ -8,7 +8,8 @@ out: so nothing has to be forwarded, and no path or port of the machine is share
 Walls and the filter of system calls are those of `es_cookbook.rl.grading.sandbox`, but for sockets
 of IP. The user stays the same, so that the program can read what only its owner may.
 
-Left out: limits on memory and, for root, on the number of processes.
+Left out: limits on memory (where it runs out, the kernel ends programs before the run) and, for
+root, on the number of processes.
 """
 
 import asyncio

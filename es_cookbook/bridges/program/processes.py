@@ -3,7 +3,8 @@
 A program leads a session of its own, which is killed as a whole when it has ended or is ended. What
 leaves the session is found by a mark in its environment (`end_marked`). This is no protection
 against malice, which a sandbox is (`es_cookbook.bridges.program.enclosed`). Where Linux's `setpriv`
-is installed, a program is killed when the process that started it dies.
+is installed, a program is killed when the process that started it dies; where `choom` is, when
+memory runs out, before the run is.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +75,7 @@ class Process(asyncio.SubprocessProtocol):
         try:
             _, process = await asyncio.get_running_loop().subprocess_exec(
                 lambda: Process(hear),
-                *_dying_with_us(),
+                *_dying_first(),
                 *command,
                 env=environment,
                 pass_fds=descriptors,
@@ -225,6 +227,15 @@ def with_ours(more: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def _dying_with_us() -> Sequence[str]:
-    found = shutil.which("setpriv")
-    return (found, "--pdeathsig", "KILL", "--") if found else ()
+def _dying_first() -> Sequence[str]:
+    """What starts a command that dies with us, and before us where memory runs out."""
+    ways = ("setpriv", "--pdeathsig", "KILL", "--"), ("choom", "-n", "1000", "--")
+    return [word for way in ways if _works(way) for word in way]
+
+
+def _works(way: Sequence[str]) -> bool:
+    """Whether commands start that way here: a container may not let them."""
+    try:
+        return subprocess.run([*way, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -582,6 +584,17 @@ MISDEEDS = {
     "exit": "ask('a'); os._exit(4)",
     "fork": "ask('a')\nif os.fork() == 0: time.sleep(60)\nos._exit(1)",
     "leave": "ask('a')\nif os.fork() == 0: os.setsid(), time.sleep(60)\nos._exit(1)",
+    "leave twice": "ask('a')\nfor n in 1, 2:\n  if os.fork(): os._exit(1)\n  os.setsid()\n"
+    "time.sleep(60)",
+    "fork many": "ask('a')\nfor n in range(60):\n  if not os.fork(): time.sleep(60)\nos._exit(1)",
+    "stop itself": "ask('a'); os.kill(os.getpid(), 19)",
+    "stop all of it": "ask('a')\nif os.fork() == 0: os.setsid(), os.kill(os.getpid(), 19)\n"
+    "os.kill(os.getpid(), 19)",
+    "leave a sparse result": "ask('a'); os.truncate(os.environ['ES_COOKBOOK_RESULT'], 10**12)",
+    "ask without a key": "ask('a')\nwhile True: ask('a', key='nonsense')",
+    "ask for nothing": "ask('a')\nwhile True: unread(path='nowhere').getresponse().read()",
+    "keep many sockets": "import socket; ask('a')\n"
+    "kept = [socket.create_connection(place()) for n in range(200)]; time.sleep(60)",
     "ignore signals": "import signal; signal.signal(15, signal.SIG_IGN); ask('a'); time.sleep(60)",
     "flood": "ask('a')\nwhile True: sys.stdout.write('x' * 65536)",
     "flood the errors": "ask('a')\nwhile True: sys.stderr.write('x' * 65536)",
@@ -602,7 +615,12 @@ MISDEEDS = {
 
 @pytest.mark.parametrize(
     ("way", "enclosed"),
-    [("alone", False), ("worker", False), pytest.param("alone", True, marks=needs_sandbox)],
+    [
+        ("alone", False),
+        ("worker", False),
+        pytest.param("alone", True, marks=needs_sandbox),
+        pytest.param("worker", True, marks=needs_sandbox),
+    ],
 )
 async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
     tmp_path: Path, way: str, *, enclosed: bool
@@ -634,10 +652,13 @@ def fails(act, *args):
     raise SystemExit(f"{args} could be done")
 fails(socket.create_connection, ("127.0.0.1", int(row["port"])), 1)
 fails(socket.create_connection, ("192.0.2.1", 80), 1)
+fails(socket.socket(socket.AF_UNIX).connect, "\\0" + row["name"])
 fails(open, row["secret"]), fails(os.listdir, "/proc"), fails(open, "/etc/passwd")
 for path in (sys.argv[0], os.environ["ES_COOKBOOK_ROW"], "/x"):
     fails(open, path, "w")
 fails(os.unlink, os.environ["ES_COOKBOOK_RESULT"])
+own = os.path.dirname(os.environ["ES_COOKBOOK_ROW"])
+assert os.listdir(os.path.dirname(own)) == [os.path.basename(own)]
 names = {"PATH", "HOME", "LANG", "PWD", "LC_CTYPE", "OPENAI_BASE_URL", "OPENAI_API_KEY"}
 left = [name for name in os.environ if name not in names and "ES_COOKBOOK" not in name]
 assert not left, left
@@ -654,13 +675,37 @@ async def test_a_program_in_a_sandbox_reaches_the_model_alone(
     code, secret = tmp_path / "code", tmp_path / "secret"
     code.mkdir()
     secret.write_text("told nobody")
-    with socket.create_server(("127.0.0.1", 0)) as neighbour:
-        row = {"port": neighbour.getsockname()[1], "secret": str(secret)}
+    name = f"es_cookbook {os.getpid()}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as neighbour,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        abstract.bind("\0" + name)
+        abstract.listen()
+        row = {"port": neighbour.getsockname()[1], "secret": str(secret), "name": name}
         inside = "row = json.load(sys.stdin)\n" + INSIDE
         groups, _ = await run([problem(code, inside, row, sandbox=(code,))])
     line = json.dumps(row) + "\n"
     assert [only(groups, g).reward for g in range(3)] == [len("0:") + len(line)] * 3
     assert not left_behind()
+
+
+@pytest.mark.skipif(not shutil.which("choom"), reason="no choom")
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+async def test_a_program_dies_before_the_run_where_memory_runs_out(
+    tmp_path: Path, *, enclosed: bool
+) -> None:
+    code = "ask('a'); print(json.dumps({'reward': 0, 'metrics': {'pid': os.getpid()}}), flush=True)"
+    scores: list[int] = []
+
+    def say(genome: int, shown: str) -> str:
+        for process in _of_rollouts():
+            scores.append(int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()))
+        return "b"
+
+    sandbox = (tmp_path,) if enclosed else ()
+    await run([problem(tmp_path, code, sandbox=sandbox)], say, GENOMES[:1])
+    assert scores and set(scores) == {1000}
 
 
 PYDANTIC_AI = """
