@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Generator, Iterator
@@ -196,12 +197,37 @@ def parsed(text: bytes, most_values: int = MOST_VALUES) -> object:
         raise ValueError("it is nested too deeply") from error
 
 
-def check_values(text: bytes, most_values: int) -> None:
-    """Raises ValueError if a text in JSON holds more values, an object counted as four."""
-    if len(text) > most_values:
-        found = text.count(b",") + text.count(b"[") + 4 * text.count(b"{")
-        if found > most_values:
-            raise ValueError(f"it holds more than {most_values} values")
+def check_values(text: bytes, most: int) -> None:
+    """Raises ValueError if a text in JSON holds more values, an object counted as four.
+
+    Of a longer text than any line, what is in strings may count too.
+    """
+    if len(text) <= most or _marks(text) <= most:
+        return
+    if len(text) > LONGEST_LINE or num_values(text, most) > most:
+        raise ValueError(f"it holds more than {most} values")
+
+
+def num_values(text: bytes, most: int) -> int:
+    """How many values JSON has outside strings, an object counted as four.
+
+    Counted no further than `most`; text with more strings than so many values have is none.
+    """
+    found = end = 0
+    for number, string in enumerate(_STRING.finditer(text)):
+        found += _marks(text, end, string.start())
+        end = string.end()
+        if found > most or number > 2 * most + 1:
+            return most + 1
+    return found + _marks(text, end)
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+def _marks(text: bytes, start: int = 0, end: int | None = None) -> int:
+    commas, arrays, objects = (text.count(each, start, end) for each in (b",", b"[", b"{"))
+    return commas + arrays + 4 * objects
 
 
 def in_whole_characters(text: str, found: object) -> object:

@@ -1,9 +1,11 @@
 """A directory is there whole or not at all; only regular files of a stated size are opened."""
 
+import json
 import os
 import pickle
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import (
     ANY_SIZE,
     check_file,
+    check_values,
     lines,
+    num_values,
     opened,
     opened_descriptor,
     read_file,
@@ -121,3 +125,35 @@ def test_a_line_without_an_end_comes_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"one\n" + 10 * b"x" + b"\ntwo")
     with opened(tmp_path / "file", ANY_SIZE, tmp_path) as file:
         assert list(lines(file, 6)) == [b"one\n", b"xxxxxx", b"xxxx\n", b"two"]
+
+
+def test_values_are_counted_outside_strings_before_they_take_memory() -> None:
+    table = json.dumps({"x": 'a,"b",[{\\' * 1000}).encode()
+    check_values(table, 10)
+    assert num_values(table, 10) == 4
+    # What stands after a quotation mark that is escaped, or not, is told apart.
+    for text, found in (
+        (rb'["\\",1,2]', 3),
+        (rb'["\",1,2]', 1),
+        (rb'["\"",{},[]]', 8),
+        (b'["', 1),
+        (rb'["\ '[:-1], 1),
+    ):
+        assert num_values(text, 10) == found
+    many = b"[" * 11, b"[" + b"1," * 11, b'{"a":' * 3, b'["",[],[],[],[],[]]'
+    for text in many:
+        with pytest.raises(ValueError, match="it holds more than 10 values"):
+            check_values(text, 10)
+    assert num_values(b'""' * 30, 10) == 11
+
+
+def test_a_flood_of_strings_is_counted_without_holding_them() -> None:
+    tracemalloc.start()
+    try:
+        for text in (b'["",' * 10**6, rb'["\"\"' * 10**6, b'"' * 10**6):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            num_values(text, 1000)
+            assert tracemalloc.get_traced_memory()[1] - before < 10**5
+    finally:
+        tracemalloc.stop()

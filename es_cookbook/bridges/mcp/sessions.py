@@ -15,7 +15,7 @@ import logging
 import math
 import secrets
 import shlex
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,7 +44,8 @@ from typing_extensions import override
 from es_cookbook.bridges.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
 from es_cookbook.bridges.program.processes import MARK, Process, end_marked, with_ours
 from es_cookbook.common.errors import EnvError, leaves
-from es_cookbook.common.servers.http import MOST_BYTES
+from es_cookbook.common.files import num_values
+from es_cookbook.common.servers.http import MOST_BYTES, MOST_VALUES
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
@@ -53,11 +54,18 @@ if TYPE_CHECKING:
 
 _MOST_AHEAD = 16 * MOST_BYTES
 """Bytes that a process may have left to write, of the `MOST_BYTES` for each request to it."""
+_LEAST_COUNTED = 1024
+"""Bytes that a message counts as at least: to hold and answer it costs as much."""
+_MOST_WAITING = 4 * MOST_BYTES
+"""Bytes that a process may leave unread of what is written to it."""
+_SECONDS_TO_RESUME = 1.0
+"""Before a response over HTTP that has broken off is asked for again."""
 _SECONDS_TO_END = 1.0
 """For a process whose standard input was closed; then it is killed."""
 
 # What it says, with tracebacks, is the reason of a lost rollout.
-logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)
+for _name in ("mcp", "client"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 class _Opened(NamedTuple):
@@ -81,7 +89,7 @@ class Session:
         self.mark = secrets.token_hex(8)
         self._server = server
         self._num_calls = 0
-        self._why = ""
+        self._why, self._unread = "", ""
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
         self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
         self.living = asyncio.create_task(self._live())
@@ -142,12 +150,14 @@ class Session:
             self.is_retired = True  # Also if the rollout is cancelled: it is still at the call.
             if isinstance(error, TimeoutError):
                 why = f"{self._server} did not answer within {self._server.timeout:g} s"
-            elif isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+                why += self._unread
+            elif isinstance(error, MCPError) and _is_closed(error):
                 self._end()
                 await asyncio.wait((self.living,))
                 why = self._why
             elif isinstance(error, MCPError):
                 why = f"{self._server} answered with an error: {one_line(error.message)[:200]}"
+                why += self._unread
             elif isinstance(error, ValidationError):
                 why = f"{self._server} answered with what is no result of a tool"
             else:
@@ -162,13 +172,17 @@ class Session:
         try:
             with self._scope:
                 async with Client(self._transport(), cache=None) as client:
-                    tools = checked_tools(self._server, await _all_tools(client.session))
+                    tools: list[MCPTool] = []
+                    for tool in checked_tools(self._server, await _all_tools(client.session)):
+                        tools.append(tool)
+                        await anyio.sleep(0)  # A schema takes a while.
                     self._opened.set_result(_Opened(client.session, tools))
                     await self._over.wait()
                     self._scope.deadline = anyio.current_time() + 2 * _SECONDS_TO_END
         except Exception as error:
             first = next(leaves(error))
-            why = f"cannot be talked to: {one_line(f'{type(first).__name__}: {first}')[:200]}"
+            why = one_line(f"{type(first).__name__}: {first}")[:200]
+            why = f"cannot be talked to: {why}{self._unread}"
             if isinstance(first, ValidationError):
                 why = "answered with what is no list of tools"
             why = str(first) if isinstance(first, EnvError) else f"{self._server} {why}"
@@ -181,7 +195,10 @@ class Session:
                 self._opened.exception()  # Nobody need wait for it.
 
     def _transport(self) -> "AbstractAsyncContextManager[TransportStreams]":
-        return _http(self._server.target) if self._server.is_url else self._process()
+        def tell(what: str) -> None:
+            self._unread = what
+
+        return _http(self._server.target, tell) if self._server.is_url else self._process()
 
     @contextlib.asynccontextmanager
     async def _process(self) -> "AsyncGenerator[TransportStreams]":
@@ -192,19 +209,23 @@ class Session:
 
         def hear(piece: bytes) -> bool:
             nonlocal begun, room
-            room -= len(piece)
-            *lines, begun = (begun + piece).split(b"\n")
-            if room < 0 or len(begun) > MOST_BYTES:
+            room -= len(piece) + _LEAST_COUNTED * piece.count(b"\n")
+            if room < 0 or len(begun) + len(piece) > MOST_BYTES:
                 most = f"{MOST_BYTES >> 20} MiB in a line, or for each request to it"
                 self._why = f"{self._server} wrote more than {most}"
                 return False
+            *lines, begun = (begun + piece).split(b"\n")
             for line in lines:
-                # What is no message is said to nobody, and nobody has asked for a notification.
-                with contextlib.suppress(
-                    ValueError, anyio.ClosedResourceError, anyio.BrokenResourceError
-                ):
+                if num_values(line, MOST_VALUES) > MOST_VALUES:
+                    self._why = f"{self._server} wrote more than {MOST_VALUES:,} values in a line"
+                    return False
+                try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-                    if not isinstance(message, JSONRPCNotification):
+                except ValueError:
+                    self._unread = f", and wrote what is no message: {line[:80]!r}"
+                    continue
+                if not isinstance(message, JSONRPCNotification):  # Nobody has asked for one.
+                    with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                         heard.send_nowait(SessionMessage(message))
             return True
 
@@ -214,7 +235,11 @@ class Session:
                 if isinstance(each.message, JSONRPCRequest):  # No reply to a request of its own.
                     room = min(room + MOST_BYTES, _MOST_AHEAD)
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.write(text.encode() + b"\n")
+                if process.write(text.encode() + b"\n") > _MOST_WAITING:
+                    most = f"{_MOST_WAITING >> 20} MiB of what was written to it"
+                    self._why = f"{self._server} has left more than {most} unread"
+                    process.kill()
+                    return
 
         async def watch() -> None:
             await process.wait()
@@ -238,6 +263,11 @@ class Session:
                 await process.end()
 
 
+def _is_closed(error: MCPError) -> bool:
+    """Whether the library says so: many servers give errors of their own the same code."""
+    return error.code == CONNECTION_CLOSED and error.message == "Connection closed"
+
+
 async def _all_tools(client: ClientSession) -> "list[Described]":
     """All tools, of as many pages as there are; no more than one too many."""
     tools: list[Described] = []
@@ -252,40 +282,69 @@ async def _all_tools(client: ClientSession) -> "list[Described]":
 
 
 @contextlib.asynccontextmanager
-async def _http(url: str) -> "AsyncGenerator[TransportStreams]":
+async def _http(url: str, tell: Callable[[str], None]) -> "AsyncGenerator[TransportStreams]":
     """A server that others have started: by no proxy, and without redirects to elsewhere."""
     headers = {"Accept-Encoding": "identity"}
     async with (
-        httpx2.AsyncClient(transport=_Bounded(), timeout=None, headers=headers) as client,
+        httpx2.AsyncClient(transport=_Bounded(tell), timeout=None, headers=headers) as client,
         streamable_http_client(url, http_client=client) as streams,
     ):
         yield streams
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Reads at most `MOST_BYTES` of a response, and decompresses none."""
+    """Reads at most `MOST_BYTES` of a response, decompresses none, and seldom resumes one.
+
+    The stream of what nobody has asked for is not opened: a server could end it at once, for ever.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
 
     @override
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            if "last-event-id" not in request.headers:
+                return httpx2.Response(405)
+            await anyio.sleep(_SECONDS_TO_RESUME)
         response = await super().handle_async_request(request)
+        status = response.status_code
+        self._tell(f", with HTTP status {status}" if status >= 300 else "")
         response.headers.pop("content-encoding", None)
-        response.stream = _Stream(response.stream)
+        response.stream = _Stream(response.stream, self._tell)
         return response
 
 
 class _Stream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream) -> None:
+    def __init__(
+        self,
+        stream: httpx2.SyncByteStream | httpx2.AsyncByteStream,
+        tell: Callable[[str], None],
+    ) -> None:
         assert isinstance(stream, httpx2.AsyncByteStream)
-        self._stream = stream
+        self._stream, self._tell = stream, tell
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        room = MOST_BYTES
+        room, values, begun = MOST_BYTES, MOST_VALUES, b""
         async for piece in self._stream:
-            room -= len(piece)
-            if room < 0:
-                raise httpx2.StreamError(f"more than {MOST_BYTES >> 20} MiB")
+            room -= len(piece) + _LEAST_COUNTED // 4 * (piece.count(b"\n") + piece.count(b"\r"))
+            self._check(
+                room, f"{MOST_BYTES >> 20} MiB in a reply, short lines counted as 256 bytes"
+            )
+            # No string of JSON goes over the end of a line.
+            lines = (begun + piece).splitlines(keepends=True)
+            begun = b"" if lines and lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+            values -= sum(num_values(line, MOST_VALUES) for line in lines)
+            self._check(values, f"{MOST_VALUES:,} values in a reply")
             yield piece
+        self._check(values - num_values(begun, MOST_VALUES), f"{MOST_VALUES:,} values in a reply")
+
+    def _check(self, room: int, most: str) -> None:
+        if room < 0:
+            self._tell(f", and wrote more than {most}")
+            raise httpx2.StreamError(f"more than {most}")
 
     @override
     async def aclose(self) -> None:

@@ -119,12 +119,14 @@ class Process(asyncio.SubprocessProtocol):
         if self._has_ended.is_set():
             beside.cancel()
 
-    def write(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input, which it need not read."""
+    def write(self, data: bytes, *, close: bool = False) -> int:
+        """Write to its standard input, which it need not read; returns how many bytes wait."""
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
-        stdin.write(data)
+        if not stdin.is_closing():
+            stdin.write(data)
         if close:
             stdin.close()
+        return stdin.get_write_buffer_size()
 
     async def exited(self) -> None:
         """Wait until it has ended by itself; what it left in its session is killed."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4 << 20
 """Read of one reply."""
-_MOST_VALUES = 2**17
+MOST_VALUES = 2**17
+"""Of one reply in JSON, as `parsed` counts them."""
 
 
 class NoReplyError(Exception):
@@ -89,7 +90,7 @@ def json_in(body: bytes) -> dict[str, Any]:
     Raises:
         ValueError: It is none, or holds more values than any answer has.
     """
-    return cast("dict[str, Any]", parsed(body, _MOST_VALUES))
+    return cast("dict[str, Any]", parsed(body, MOST_VALUES))
 
 
 def key_in(variable: str) -> dict[str, str]:

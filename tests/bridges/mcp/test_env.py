@@ -1,5 +1,6 @@
 """Rollouts whose model calls tools of real servers, and of servers that misbehave."""
 
+import contextlib
 import functools
 import json
 import re
@@ -17,7 +18,7 @@ import pytest
 
 from es_cookbook.bridges.mcp.env import MCPProblem, RowEnv
 from es_cookbook.bridges.mcp.servers import Server
-from es_cookbook.bridges.mcp.sessions import listed
+from es_cookbook.bridges.mcp.sessions import Session, listed
 from es_cookbook.common.errors import EnvError
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.population.sampler import PopulationSampler
@@ -202,6 +203,11 @@ async def test_a_server_for_each_rollout_keeps_its_state_from_turn_to_turn(real:
     assert len(pids) == 2 and not any(map(psutil.pid_exists, pids))
 
 
+NESTED = """
+def nested(depth): return {"x": nested(depth - 1)} if depth else {}
+"""
+
+
 @pytest.mark.parametrize("per_rollout", [False, True])
 async def test_a_server_on_http_gives_the_same(url: str, per_rollout: bool) -> None:
     talk = await chat(Server(url, per_rollout))
@@ -268,13 +274,32 @@ def once(name):
             for method in ("ping", "sampling/createMessage", "roots/list", "elicitation/create")
         ),
         ("def call(*_): os.close(1); time.sleep(60)", "did not answer within"),
+        # What is no message is told: as a rule it is a log that should have gone to stderr.
+        (
+            "def call(*_): print('[INFO] asked', flush=True)",
+            r"wrote what is no message: b'\[INFO\] as",
+        ),
+        ("def call(_, x): result(None, 'x')", "wrote what is no message: b'{"),
+        ("def call(id, _): result(float(id), 'x')", "wrote what is no message: b'{"),
+        ("def call(id, _): result([id], 'x')", "wrote what is no message: b'{"),
+        ("def call(id, _): result(id, '\\ud800')", "wrote what is no message: b'{"),
+        ("def call(id, _): print(json.dumps([{'id': id}]), flush=True)", r"no message: b'\[{"),
+        (f"def call(id, _): say(id=id, result=nested(300))\n{NESTED}", "wrote what is no message"),
+        # Some hundred megabytes of Python's objects.
+        ("def call(id, _): say(id=id, result={'x': [[]] * 999_999})", "more than 131,072 values"),
+        ("def call(id, _): say(id=7, result={'x': [{'y': 0}] * 99_999})", "than 131,072 values"),
+        ("def call(*_):\n while True: print()", "wrote more than 4 MiB"),
+        ("def call(*_):\n while True: say(method='x')", "wrote more than 4 MiB"),
+        ("def call(*_):\n while True: say(id=7, method='ping')", "wrote more than 4 MiB"),
+        # An error of its own, by a code that the library uses for a connection that has ended.
+        ("def call(id, _): say(id=id, error={'code': -32000, 'message': 'busy'})", "error: busy$"),
     ],
 )
 async def test_a_server_that_fails_loses_the_rollout_and_another_serves_the_next(
     stub: Callable[..., Server], code: str, said: str
 ) -> None:
     fails = f"{ONCE}\nLONG = {{'x': 'x' * 9999}}\nif once('failed'):\n " + code.replace("\n", "\n ")
-    server = stub(fails, timeout=0.5 if "did not" in said else 20.0)
+    server = stub(fails, timeout=0.5 if "did not" in said or "no message" in said else 20.0)
     talk = await chat(server)
     (lost,) = reasons(await run(talk, CALL, genomes=GENOMES[:1]))
     assert lost.startswith("EnvError: the MCP server '") and re.search(said, lost)
@@ -312,6 +337,47 @@ async def test_a_server_that_cannot_be_used_says_why(
     with anyio.fail_after(10):
         while children():
             await anyio.sleep(0.01)
+
+
+async def test_a_server_that_writes_much_text_and_other_messages_works(
+    stub: Callable[..., Server],
+) -> None:
+    much = """
+def call(id, _):
+    print("a log", flush=True)
+    say(id=str(id + 9), result={})
+    for each in range(999): say(method="notifications/progress", params={"progress": each})
+    result(str(id), '[],{"' * 199_999)
+    result(id, "again")
+"""
+    (text,) = set(texts(await run(await chat(stub(much)), CALL, genomes=GENOMES[:1])))
+    assert text.startswith('[],{"[],{"') and text.endswith(" more characters]")
+
+
+async def test_a_server_that_reads_nothing_is_not_written_to_without_a_limit(
+    stub: Callable[..., Server],
+) -> None:
+    """Its own requests have answers, whose length it chooses by that of their ids."""
+    talks = """
+def call(id, _):
+    while True: say(id="x" * 99_999, method="ping")
+"""
+    session = Session(stub(talks))
+    (tool,) = await session.tools()
+    long = {"x": "x" * 1_900_000}
+    async with anyio.create_task_group() as tasks:
+        reasons: list[str] = []
+
+        async def call() -> None:
+            with pytest.raises(EnvError) as caught:
+                await session.call(tool, long)
+            reasons.append(str(caught.value))
+
+        for _ in range(15):
+            tasks.start_soon(call)
+    assert {
+        "has left more than 16 MiB of what was written to it unread" in each for each in reasons
+    } == {True}
 
 
 async def test_a_list_of_tools_without_an_end_is_given_up(stub: Callable[..., Server]) -> None:
@@ -401,6 +467,120 @@ server.serve_forever()
             server.kill()
     with pytest.raises(EnvError, match="cannot be talked to: "):
         await listed(Server(f"http://127.0.0.1:{port}/mcp"))
+
+
+HTTP = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def begin(self, kind, code=200, **headers):
+        self.send_response(code)
+        for name, value in {"content-type": kind, "connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+    def reply(self, id, result):
+        self.begin("application/json")
+        self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+    def event(self, **message):
+        self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\\n\\n")
+    def do_GET(self):
+        print("GET", self.headers.get("last-event-id"), flush=True)
+        self.begin("text/event-stream")
+        self.wfile.write(b"retry: 0\\nid: 7\\ndata:\\n\\n")
+    def do_DELETE(self): self.begin("text/plain")
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        id, method = asked.get("id"), asked.get("method")
+        if method == "initialize":
+            about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            self.begin("application/json", **{"mcp-session-id": "s"})
+            result = {**about, "serverInfo": {"name": "stub", "version": "1"}}
+            self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+        elif method == "tools/list":
+            self.reply(id, {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]})
+        elif method == "tools/call":
+            self.call(id, {"content": [{"type": "text", "text": "done"}]})
+        else:
+            self.begin("text/plain", 404 if "id" in asked else 202)
+    def call(self, id, done):
+        CODE
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+"""As `STUB`, over HTTP."""
+
+
+@contextlib.contextmanager
+def on_http(code: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a server whose `call` is this, and its process."""
+    command = [sys.executable, "-I", "-c", HTTP.replace("CODE", code)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp", server
+        finally:
+            server.kill()
+
+
+def ended(server: subprocess.Popen[str]) -> str:
+    """What it had to say when it was ended."""
+    server.kill()
+    assert server.stdout is not None
+    return server.stdout.read()
+
+
+EVENTS = "self.begin('text/event-stream'); "
+NEVER_ENDS = "\n        while True: self.event("
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("self.reply(id, done)", None),
+        (EVENTS + "self.event(id=1, method='ping'); self.event(id=id, result=done)", None),
+        (
+            EVENTS + "self.wfile.write(b'event: x\\n\\n: y\\n\\n'); self.event(id=id, result=done)",
+            None,
+        ),
+        *(
+            (f"self.begin('text/plain', {status})", f", with HTTP status {status}$")
+            for status in (307, 401, 403, 404, 429, 500)
+        ),
+        ("self.reply(id, {'x': [[]] * 999_999})", "more than 131,072 values in a reply$"),
+        (EVENTS + "self.event(id=id, result={'x': [[]] * 99_999})", "more than 131,072 values"),
+        (EVENTS + "self.event(id=id, result={'x': [[]] * 999_999})", "ended without a response"),
+        (EVENTS + NEVER_ENDS + "method='x')", "more than 4 MiB in a reply, short lines counted"),
+        (EVENTS + NEVER_ENDS + "id='x', method='ping')", "more than 4 MiB in a reply"),
+        (EVENTS + "self.wfile.write(b'data: {')", "ended without a response$"),
+        ("self.begin('application/json', **{'x': 'x' * 999_999})", "Receive buffer too long"),
+        ("import os; os._exit(1)", "Server disconnected without sending a response"),
+    ],
+)
+async def test_a_server_on_http_that_fails_loses_the_rollout_and_says_why(
+    code: str, said: str | None
+) -> None:
+    with on_http(code) as (url, server):
+        found = await run(await chat(Server(url)), CALL, genomes=GENOMES[:1])
+        if said is None:
+            assert texts(found) == ["done"]
+        else:
+            (lost,) = reasons(found)
+            assert re.search(said, lost), lost
+        assert not ended(server)  # Nobody has asked for the stream of a GET.
+
+
+async def test_a_response_on_http_is_seldom_resumed() -> None:
+    """A server that ended each at once was asked hundreds of times a second."""
+    code = EVENTS + "self.wfile.write(b'retry: 0\\nid: 7\\ndata:\\n\\n')"
+    with on_http(code) as (url, server):
+        talk = await chat(Server(url, timeout=3.5))
+        assert "did not answer" in reasons(await run(talk, CALL, genomes=GENOMES[:1])).pop()
+        assert 1 <= ended(server).count("GET 7\n") <= 5
 
 
 def test_the_messages_of_a_session_are_data(stub: Callable[..., Server]) -> None:

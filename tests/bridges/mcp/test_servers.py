@@ -1,6 +1,7 @@
 """What a server says of itself is checked before a model sees it."""
 
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
 )
 def test_what_cannot_be_shown_to_a_model_is_refused(described: list[Tool], said: str) -> None:
     with pytest.raises(EnvError) as caught:
-        checked_tools(SERVER, described)
+        list(checked_tools(SERVER, described))
     assert said in str(caught.value) and str(caught.value).isprintable()
     assert str(caught.value).startswith("the MCP server 'python server.py'")
 
@@ -65,11 +66,39 @@ def test_what_cannot_be_shown_to_a_model_is_refused(described: list[Tool], said:
 def test_a_pattern_is_not_compiled_and_an_address_is_not_fetched() -> None:
     for hostile in ({"pattern": "(" * 10_000}, {"$ref": "http://192.0.2.1/schema"}):
         schema = {"type": "object", "properties": {"x": hostile}}
-        assert checked_tools(SERVER, tools("t", schema=schema))[0].parameters == schema
+        (tool,) = checked_tools(SERVER, tools("t", schema=schema))
+        assert tool.parameters == schema
+
+
+def test_a_schema_is_checked_in_linear_time() -> None:
+    """32 KiB of schemas took a second and a half, and of types without an order six."""
+    counted = 0
+
+    def count(*_: object) -> None:
+        nonlocal counted
+        counted += 1
+
+    many = {**ANYTHING, "allOf": [{}] * 5000}
+    unordered = {
+        **ANYTHING,
+        "x": {},
+        "properties": {"x": {"type": [{"y": y} for y in range(2000)]}},
+    }
+    sys.setprofile(count)
+    try:
+        list(checked_tools(SERVER, tools("t", schema=many)))
+        assert counted < 500 * 5000
+        counted = 0
+        with pytest.raises(EnvError, match="is no JSON schema"):
+            list(checked_tools(SERVER, tools("t", schema=unordered)))
+    finally:
+        sys.setprofile(None)
+    assert counted < 500 * 2000
 
 
 def test_two_tools_of_one_name_are_refused() -> None:
-    one, two = checked_tools(SERVER, tools("a", "b")), checked_tools(Server("other"), tools("b"))
+    one = list(checked_tools(SERVER, tools("a", "b")))
+    two = list(checked_tools(Server("other"), tools("b")))
     check_names(one)
     with pytest.raises(ConfigError, match=r"2 tools have the name 'b', of .*'other' and .*\.py'"):
         check_names([*one, *two])
