@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import anyio
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.translator import Translator
@@ -81,6 +82,7 @@ class ProgramEnv(Env, HasProcesses):
         self._num_turns = 0
         self._call: Call | None = None
         self._running: asyncio.Task[Result] | None = None
+        self._sampling: anyio.CancelScope | None = None
 
     @override
     async def initial_observation(self) -> Observation:
@@ -105,14 +107,19 @@ class ProgramEnv(Env, HasProcesses):
 
     @override
     async def act(self, observation: Observation) -> Action:
-        assert self._call is not None
+        assert self._call is not None and self._running is not None
         draw = self._call.draw
         try:
             params, seed = draw.params(self.policy.sampling), draw.seed_of(self._call.number)
-            return await self.policy.sample(observation, params, seed)
+            with anyio.CancelScope() as self._sampling:
+                return await self.policy.sample(observation, params, seed)
+            await self._running  # It has failed, and says how.
+            raise EnvError("the program failed while the model answered it")
         except BaseException:
             self.end()
             raise
+        finally:
+            self._sampling = None
 
     @override
     async def step(self, action: Action) -> StepResult:
@@ -181,8 +188,10 @@ class ProgramEnv(Env, HasProcesses):
 
     def _is_over(self, running: asyncio.Task[Result]) -> None:
         self._calls.program_ended()
-        if not running.cancelled():
-            running.exception()  # It is raised where somebody waits for the result, if anywhere.
+        # What it failed of is raised where somebody waits for the result, if anywhere.
+        has_failed = not running.cancelled() and running.exception() is not None
+        if has_failed and self._sampling is not None:
+            self._sampling.cancel()
 
 
 class ProgramProblem(ProcessProblem):

@@ -1,5 +1,6 @@
 """Programs as Envs: real processes ask over HTTP, and a fake engine answers at once."""
 
+import asyncio
 import dataclasses
 import functools
 import json
@@ -109,9 +110,10 @@ async def run(
     problems: Sequence[ProgramProblem],
     say: Callable[[int, str], str] = echo,
     genomes: Sequence[Genome] = GENOMES,
+    kind: type[Talker] = Talker,
     **settings: Any,
 ) -> tuple[list[TrajectoryGroup], Talker]:
-    engine = Talker(say)
+    engine = kind(say)
     given = {"sampling": SamplingParams(max_tokens=50), "run_seed": 3, "max_failed_fraction": 1.0}
     sampler = PopulationSampler(engine, **(given | settings))
     return list(await sampler.rollout(0, problems, genomes)), engine
@@ -301,6 +303,28 @@ async def test_a_first_request_for_too_much_asks_the_engine_nothing(
     groups, engine = await run([deed(tmp_path, "alone", code + "; time.sleep(60)")])
     assert "more than 8 answers (dataset.max_turns)" in reason(groups)
     assert not engine.requests
+
+
+class Slow(Talker):
+    """Takes long to answer, and is told when nobody wants that any more."""
+
+    num_cancelled = 0
+
+    @override
+    async def sample(self, request: SampleRequest) -> Action:
+        try:
+            await asyncio.sleep(600)
+            return await super().sample(request)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+async def test_what_a_program_asked_ends_in_the_engine_when_it_fails(tmp_path: Path) -> None:
+    code = "Thread(target=ask, args=('a',)).start(); time.sleep(0.5); os._exit(3)"
+    groups, engine = await run([deed(tmp_path, "alone", code)], genomes=GENOMES[:2], kind=Slow)
+    assert "ended with exit code 3" in reason(groups)
+    assert isinstance(engine, Slow) and engine.num_cancelled == 2
 
 
 async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None:
