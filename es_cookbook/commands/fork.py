@@ -58,7 +58,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         else f"like {fork.log_path}, with no generation of it; to start"
     )
     trust = trust_option(output, config)
-    print(f"{fork.output} begins {begins}: {command('resume')} log_path={fork.output}{trust}")
+    print(f"{fork.output} begins {begins}: {command('resume', log_path=fork.output)}{trust}")
 
 
 def cli() -> None:

@@ -360,7 +360,7 @@ def main(config: PlayConfig) -> None:
         session.say(
             f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
             "A line is a prompt; /help lists commands. "
-            f"For other programs: {command('serve')} log_path={config.log_path}"
+            f"For other programs: {command('serve', log_path=config.log_path)}"
         )
         session.run(config.split)
 

@@ -35,7 +35,7 @@ def main(rewind: Rewind) -> None:
     config = read_file(log_path / CONFIG, LARGEST_CONFIG, log_path).decode("utf-8", "replace")
     print(
         f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as it "
-        f"stood; to go on: {command('resume')} log_path={log_path}{trust_option(log_path, config)}"
+        f"stood; to go on: {command('resume', log_path=log_path)}{trust_option(log_path, config)}"
     )
     libraries = ["W&B"] * (kept / WANDB_ID).exists() + ["Trackio"] * ("TrackioTracker" in config)
     if libraries:

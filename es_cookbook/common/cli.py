@@ -68,6 +68,7 @@ from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
     as_program,
     handled,
+    is_utf8,
     printable,
     program,
     say_once,
@@ -102,7 +103,11 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
         SystemExit: A file cannot be read as options; says why.
     """
     with mistakes_exit():
-        return expanded(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        for word in words:
+            if not is_utf8(word):
+                raise OptionError(f"an option must be text in UTF-8, found {word!r}")
+        return expanded(words)
 
 
 def run_cli(

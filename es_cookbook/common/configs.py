@@ -49,7 +49,7 @@ from es_cookbook.common.references import (
     trusted_modules,
     typed,
 )
-from es_cookbook.common.terminal import printable
+from es_cookbook.common.terminal import is_utf8, printable
 
 _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
@@ -344,6 +344,8 @@ class Names(chz.factories.MetaFactory):
 
 def _to_plain(value: object, where: str) -> object:
     """JSON's own types, with a "$..." key for everything that JSON has no word for."""
+    if isinstance(value, str | Path) and not is_utf8(str(value)):
+        raise ConfigError(f"{where} must be text in UTF-8, found {str(value)!r}")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float) and not math.isfinite(value):

@@ -10,12 +10,14 @@ Imports nothing heavy: `es-cookbook` alone lists its commands at once.
 import contextlib
 import os
 import select
+import shlex
 import signal
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Generator, Iterable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -39,10 +41,15 @@ def program() -> str:
     return script + space + command
 
 
-def command(name: str) -> str:
-    """How another command is called, for sentences that say what to do next."""
+def command(name: str, **options: object) -> str:
+    """How another command is called, for sentences that say what to do next.
+
+    >>> command("resume", log_path="my runs/a", num_generations=9).partition(" resume ")[2]
+    "log_path='my runs/a' num_generations=9"
+    """
     caller = program().partition(" ")[0]
-    return f"{caller if caller == 'es-cookbook' else 'python -m es_cookbook'} {name}"
+    given = "".join(f" {name}={shlex.quote(str(value))}" for name, value in options.items())
+    return f"{caller if caller == 'es-cookbook' else 'python -m es_cookbook'} {name}{given}"
 
 
 _is_program = False
@@ -184,33 +191,71 @@ def until_stdout_closes() -> Generator[None]:
     """Inside, it is an ordinary end that nobody reads stdout any more: `... --help | head -1`.
 
     Raises:
-        SystemExit: With the code by which a shell knows the end of such a program, 141.
+        SystemExit: With the code by which a shell knows the end of such a program, 141; with 1
+            where stdout cannot be written, which is said on stderr.
     """
+    _open_closed_streams()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Not every terminal has all characters.
     try:
         yield
-        if sys.stdout is not None:  # None where it was closed from the beginning.
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BaseException as error:
-        stdout = _closed_stdout()
-        if stdout is None:
+        full = str(error.strerror) if type(error) is OSError and _is_full() else ""
+        if not (full or _is_closed()):
             raise
         # What is still to be written goes nowhere, so that Python can end without complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise SystemExit(128 + signal.SIGPIPE) from None
+        if full:
+            print(f"stdout cannot be written: {full}", file=sys.stderr)
+            raise SystemExit(1) from None
         raise
 
 
-def _closed_stdout() -> int | None:
-    """Stdout's file descriptor where it is a pipe that nobody reads any more, else None."""
-    try:
-        stdout = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):  # There is none, or it is no file.
-        return None
+def _open_closed_streams() -> None:
+    """Have standard streams that the process began without read nothing, and lose what is written.
+
+    The next files to be opened would get their numbers, and what C code prints there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _is_closed() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
     poll = select.poll()
-    poll.register(stdout, select.POLLOUT)
-    is_closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-    return stdout if is_closed else None
+    try:
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+    except (AttributeError, OSError, ValueError):  # There is none, or it is no file.
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _is_full() -> bool:
+    """Whether a file that stdout is takes nothing more."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    try:
+        os.write(descriptor, b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which lines can be redrawn."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    except (AttributeError, ValueError):  # Somebody has closed it, or put nothing in its place.
+        return False
 
 
 def choose(question: str, answers: Sequence[str], at_end: str) -> str:
@@ -228,6 +273,15 @@ def choose(question: str, answers: Sequence[str], at_end: str) -> str:
             return at_end
         if letter in by_letter:
             return by_letter[letter]
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written in UTF-8: it has none of the bytes of an odd file name."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def printable(text: str) -> str:

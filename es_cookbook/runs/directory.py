@@ -356,12 +356,28 @@ def is_of_gradients(log_path: Path) -> bool:
     return os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists()
 
 
+def check_access(directory: Path) -> None:
+    """Refuse a directory of which this user may not see the names, or the files; one may be absent.
+
+    Raises:
+        RunDirectoryError: It is so.
+    """
+    try:
+        os.scandir(directory).close()
+        os.stat(f"{directory}/.")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} cannot be read: {error.strerror or error}") from error
+
+
 def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
     """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
 
     Raises:
         RunDirectoryError: It is not.
     """
+    check_access(log_path)
     config = log_path / CONFIG
     if not or_of_gradients and is_of_gradients(log_path):
         raise RunDirectoryError(

@@ -44,19 +44,24 @@ logger = logging.getLogger(__name__)
 
 
 class _Owner(NamedTuple):
-    """The owner of a lock, as named in its file; `boot` is its machine's boot id, or empty."""
+    """The owner of a lock, as named in its file.
+
+    `boot` is its machine's boot id, or empty; `began` tells its process from a later one with the
+    same id, and is empty where an older version made the file.
+    """
 
     host: str
     boot: str
     pid: int
     since: str
+    began: str
 
     @classmethod
     def this_process(cls) -> "_Owner":
         """The owner that this process would be."""
         boot = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
         now = datetime.datetime.now().astimezone().isoformat(" ", timespec="seconds")
-        return cls(platform.node(), boot, os.getpid(), now)
+        return cls(platform.node(), boot, os.getpid(), now, _began(os.getpid()) or "")
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -165,11 +170,9 @@ class RunLock:
 def writer_of(directory: Path) -> str | None:
     """Who is writing a run directory, as far as its file tells; nothing is locked to find out.
 
-    A process of this machine counts while it lives and is no younger than the file says; one of
-    another machine counts until its file is deleted.
+    A process of this machine counts while it lives; one of another machine counts until its file is
+    deleted.
     """
-    import psutil  # 30 ms, which every command would wait for.
-
     try:
         with opened(directory / LOCK, _LARGEST, directory) as file:
             owner = _owner(file.fileno())
@@ -180,12 +183,22 @@ def writer_of(directory: Path) -> str | None:
         return None
     if owner.host != us.host and not (owner.boot and owner.boot == us.boot):
         return str(owner)
-    try:
-        since = datetime.datetime.fromisoformat(owner.since).timestamp()
-        began = psutil.Process(owner.pid).create_time()
-    except (psutil.Error, ValueError, OverflowError):
-        return None
-    return str(owner) if began <= since + 1 else None
+    began = _began(owner.pid)
+    return str(owner) if began is not None and owner.began in ("", began) else None
+
+
+def _began(pid: int) -> str | None:
+    """When a process began; None where there is none.
+
+    Linux counts from its start, so setting the clock makes no other process of it.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+    import psutil  # 30 ms, which every command would wait for.
+
+    with contextlib.suppress(psutil.Error, OverflowError, ValueError):
+        return str(psutil.Process(pid).create_time())
+    return None
 
 
 _held: set[int] = set()
@@ -213,6 +226,6 @@ def _owner(descriptor: int) -> _Owner | None:
     try:
         plain = json.loads(os.pread(descriptor, _LARGEST, 0))
         host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
-        return _Owner(host, boot, int(pid), since)
+        return _Owner(host, boot, int(pid), since, str(plain.get("began", "")))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -83,7 +83,7 @@ def run_state(
         return RunState("begin")
     elsewhere = (
         "begin another run with the first generations of this one: "
-        f"{command('fork')} log_path={log_path} output=... FIELD=..."
+        f"{command('fork', log_path=log_path, output='...')} FIELD=..."
     )
     if decided(log_path, config_json, behavior, may_differ, elsewhere) == "delete":
         return RunState("delete")
@@ -93,7 +93,7 @@ def run_state(
         raise RunDirectoryError(
             f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
             f"many generations, found {num_generations}; to do some of them again: "
-            f"{command('rewind')} log_path={log_path} generation={num_generations}"
+            f"{command('rewind', log_path=log_path, generation=num_generations)}"
         )
     return RunState(
         "resume",

@@ -38,6 +38,7 @@ from es_cookbook.runs.directory import (
     HISTORY,
     METRICS,
     ROLLOUTS,
+    check_access,
     is_config_of_run,
     is_of_gradients,
 )
@@ -115,6 +116,7 @@ def read_run(log_path: Path) -> RunFiles:
     Raises:
         RunDirectoryError: There is no such directory, or it is not a run's.
     """
+    check_access(log_path)
     if not os.path.isdir(log_path):  # Which asks nothing of a name that is too long.
         found = "a file" if os.path.exists(log_path) else "nothing there"
         raise RunDirectoryError(f"log_path {log_path} must be a run directory, found {found}")

@@ -20,6 +20,7 @@ import hmac
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Collection, Mapping
 from itertools import islice
 from pathlib import Path
@@ -200,7 +201,7 @@ def trust_option(log_path: Path, config_json: str) -> str:
         copy, package = kept_script(log_path, module), module.partition(".")[0]
         if package != "es_cookbook":
             needed[str(copy) if copy.is_file() else package] = None
-    return f" trust={','.join(needed)}" if needed else ""
+    return f" trust={shlex.quote(','.join(needed))}" if needed else ""
 
 
 def _named(config_json: str) -> list[str]:

@@ -3,6 +3,7 @@
 So the same Config gives the same history, wherever and however often the run is interrupted.
 """
 
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -237,7 +238,7 @@ def config_of_kind(
     if '"__main__:' in text and not any(map(is_script, trust)):
         raise ConfigError(
             f"{path} names classes of the script that wrote it, as __main__; give that script as "
-            f"trust=path/to/script.py, or run it again with log_path={log_path} "
+            f"trust=path/to/script.py, or run it again with log_path={shlex.quote(str(log_path))} "
             "behavior_if_log_dir_exists=resume"
         )
     if scripts := scripts_not_trusted(log_path, text, trust):

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import shlex
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -134,7 +133,7 @@ def resuming(config: Config) -> str:
     """The whole command that goes on with a run."""
     log_path = Path(config.log_path)
     trust = trust_option(log_path, config_to_json(config))
-    return f"{command('resume')} log_path={shlex.quote(str(log_path))}{trust}"
+    return command("resume", log_path=log_path) + trust
 
 
 def to_go_on(config: Config) -> str:
@@ -145,10 +144,14 @@ def to_go_on(config: Config) -> str:
 def forking(config: Config, generation: int) -> str:
     """The whole command that goes on with this Config where the recorded run cannot."""
     trust = trust_option(Path(config.log_path), config_to_json(config))
-    return (
-        f"{command('fork')} log_path={config.log_path} generation={generation} "
-        f"output={config.log_path}-longer num_generations={config.num_generations}{trust}"
+    longer = command(
+        "fork",
+        log_path=config.log_path,
+        generation=generation,
+        output=f"{config.log_path}-longer",
+        num_generations=config.num_generations,
     )
+    return longer + trust
 
 
 def _check_schedules(recorded_json: str, state: RunState, config: Config) -> None:

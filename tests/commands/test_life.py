@@ -4,8 +4,11 @@ A run that can be read is never changed by a command that only reads, a refusal 
 whatever is done, no recorded line is lost.
 """
 
+import errno
 import json
+import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -337,3 +340,39 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
                 )
             case other:
                 raise AssertionError(f"{other!r} is no word of the table")
+
+
+def test_a_run_that_this_user_may_not_read_is_refused_in_a_sentence(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some commands ended in a traceback, others said that there was no run."""
+    run, real = tmp_path / "run", os.scandir
+    shutil.copytree(trained / "finished", run)
+
+    def refusing(path: str | Path = ".") -> object:  # Who is root may look into all.
+        if Path(path) == run:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    for command in ("show", "runs", "report", *COMMANDS):
+        name = "directory" if command == "runs" else "log_path"
+        words = [command.partition(",")[0], f"{name}={run}", *COMMANDS.get(command, [])]
+        words += [f"output={tmp_path}/new"] if command in ("fork", "export") else []
+        done = typed(*words)
+        assert done.returncode == 1, words
+        assert one_sentence(done.stderr).startswith(f"{run} cannot be read: Permission denied")
+
+
+def test_what_is_said_to_go_on_can_be_typed_whatever_the_directory_is_called(
+    trained: Path, tmp_path: Path
+) -> None:
+    run, fork = tmp_path / "it's my run", tmp_path / "a fork"
+    shutil.copytree(trained / "scripted", run)
+    rewound = typed("rewind", f"log_path={run}", "generation=1")
+    trust = f"trust={run}/scripts/life_script.py"
+    forked = typed("fork", f"log_path={run}", "generation=1", f"output={fork}", f"{trust},tests")
+    for done, path in ((rewound, run), (forked, fork)):
+        shown = shlex.split(done.stdout.strip().rpartition(": ")[2])
+        trust = f"trust={path}/scripts/life_script.py,tests"
+        assert shown[-3:] == ["resume", f"log_path={path}", trust]

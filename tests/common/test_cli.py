@@ -165,6 +165,7 @@ def test_wildcards_of_chz_still_work() -> None:
         ("if_exists=resme", "if_exists=resme: did you mean 'resume'? Accepted: ask, resume"),
         ("...sigmma=1", "...sigma"),
         ("resume", "an option is written name=value, found 'resume'"),
+        ("log_path=\udcff", r"an option must be text in UTF-8, found 'log_path=\udcff'"),
     ],
 )
 def test_a_mistyped_option_gets_one_sentence_with_the_nearest_and_code_2(

@@ -101,6 +101,30 @@ def test_a_run_is_running_while_its_writer_lives(run: Path) -> None:
     assert read_run(run).state == "complete"
 
 
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_run_is_running_also_where_the_clock_was_set_since_it_began(
+    run: Path, hours: int
+) -> None:
+    """A clock set forward made the process younger than its lock, so the run counted as over."""
+    held = RunLock(run)
+    lock = json.loads((run / "lock").read_text())
+    since = datetime.datetime.fromisoformat(lock["since"]) + datetime.timedelta(hours=hours)
+    (run / "lock").write_text(json.dumps(lock | {"since": since.isoformat(" ")}))
+    assert read_run(run).state == "running"
+    held.release()
+
+
+def test_a_lock_of_an_older_version_counts_while_there_is_such_a_process(run: Path) -> None:
+    held = RunLock(run)
+    lock = json.loads((run / "lock").read_text())
+    del lock["began"]
+    (run / "lock").write_text(json.dumps(lock))
+    assert read_run(run).state == "running"
+    (run / "lock").write_text(json.dumps(lock | {"pid": 2**22 + 1}))
+    assert read_run(run).state == "complete"
+    held.release()
+
+
 def test_a_writer_that_was_killed_is_not_taken_for_a_running_one(run: Path) -> None:
     code = "import os; from pathlib import Path; from es_cookbook.runs.lock import RunLock\n"
     code += f"RunLock(Path({str(run)!r})); os._exit(1)"
@@ -108,10 +132,8 @@ def test_a_writer_that_was_killed_is_not_taken_for_a_running_one(run: Path) -> N
     assert (run / "lock").exists()
     assert read_run(run).state == "complete"
     lock = json.loads((run / "lock").read_text())
-    # Another process has its number now, and is younger than the file.
-    long_ago = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC).isoformat(" ")
-    (run / "lock").write_text(json.dumps(lock | {"pid": os.getpid(), "since": long_ago}))
-    assert read_run(run).state == "complete"
+    (run / "lock").write_text(json.dumps(lock | {"pid": os.getpid()}))
+    assert read_run(run).state == "complete", "another process has its number now"
     (run / "lock").write_text(json.dumps(lock | {"host": "elsewhere", "boot": "other"}))
     assert read_run(run).state == "running"
 

@@ -17,6 +17,7 @@ The command `grpo` takes its options in the same ways (`train_cli`).
 """
 
 import functools
+import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -103,7 +104,7 @@ def run(train: Callable[[_Config], Awaitable[None]], config: _Config) -> Result:
     result_until_signal(
         functools.partial(train, config),
         "interrupted; to go on from the last checkpoint, run the same command with "
-        f"log_path={config.log_path} behavior_if_log_dir_exists=resume",
+        f"log_path={shlex.quote(config.log_path)} behavior_if_log_dir_exists=resume",
     )
     return result_of(Path(config.log_path))
 

@@ -20,11 +20,12 @@ import chz
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import override
 
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.terminal import command, one_line, plural
-from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, ROLLOUTS
+from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, ROLLOUTS, check_access
 from es_cookbook.runs.reading import RunFiles, read_run
 from es_cookbook.runs.report.naming import best_score
 
@@ -50,6 +51,7 @@ def found_in(directory: Path) -> Iterator[RunFiles]:
     Raises:
         RunDirectoryError: There is no such directory.
     """
+    check_access(directory)
     if not directory.is_dir():
         found = "a file" if directory.exists() else "nothing there"
         raise RunDirectoryError(f"directory {directory} must be a directory, found {found}")
@@ -78,7 +80,7 @@ def main(config: Runs) -> None:
     if damaged := [run for run in runs if run.problems]:
         print_line(
             f"{plural(len(damaged), 'run')} could not be read in full; what is wrong: "
-            f"{command('show')} log_path={shown_path(damaged[0].path)}"
+            f"{command('show', log_path=shown_path(damaged[0].path))}"
         )
 
 
@@ -113,7 +115,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
 
 def screen_width() -> int | None:
     """Columns of the terminal that stdout is now; None where it is none."""
-    console = Console(file=sys.stdout)
+    console = _Console(file=sys.stdout)
     return console.width if console.is_terminal else None
 
 
@@ -121,7 +123,15 @@ def print_line(text: Text | str = "") -> None:
     """Print one line to stdout as it is now, neither wrapped nor cut."""
     plain = Text(text) if isinstance(text, str) else text
     plain.rstrip()
-    Console(file=sys.stdout, highlight=False).print(plain, soft_wrap=True)
+    _Console(file=sys.stdout, highlight=False).print(plain, soft_wrap=True)
+
+
+class _Console(Console):
+    """Leaves it to `until_stdout_closes` that nobody reads any more."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def shortened(text: str, width: int) -> str:

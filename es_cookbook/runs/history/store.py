@@ -160,10 +160,10 @@ def _advice(path: Path, whole: int) -> str:
     if not whole:
         return "restore the file from a copy"
     run = path.parent
+    new = command("fork", log_path=run, generation=whole, output=f"{run}-from-{whole}")
     return (
         f"restore the file from a copy, or go on after {plural(whole, 'generation')}: in a new run "
-        f"({command('fork')} log_path={run} generation={whole} output={run}-from-{whole}) "
-        f"or in this one ({command('rewind')} log_path={run} generation={whole})"
+        f"({new}) or in this one ({command('rewind', log_path=run, generation=whole)})"
     )
 
 

@@ -9,7 +9,6 @@ off with a warning; it never stops a run.
 import itertools
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.terminal import done_saying, plural, printable
+from es_cookbook.common.terminal import done_saying, is_screen, plural, printable
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.findings import Findings
@@ -68,7 +67,7 @@ class LiveTrackerBuilder(TrackerBuilder):
 
     def __call__(self, run: RunInfo) -> Tracker:
         """A screen on a terminal that can move its cursor, plain lines otherwise."""
-        if sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
+        if is_screen(sys.stdout):
             return ScreenTracker(run, self.rollout_lines, Console(highlight=False))
         return PlainTracker(run)
 

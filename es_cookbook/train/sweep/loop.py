@@ -168,7 +168,7 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
     try:
         (log_path / OUTPUT).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise cannot("make", log_path, error, needed=4096) from error
+        raise cannot("make", Path(error.filename or log_path), error, needed=4096) from error
     lock = RunLock(log_path)
     try:
         if settings.sampler != "optuna":

@@ -30,6 +30,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
+from es_cookbook.runs.lock import writer_of
 
 Share: TypeAlias = tuple[tuple[int, ...], str | None]
 """What a process has of the machine: cores, and a GPU if not all of them."""
@@ -37,6 +38,8 @@ _LONGEST = 1000
 """Characters of what is told of a failure."""
 _SECONDS_TO_END = 7.0
 """After an interrupt; what has not ended then is killed, as its history allows at any moment."""
+_SECONDS_OF_FORMER = 30.0
+"""For the process of a sweep that was killed, which interrupts itself and may save something."""
 
 
 def shares(count: int, devices: Sequence[str]) -> list[Share]:
@@ -141,7 +144,18 @@ def main(worker: _Worker) -> None:
     config = config_from_json(text, [*trust_of(text), *worker.scripts])
     if not isinstance(config, train.Config):
         raise ConfigError(f"a sweep trains with a train.Config, found {type(config).__name__}")
+    _await_former(Path(config.log_path))
     train.run(chz.replace(config, behavior_if_log_dir_exists="resume"))
+
+
+def _await_former(log_path: Path) -> None:
+    """Wait for another process that writes the run, such as one of a sweep that was killed."""
+    said, until = False, time.monotonic() + _SECONDS_OF_FORMER
+    while (writer := writer_of(log_path)) and time.monotonic() < until:
+        if not said:
+            print(f"{log_path} is being written by {writer}: waiting for its end", flush=True)
+        said = True
+        time.sleep(0.1)
 
 
 def _end_with_parent() -> None:

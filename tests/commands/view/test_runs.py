@@ -80,3 +80,5 @@ def test_a_directory_without_runs_or_that_is_none_is_told(tmp_path: Path) -> Non
     assert refused("runs", f"directory={tmp_path}/none") == (
         f"directory {tmp_path}/none must be a directory, found nothing there\n"
     )
+    long = "z" * 300
+    assert refused("runs", long) == f"{long} cannot be read: File name too long\n"

@@ -231,6 +231,10 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is being written by process"):
         sweep(settings(tmp_path), make, SIGMAS)
     lock.release()
+    (tmp_path / "sweep" / "output").rmdir()
+    (tmp_path / "sweep" / "output").touch()
+    with pytest.raises(RunDirectoryError, match=f"cannot make {tmp_path}/sweep/output: File exi"):
+        sweep(settings(tmp_path), make, SIGMAS)
     (tmp_path / "sweep" / "config.json").write_text(json.dumps({}))
     with pytest.raises(ConfigError, match="holds a run; a sweep has a directory of its own"):
         sweep(settings(tmp_path), make, SIGMAS)
@@ -277,6 +281,28 @@ def test_a_run_ends_with_the_process_of_its_sweep(tmp_path: Path) -> None:
     assert worker.wait(30) == 130
     assert b"interrupted after generation" in worker.stderr.read()
     assert len(list(read_history(history))) < 10_000
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_still_writes_is_waited_for(tmp_path: Path) -> None:
+    """That of a sweep that was killed, which is ending; the run had failed for the new sweep."""
+    config = chz.replace(make({}), log_path=str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    former = RunLock(tmp_path / "run")
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "es_cookbook.train.sweep.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert worker.stdin and worker.stdout
+    worker.stdin.write(json.dumps(json.loads(config_to_json(config))).encode() + b"\n")
+    worker.stdin.flush()
+    assert b"is being written by process" in worker.stdout.readline()
+    former.release()
+    assert worker.wait(60) == 0
+    assert len(list(read_history(tmp_path / "run" / "history.jsonl"))) == 2
+    worker.stdin.close()
 
 
 GOOD = [(0, 0.1), (10, 0.5), (20, 0.6), (27, 0.7)]
