@@ -175,8 +175,12 @@ class Served(Endpoint):
         self._genome: _Held | None = None
 
     @override
-    def names(self, key: str) -> Sequence[str]:
+    def check(self, key: str) -> None:
         self._key.check(key)
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self.check(key)
         if not self._runs:
             return [self._name]
         found = [

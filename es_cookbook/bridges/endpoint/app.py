@@ -8,12 +8,11 @@ it does where log-probabilities are asked for.
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeAlias
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,6 +21,12 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.aside import aside
+from es_cookbook.bridges.endpoint.connections import (
+    MOST_BYTES,
+    ConnectionLimits,
+    key_is_right,
+    serve_at,
+)
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, check_name
 from es_cookbook.bridges.endpoint.limits import check_asked, check_body
 from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
@@ -40,8 +45,6 @@ from es_cookbook.bridges.endpoint.responses import (
 from es_cookbook.bridges.endpoint.work import Asked, Told, Work
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 
-MOST_BYTES = 8 << 20
-"""Of a request's body."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
@@ -50,12 +53,12 @@ def application(endpoint: Endpoint) -> Starlette:
     """OpenAI's API over an endpoint."""
 
     async def models(request: Request) -> Response:
-        found = [_described(name) for name in endpoint.names(_key(request))]
+        found = [_described(name) for name in endpoint.names(_opened(request, endpoint))]
         return JSONResponse({"object": "list", "data": found})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        check_name(name, endpoint.names(_key(request)))
+        check_name(name, endpoint.names(_opened(request, endpoint)))
         return JSONResponse(_described(name))
 
     async def answered(
@@ -64,7 +67,7 @@ def application(endpoint: Endpoint) -> Starlette:
         events: _MakesEvents[Asked],
         request: Request,
     ) -> Response:
-        key = _key(request)
+        key = _opened(request, endpoint)
         asked, size = await _read(request, read)
         speaker = await endpoint.speaker(key, asked.model)
         with contextlib.ExitStack() as admitted:
@@ -81,11 +84,11 @@ def application(endpoint: Endpoint) -> Starlette:
                 found = JSONResponse(whole(work.reply, asked))
             return _Admitted(found, admitted.pop_all())
 
-    async def nothing(request: Request) -> Response:
-        path = request.url.path
-        raise RefusedRequest(
-            f"there is no {request.method} {path[:80]}; there are {', '.join(paths)}", status=404
-        )
+    async def nothing(request: Request, _: Exception) -> Response:
+        path = request.scope["path"]  # A strange `Host` breaks `url`.
+        listed = ", ".join(paths)
+        said = f"there is no {request.method[:20]} {path[:80]}; there are {listed}"
+        return _refused(RefusedRequest(said, status=404))
 
     handlers = {
         "/v1/models": ("GET", models),
@@ -108,8 +111,9 @@ def application(endpoint: Endpoint) -> Starlette:
         Route(path, _told(handler), methods=[method])
         for path, (method, handler) in handlers.items()
     ]
-    every = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-    return Starlette(routes=[*routes, Route("/{rest:path}", _told(nothing), methods=every)])
+    found = Starlette(routes=routes, exception_handlers={404: nothing, 405: nothing})
+    found.router.redirect_slashes = False
+    return found
 
 
 def _told(handler: _Handler) -> _Handler:
@@ -121,10 +125,13 @@ def _told(handler: _Handler) -> _Handler:
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:
-            refused = _refusal(error)
-            return JSONResponse(refused.body, refused.status)
+            return _refused(_refusal(error))
 
     return told
+
+
+def _refused(refused: RefusedRequest) -> Response:
+    return JSONResponse(refused.body, refused.status)
 
 
 def _refusal(error: Exception) -> RefusedRequest:
@@ -139,26 +146,36 @@ def _refusal(error: Exception) -> RefusedRequest:
     return RefusedRequest("the server failed; its log says how", status=500)
 
 
-def _key(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+def _opened(request: Request, endpoint: Endpoint) -> str:
+    """The key, which opens something: nothing of the body is read before."""
+    found = request.headers.getlist("authorization")
+    scheme, _, key = found[0].partition(" ") if len(found) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not key:
         raise RefusedRequest(
-            "there is no key: send it as `Authorization: Bearer KEY`",
+            "there is no key: send it as `Authorization: Bearer KEY`"
+            if len(found) < 2
+            else "there are several Authorization headers; send one, with `Bearer KEY`",
             status=401,
             code="invalid_api_key",
         )
+    endpoint.check(key)
+    key_is_right(request.scope)
     return key
 
 
 async def _body(request: Request) -> bytes:
     """Raises RefusedRequest if it is too large, of which no more is read."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            raise RefusedRequest(
-                f"the body of the request is larger than {MOST_BYTES >> 20} MiB", status=413
-            )
+    length = int(request.headers.get("content-length", 0))  # Its form has been checked.
+    if length <= MOST_BYTES:
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BYTES:
+                break
+    if max(length, len(body)) > MOST_BYTES:
+        raise RefusedRequest(
+            f"the body of the request is larger than {MOST_BYTES >> 20} MiB", status=413
+        )
     return bytes(body)
 
 
@@ -265,26 +282,12 @@ def _described(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "es-cookbook"}
 
 
-class _WithoutSignals(uvicorn.Server):
-    """One that leaves the process's signals to others."""
-
-    @override
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:
+async def serve(
+    endpoint: Endpoint,
+    bound: socket.socket,
+    *,
+    until_told: bool = True,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  # It is a value.
+) -> None:
     """Answer at this socket until the process is told to end, or else until cancelled."""
-    options = uvicorn.Config(
-        application(endpoint), log_level="warning", access_log=False, lifespan="off"
-    )
-    # asyncio sets it for sockets that were made with the protocol's number, which most are not. A
-    # response of two writes waits 40 ms without.
-    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    server = (uvicorn.Server if until_told else _WithoutSignals)(options)
-    try:
-        await server.serve([bound])
-    finally:  # Cancelled, it leaves the event loop listening at a socket that is closed then.
-        for listening in getattr(server, "servers", ()):
-            listening.close()
+    await serve_at(bound, application(endpoint), limits, until_told=until_told)

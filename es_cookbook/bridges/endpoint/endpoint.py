@@ -75,6 +75,14 @@ class Endpoint(ABC):
     """Who answers whom."""
 
     @abstractmethod
+    def check(self, key: str) -> None:
+        """Asked before anything else of a request is read.
+
+        Raises:
+            RefusedRequest: The key opens nothing.
+        """
+
+    @abstractmethod
     def names(self, key: str) -> Sequence[str]:
         """The models that this key opens.
 

@@ -181,6 +181,10 @@ class Desk(Endpoint):
             calls.close()
 
     @override
+    def check(self, key: str) -> None:
+        self._of(key)
+
+    @override
     def names(self, key: str) -> Sequence[str]:
         self._of(key)
         return [MODEL]

@@ -18,7 +18,8 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.app import MOST_BYTES, application, serve
+from es_cookbook.bridges.endpoint.app import application, serve
+from es_cookbook.bridges.endpoint.connections import MOST_BYTES
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw, RefusedRequest
@@ -92,8 +93,12 @@ class OneSpeaker(Endpoint):
         self._speaker, self._key = speaker, OneKey(KEY)
 
     @override
-    def names(self, key: str) -> Sequence[str]:
+    def check(self, key: str) -> None:
         self._key.check(key)
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self.check(key)
         return ["centre"]
 
     @override
