@@ -4,18 +4,27 @@ Any program here can connect to a port, and any web page can make a browser try.
 a random token, without which nothing is answered but 403, and a request must name the address as
 its host: a name of somebody's own that leads to 127.0.0.1 is refused.
 
+Who has not sent a request after `Limits.seconds` is cut off, and of those that have not shown the
+token the oldest when there are too many; a thread each would be left waiting otherwise.
+
 A run's files are looked at when the page asks whether something is new, and read again only then,
 at most half of the time.
 """
 
 import contextlib
+import dataclasses
 import hmac
+import io
+import re
 import secrets
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeAlias
 
 from typing_extensions import override
 
@@ -25,8 +34,27 @@ from es_cookbook.runs.lock import writer_of
 from es_cookbook.runs.report.writing import MEGABYTES, contents, page
 
 HOST = "127.0.0.1"
+_MOST_HEAD = 16 << 10
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]
+"""As socketserver has it: here always a socket."""
 _HTML = "text/html; charset=utf-8"
 _BYTES = "application/octet-stream"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What is granted to connections.
+
+    Attributes:
+        seconds: for a request, and for the refusal of one.
+        strangers: connections that have not shown the token.
+        answer: seconds for an answer, which is all of a report.
+    """
+
+    seconds: float = 8.0
+    strangers: int = 64
+    answer: float = 600.0
 
 
 class ReportServer(ThreadingHTTPServer):
@@ -42,10 +70,17 @@ class ReportServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self, log_paths: Sequence[Path], port: int = 0, megabytes: float = MEGABYTES
+        self,
+        log_paths: Sequence[Path],
+        port: int = 0,
+        megabytes: float = MEGABYTES,
+        limits: Limits = Limits(),
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         self.latest = _Latest(log_paths, megabytes)
+        self.limits = limits
+        self._strangers: dict[_Request, float] = {}
+        self._changing = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
@@ -53,6 +88,46 @@ class ReportServer(ThreadingHTTPServer):
                 f"port {port} of {HOST} cannot be used ({error.strerror or error}); give another "
                 "one, or port=0 for any that is free"
             ) from error
+
+    @override
+    def process_request(self, request: _Request, client_address: object) -> None:
+        with self._changing:
+            self._strangers[request] = time.monotonic() + self.limits.seconds
+            if len(self._strangers) > self.limits.strangers:
+                self._cut_off(next(iter(self._strangers)))
+        super().process_request(request, client_address)
+
+    @override
+    def service_actions(self) -> None:
+        """Called after each request, and while there is none."""
+        with self._changing:
+            for request, until in tuple(self._strangers.items()):
+                if time.monotonic() < until:
+                    break  # They are in order.
+                self._cut_off(request)
+
+    @override
+    def shutdown_request(self, request: _Request) -> None:
+        self.token_is_right(request)
+        super().shutdown_request(request)
+
+    @override
+    def handle_error(self, request: _Request, client_address: object) -> None:
+        """A client that has gone is nobody's failure."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def token_is_right(self, request: _Request) -> None:
+        """It may take its time."""
+        with self._changing:
+            self._strangers.pop(request, None)
+
+    def _cut_off(self, request: _Request) -> None:
+        """Its thread finds that nothing more comes, and closes it."""
+        del self._strangers[request]
+        assert isinstance(request, socket.socket)
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -103,6 +178,18 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
     server: ReportServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    @override
+    def setup(self) -> None:
+        """Read a head of limited size; nothing here has a body, and a connection one request."""
+        super().setup()
+        head = b""
+        while not _END_OF_HEAD.search(head):
+            piece = self.connection.recv(4096)
+            head += piece
+            if not piece or len(head) > _MOST_HEAD:
+                raise ConnectionAbortedError("no request")
+        self.rfile = io.BytesIO(head)
+
     def do_GET(self) -> None:
         """Answer who knows the token, and refuse everybody else."""
         _, token, name = [*self.path.partition("?")[0].split("/", 2), "", ""][:3]
@@ -111,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not knows or self.headers.get("Host") != host:
             self._send(403, "text/plain", b"The address of this report has a token.\n")
             return
+        self.server.token_is_right(self.connection)
+        self.connection.settimeout(self.server.limits.answer)
         version, found = self.server.latest.get()
         match name:
             case "":
@@ -133,8 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     @override
     def log_message(self, format: str, *args: object) -> None:
