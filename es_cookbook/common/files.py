@@ -14,10 +14,12 @@ Left out: a directory that somebody else changes at that very moment.
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
@@ -228,6 +230,53 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 def _marks(text: bytes, start: int = 0, end: int | None = None) -> int:
     commas, arrays, objects = (text.count(each, start, end) for each in (b",", b"[", b"{"))
     return commas + arrays + 4 * objects
+
+
+def strict_json(text: str, *, halves: bool = True) -> object:
+    """JSON as its standard has it: with numbers that are finite, and no key twice in an object.
+
+    Args:
+        text: of strangers.
+        halves: strings may hold half a character, which JSON can write and UTF-8 cannot.
+
+    Raises:
+        ValueError: It is something else; a half-sentence that says of it what is wrong.
+    """
+    try:
+        found = json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_object
+        )
+    except RecursionError as error:
+        raise ValueError("is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON: {error.msg} at character {error.pos}") from error
+    except ValueError as error:
+        if "digits" not in str(error):
+            raise
+        raise ValueError("has a number with too many digits") from error
+    try:
+        return found if halves else in_whole_characters(text, found)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"holds {error}") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"is damaged: {name} is no JSON")
+
+
+def _finite(number: str) -> float:
+    """JSON's 1e999 would be read as infinity, which nobody means."""
+    if not math.isfinite(value := float(number)):
+        raise ValueError("has a number that is too large")
+    return value
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"has the key {key!r:.60} twice")
+    return found
 
 
 def in_whole_characters(text: str, found: object) -> object:

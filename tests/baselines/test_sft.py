@@ -190,7 +190,10 @@ def test_tools_of_a_row_are_in_its_prompt(tmp_path: Path) -> None:
         ({"messages": [ASKED, turn("x", prefix=True)]}, r"messages\[1\].prefix is not read"),
         ({"messages": [{**ASKED, "name": "Ann"}, turn("x")]}, r"messages\[0\].name is not read"),
         ({"messages": [ASKED, turn("x<|im_end|>y")]}, "has the end of a turn in it, '<|im_end|>'"),
-        ({"messages": [ASKED, turn("x")], "tools": ["look"]}, "field 'tools' must be a list of"),
+        (
+            {"messages": [ASKED, turn("x")], "tools": ["look"]},
+            r"tools\[0\] must be an object, and is a",
+        ),
         ({"prompt": "1", "completion": "2<|im_end|>3"}, "has the end of a turn in it"),
     ],
 )

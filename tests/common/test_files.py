@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import socket
 import time
 import tracemalloc
@@ -21,6 +22,7 @@ from es_cookbook.common.files import (
     opened,
     opened_descriptor,
     read_file,
+    strict_json,
     whole_directory,
 )
 
@@ -157,3 +159,27 @@ def test_a_flood_of_strings_is_counted_without_holding_them() -> None:
             assert tracemalloc.get_traced_memory()[1] - before < 10**5
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[1, ", "is no JSON: Expecting value at character 4"),
+        ('{"a": NaN}', "is damaged: NaN is no JSON"),
+        ("[-Infinity]", "is damaged: -Infinity is no JSON"),
+        ("[-1e999]", "has a number that is too large"),
+        ("9" * 5000, "has a number with too many digits"),
+        ("[" * 100_000, "is nested too deeply"),
+        ('[{"a": 1, "b": 2, "b": 2}]', "has the key 'b' twice"),
+        ('["\\ud83d"]', "holds '\\ud83d', which is half a character"),
+        ('{"\\udc00": 1}', "holds '\\udc00', which is half a character"),
+    ],
+)
+def test_json_is_read_as_its_standard_has_it(text: str, what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(what)}$"):
+        strict_json(text, halves=False)
+
+
+def test_json_may_hold_half_a_character_where_that_is_asked_for() -> None:
+    assert strict_json('{"a": ["\\ud83d", 1e9]}') == {"a": ["\ud83d", 1e9]}
+    assert strict_json('"\\ud83d\\ude00"', halves=False) == "😀"

@@ -44,6 +44,7 @@ from es_cookbook.bridges.endpoint.responses import (
 )
 from es_cookbook.bridges.endpoint.work import Asked, Told, Work
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
+from es_cookbook.rl.messages.reading import FieldError
 
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
@@ -140,6 +141,8 @@ def _refusal(error: Exception) -> RefusedRequest:
         return error
     if isinstance(error, RequestError):
         return RefusedRequest(str(error))
+    if isinstance(error, FieldError):
+        return RefusedRequest(str(error), param=error.where)
     if isinstance(error, ESCookbookError):
         return RefusedRequest(str(error), status=500)
     logging.getLogger(__name__).error("a request failed", exc_info=error)

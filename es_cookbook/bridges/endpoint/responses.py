@@ -6,26 +6,31 @@ program sends the whole input, and goes on from its tokens as a chat does.
 
 import json
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
-from es_cookbook.bridges.endpoint.requests import (
-    ChatRequest,
-    Fields,
-    Json,
-    RefusedRequest,
-    chat_request,
-)
+from es_cookbook.bridges.endpoint.requests import ChatRequest, Json, of_chat
 from es_cookbook.bridges.endpoint.translator import Answer
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.reading import (
+    FieldError,
+    JsonObject,
+    Said,
+    in_order,
+    read_content,
+    read_message,
+)
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "background": (False,),
     "context_management": (),
     "conversation": (),
     "include": ([],),
+    "logprobs": (False,),
     "max_tool_calls": (),
     "moderation": (),
+    "n": (1,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_options": (),
@@ -34,99 +39,45 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-_TEXTS = ("input_text", "output_text", "text", "refusal")
-_READ: Mapping[str, Collection[str]] = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-}
-"""Items -> their fields that are read."""
-_OF_ANSWERS = ("id", "type", "status", "text", "refusal", "annotations", "logprobs")
-"""What items and parts that a server has given have besides, and say nothing to a model."""
 
 
 def response_request(body: Json) -> ChatRequest:
     """Read the body of `/v1/responses`.
 
     Raises:
-        RefusedRequest: Something of it cannot be kept.
+        FieldError: Something of it cannot be kept.
     """
-    fields = Fields(body, _NEUTRAL)
-    messages = _chat(fields.take("input", (str, list)))
-    if (instructions := fields.take("instructions", str, None)) is not None:
-        messages.insert(0, {"role": "system", "content": instructions})
-    tools = [_tool(each, at) for at, each in enumerate(fields.take("tools", list, []))]
-    choice = fields.take("tool_choice", (str, dict), None)
-    if isinstance(choice, dict):
-        choice = {"type": "function", "function": {"name": cast(Json, choice).get("name")}}
-    most = fields.count("max_output_tokens")
-    return chat_request(
-        {
-            **fields.rest(),
-            "messages": messages,
-            "tools": tools,
-            "tool_choice": choice,
-            "max_completion_tokens": most,
-        }
-    )
+    fields = JsonObject(body)
+    found = fields.take("input", (str, list))
+    said = [Said(Message("user", found))] if isinstance(found, str) else _said(found)
+    if instructions := fields.text("instructions", ""):
+        said.insert(0, Said(Message("system", instructions)))
+    fields.unless_neutral(_NEUTRAL)
+    return of_chat(fields, in_order(said, "input"), fields.count("max_output_tokens"))
 
 
-def _chat(found: str | Sequence[object]) -> list[dict[str, Any]]:
+def _said(found: Sequence[object]) -> list[Said]:
     """Items as messages; calls belong to the assistant's message before them."""
-    if isinstance(found, str):
-        return [{"role": "user", "content": found}]
-    messages: list[dict[str, Any]] = []
+    said: list[Said] = []
     for at, each in enumerate(found):
-        where = f"input[{at}]"
-        item = cast("dict[str, Any]", each) if isinstance(each, dict) else {}
-        kind = item.get("type", "message")
-        if kind in _READ:
-            _refuse_others(item, _READ[kind], where)
+        item = JsonObject(each, f"input[{at}]")
+        kind = item.text("type", "message")
+        item.idle("id", "status")
         if kind == "message":
-            content = _text(item.get("content"), f"{where}.content")
-            messages.append({"role": item.get("role"), "content": content})
+            said.append(read_message(item))
         elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            messages[-1].setdefault("tool_calls", []).append(call)
+            if not said or said[-1].message.role != "assistant":
+                said.append(Said(Message("assistant", "")))
+            said[-1].call(item, "call_id")
         elif kind == "function_call_output":
-            output = _text(item.get("output"), f"{where}.output")
-            call_id = item.get("call_id")
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
+            message, call_id = Message("tool", read_content(item, "output")), item.text("call_id")
+            item.only()
+            said.append(Said(message, answers=call_id, where=item.at("call_id")))
         else:
-            raise RefusedRequest(
-                f"{where}.type must be message, function_call or function_call_output", param=where
+            raise FieldError(
+                item.at("type"), "must be message, function_call or function_call_output"
             )
-    return messages
-
-
-def _refuse_others(found: Mapping[str, object], read: Collection[str], where: str) -> None:
-    """Refuse fields that have a value and are not read."""
-    for name, value in found.items():
-        if value and name not in (*read, *_OF_ANSWERS):
-            raise RefusedRequest(f"{where}.{name} cannot be kept here", param=f"{where}.{name}")
-
-
-def _text(found: object, where: str) -> str:
-    parts = cast("list[object]", found) if isinstance(found, list) else [found]
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, dict) and cast(Json, part).get("type") in _TEXTS:
-            _refuse_others(cast(Json, part), (), where)
-            part = cast(Json, part).get("text", cast(Json, part).get("refusal"))
-        if not isinstance(part, str):
-            raise RefusedRequest(f"{where} must be text, or parts of it", param=where)
-        texts.append(part)
-    return "\n".join(texts)
-
-
-def _tool(found: object, at: int) -> Json:
-    tool = dict(cast(Json, found)) if isinstance(found, dict) else {}
-    if tool.pop("type", None) != "function":
-        raise RefusedRequest(f"tools[{at}] must be of type function", param=f"tools[{at}]")
-    return {"type": "function", "function": tool}
+    return said
 
 
 def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:

@@ -19,7 +19,6 @@ Left out: retries, deadlines of stages, and concurrent turns of one chat.
 import asyncio
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
@@ -38,6 +37,7 @@ from es_cookbook.bridges.verifiers.tools import Tools
 from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.rl.messages.chat import Chat, TokenStream
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json
+from es_cookbook.rl.messages.reading import JsonObject, read_call
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
@@ -461,9 +461,14 @@ def _as_message(message: vf.Message) -> Message:
         return Message(
             "assistant",
             text,
-            tuple(ToolCall(call.name, json.loads(call.arguments)) for call in calls),
+            tuple(map(_as_call, calls)),
         )
     return Message(message.role, text)
+
+
+def _as_call(call: vf.ToolCall) -> ToolCall:
+    given = {"name": call.name, "arguments": call.arguments}
+    return read_call(JsonObject(given, "a message to the model: tool_call"))
 
 
 def _response(

@@ -7,16 +7,18 @@ A `Row` returns its fields by name and type, and names file and line in the erro
 import contextlib
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
 from typing import Literal, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.files import strict_json
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.reading import UnreadMessageError, read_messages, without_nulls
+from es_cookbook.rl.messages.reading import FieldError, JsonObject, read_messages, read_tools
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.rewards.answers import first_field, lettered, text_of
 from es_cookbook.rl.rewards.values import whole
@@ -231,10 +233,9 @@ def messages_of(row: Row, name: str = "messages", also: Collection[str] = ()) ->
     Raises:
         DataError: One of them cannot be read; says which.
     """
-    try:
-        return read_messages(row.value(name), name, also)
-    except UnreadMessageError as error:
-        raise row.error(str(error)) from error
+    value = row.value(name)
+    with _of(row, name):
+        return read_messages(_plain(value, name), name, also)
 
 
 def tools_of(row: Row) -> tuple[ToolSchema, ...]:
@@ -244,24 +245,42 @@ def tools_of(row: Row) -> tuple[ToolSchema, ...]:
         DataError: It holds something else.
     """
     found = row.fields.get("tools") or ()
-    if isinstance(found, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(found)
-    items = cast("Sequence[object]", found) if isinstance(found, list | tuple) else [found]
-    return tuple(_tool(each, row) for each in items)
+    with _of(row, "tools"):
+        if isinstance(found, str):
+            found = strict_json(found)
+        items = found if isinstance(found, list | tuple) else [found]
+        return read_tools(JsonObject({"tools": _plain(items, "tools")}).each("tools"))
 
 
-def _tool(found: object, row: Row) -> ToolSchema:
-    tool = cast(Fields, found) if isinstance(found, dict) else {}
-    function = tool.get("function", tool)
-    name = cast(Fields, function).get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not name or tool.get("type", "function") != "function":
-        raise row.error(
-            "field 'tools' must be a list of tools of type function, each with a name, found "
-            f"{shown(found)}"
-        )
-    described = cast(Fields, without_nulls(function))
-    return ToolSchema(name, {"type": "function", "function": described})
+@contextlib.contextmanager
+def _of(row: Row, name: str) -> Generator[None]:
+    """Within, a field is read; errors name the row as well."""
+    try:
+        yield
+    except FieldError as error:
+        raise row.error(str(error)) from error
+    except (ValueError, RecursionError) as error:
+        what = str(error) if isinstance(error, ValueError) else "is nested too deeply"
+        raise row.error(f"field {name!r} {what}") from error
+
+
+def _plain(found: object, where: str) -> object:
+    """A value as JSON has it, without fields that are null: in Parquet they fill what is not there.
+
+    Raises:
+        FieldError: JSON has no such value.
+    """
+    if isinstance(found, Mapping):
+        fields = cast(Fields, found).items()
+        return {name: _plain(each, f"{where}.{name}") for name, each in fields if each is not None}
+    if isinstance(found, list | tuple):
+        items = enumerate(cast("Sequence[object]", found))
+        return [_plain(each, f"{where}[{at}]") for at, each in items]
+    if found is None or isinstance(found, str | int):
+        return found
+    if isinstance(found, float) and math.isfinite(found):
+        return found
+    raise FieldError(where, f"must be text, a number, a list or an object, found {shown(found)}")
 
 
 def with_choices(row: Row) -> Row:

@@ -20,14 +20,14 @@ tokenizer's response template may read (`es_cookbook.rl.messages.turns`).
 
 import dataclasses
 import json
-import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import EnvError, nearest
+from es_cookbook.common.files import strict_json
 from es_cookbook.rl.messages.thoughts import said_spans
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -42,6 +42,8 @@ MOST_CALLS = 32
 """Calls in one message."""
 LONGEST_CALL = 20_000
 """Characters of one call."""
+DEEPEST = 64
+"""Levels of arguments and of schemas: they are walked by recursion in many places."""
 
 ARGUMENTS: Mapping[Form, str] = {"hermes": "arguments", "llama": "parameters"}
 """What calls name their arguments."""
@@ -162,8 +164,8 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
             calls.append(_call(text[start:stop], ARGUMENTS[form]))
             content.append(text[at:start])
             at = stop
-        except (ValueError, RecursionError) as error:
-            problems.append(f"a tool call {_reason(error)}")
+        except ValueError as error:
+            problems.append(f"a tool call {error}")
     if next(places, None) is not None:
         problems.append(f"only the first {MOST_CALLS} tool calls of a message are read")
     content.append(text[at:])
@@ -194,6 +196,14 @@ def as_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     # Half of a surrogate pair is no text for tokenizers or UTF-8.
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Whether JSON is nested more than so many deep; goes no deeper itself."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = cast("Collection[object]", value.values() if isinstance(value, dict) else value)
+    return most == 0 or any(is_deeper(each, most - 1) for each in inner)
 
 
 def _places(text: str, form: Form) -> Iterator[tuple[int, int]]:
@@ -295,60 +305,32 @@ _LENIENT = json.JSONDecoder(parse_float=len, parse_int=len)
 """Of numbers in any size."""
 
 
-class _WrongError(ValueError):
-    """What is wrong with a call, after "a tool call"."""
-
-
-def _refuse(name: str) -> None:
-    raise _WrongError(f"is damaged: {name} is no JSON")
-
-
-def _finite(number: str) -> float:
-    """JSON's 1e999 would be read as infinity, which no tool expects."""
-    if not math.isfinite(value := float(number)):
-        raise _WrongError("has a number that is too large")
-    return value
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
-
-
-def _reason(error: Exception) -> str:
-    match error:
-        case _WrongError():
-            return str(error)
-        case json.JSONDecodeError():
-            return f"is no JSON: {error.msg} at character {error.pos}"
-        case RecursionError():
-            return "is nested too deeply"
-        case _:  # A number with thousands of digits.
-            return "has a number with too many digits"
-
-
 def _call(body: str, usual_key: str) -> ToolCall:
     if body.startswith(OPEN):
         if not body.endswith(CLOSE):
-            raise _WrongError(f"is not closed: {CLOSE} is missing")
+            raise ValueError(f"is not closed: {CLOSE} is missing")
         body = body[len(OPEN) : -len(CLOSE)]
     else:
         body = body[_after(_LEAD, body, 0) :].rstrip("; \t\r\n")
     body = body.strip()
     if len(body) > LONGEST_CALL:
-        raise _WrongError(f"has {len(body)} characters; at most {LONGEST_CALL} are read")
-    found = _DECODER.decode(body)
+        raise ValueError(f"has {len(body)} characters; at most {LONGEST_CALL} are read")
+    found = strict_json(body)
+    if is_deeper(found, DEEPEST):
+        raise ValueError("is nested too deeply")
     if not isinstance(found, dict):
-        raise _WrongError("must be a JSON object")
+        raise ValueError("must be a JSON object")
     fields = cast("dict[str, object]", found)
     name = fields.get("name")
     if not isinstance(name, str) or not name:
-        raise _WrongError('has no "name", which must be the name of a tool')
+        raise ValueError('has no "name", which must be the name of a tool')
     key = next((key for key in fields if key in _KEYS), usual_key)
     if others := fields.keys() - {"name", key}:
         other = as_json(min(others)[:60])
-        raise _WrongError(f'may have "name" and "{key}" alone, found {other} as well')
+        raise ValueError(f'may have "name" and "{key}" alone, found {other} as well')
     arguments = fields.get(key, {})
     if isinstance(arguments, str):  # Some models quote the object.
-        arguments = _DECODER.decode(arguments.strip() or "{}")
+        arguments = strict_json(arguments.strip() or "{}")
     if not isinstance(arguments, dict):
-        raise _WrongError(f'must have a JSON object as "{key}"')
+        raise ValueError(f'must have a JSON object as "{key}"')
     return ToolCall(name, cast("Mapping[str, object]", arguments))

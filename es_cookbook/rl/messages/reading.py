@@ -1,31 +1,64 @@
-"""Messages as JSON has them, in rows and in requests: all that a message says, or a refusal.
+"""Messages and tools as JSON has them, in rows and in requests: all that they say, or a refusal.
 
 Read are `role` and `content`, of the assistant `tool_calls` and what it thought, of a tool
-`tool_call_id` and `name`. A content is text, or parts of text, a line each. Any other field that
-has a value is refused by its name: a field that nobody reads changes what its writer meant.
-`developer` is the system's role under a newer name.
+`tool_call_id` and `name`. A content is text, or parts of text, a line each. `developer` is the
+system's role under a newer name. Results of tools are put in the order of their calls, by which
+templates show whose they are.
+
+An object is read through `JsonObject`: each field is taken by its type, and any that nobody takes
+is refused by its name, since it would change what its writer meant. So nothing goes on from here
+but text, and the JSON of arguments and schemas, which is nested `DEEPEST` deep at most.
 """
 
-import json
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeAlias, cast
+from itertools import groupby
+from typing import Any, TypeAlias, cast
 
+from es_cookbook.common.checks import LEAST
 from es_cookbook.common.errors import DataError, nearest
-from es_cookbook.rl.messages.message import REASONING, ROLES, Message, ToolCall
+from es_cookbook.common.files import strict_json
+from es_cookbook.rl.messages.message import (
+    DEEPEST,
+    REASONING,
+    ROLES,
+    Message,
+    ToolCall,
+    as_json,
+    is_deeper,
+)
+from es_cookbook.rl.messages.tools import ToolSchema
 
 Json: TypeAlias = Mapping[str, object]
 
 _ROLES = {"developer": "system", **{role: role for role in ROLES}}
-_FIELDS: Mapping[str, Collection[str]] = {
-    "assistant": ("tool_calls", "refusal", *REASONING),
-    "tool": ("tool_call_id", "name"),
+_TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
 }
-"""By role, beside role and content."""
-_NOTHING = (None, "", [], {}, ())
+"""Types of parts that are text -> the field that has it."""
+_UNDESCRIBED: Mapping[str, str | Json] = {
+    "description": "",
+    "parameters": {"type": "object", "properties": {}},
+}
+"""What templates expect of every function."""
+_LONGEST_NAME = 128
+_NOTHING = ("", [], {})
+_WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+    type(None): "null",
+}
 
 
-class UnreadMessageError(DataError):
-    """A message that cannot be read.
+class FieldError(DataError):
+    """A field that is not as it must be.
 
     Attributes:
         where: the field, such as `messages[2].content`.
@@ -36,7 +69,135 @@ class UnreadMessageError(DataError):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
-        return UnreadMessageError, (self.where, str(self).removeprefix(f"{self.where} "))
+        return FieldError, (self.where, str(self).removeprefix(f"{self.where} "))
+
+
+class JsonObject:
+    """The fields of an object of JSON: each is taken once, as its type.
+
+    One that is null counts as absent, and one that nobody takes may be empty.
+
+    Args:
+        found: the object.
+        where: what it is called; nothing, where it is the whole.
+
+    Raises:
+        FieldError: It is none.
+    """
+
+    def __init__(self, found: object, where: str = "") -> None:
+        if not isinstance(found, dict):
+            raise FieldError(where, f"must be an object, and is {_word(found)}")
+        fields = cast("dict[str, object]", found).items()
+        self._left = {name: value for name, value in fields if value is not None}
+        self._read: list[str] = []
+        self.where = where
+
+    def at(self, name: str) -> str:
+        """How a field is called."""
+        shown = name[:60] or '""'
+        return f"{self.where}.{shown}" if self.where else shown
+
+    def take(self, name: str, kind: type | tuple[type, ...], *default: object) -> Any:  # noqa: ANN401
+        """A field of this type, or what stands for one that is not there.
+
+        Raises:
+            FieldError: It is of another type, or missing.
+        """
+        self._read.append(name)
+        found = self._left.pop(name, None)
+        if found is None and default:
+            return default[0]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if type(found) in kinds:
+            return found
+        said = " or ".join(_WORDS[each] for each in kinds if each is not int or float not in kinds)
+        what = "is missing" if found is None else f"is {_word(found)}"
+        raise FieldError(self.at(name), f"must be {said}, and {what}")
+
+    def text(self, name: str, *default: str) -> str:
+        """A string."""
+        return self.take(name, str, *default)
+
+    def each(self, name: str) -> "list[JsonObject]":
+        """The objects of an array; none where it is not there."""
+        found = cast("Sequence[object]", self.take(name, list, ()))
+        return [JsonObject(each, f"{self.at(name)}[{at}]") for at, each in enumerate(found)]
+
+    def number(self, name: str, most: float) -> float | None:
+        """0, or from the least that can be divided by to this."""
+        found = self.take(name, (int, float), None)
+        if found and not LEAST <= found <= most:
+            least = f"0, or from {LEAST:g}" if 0 < found < LEAST else "from 0"
+            raise FieldError(self.at(name), f"must be {least} to {most:g}, found {found!r:.60}")
+        return None if found is None else float(found)
+
+    def count(self, name: str, most: int = 1 << 31, least: int = 1) -> int | None:
+        """From 1, or another least, to this."""
+        found = self.take(name, int, None)
+        if found is not None and not least <= found <= most:
+            raise FieldError(self.at(name), f"must be from {least} to {most}, found {found!r:.60}")
+        return found
+
+    def unless_neutral(self, accepted: Mapping[str, Sequence[object]]) -> None:
+        """Refuse fields with another value than these, which change nothing."""
+        for name, values in accepted.items():
+            found = self._left.pop(name, None)
+            is_bool = isinstance(found, bool)  # false is no 0.
+            same = (found == each and isinstance(each, bool) == is_bool for each in values)
+            if found is not None and not any(same):
+                listed = ", ".join(map(as_json, values)) or "null"
+                raise FieldError(self.at(name), f"cannot be kept here; accepted is {listed}")
+
+    def rest(self) -> dict[str, object]:
+        """All that was not taken."""
+        left, self._left = self._left, {}
+        return left
+
+    def idle(self, *names: str) -> None:
+        """Accept fields that change nothing, whatever they hold."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def only(self, of: str = "here") -> None:
+        """Refuse all that was not taken; `of` says whose fields these are."""
+        for name, value in self._left.items():
+            if value not in _NOTHING:
+                hint = nearest(name[:60], self._read)
+                raise FieldError(self.at(name), f"is not read {of}; {hint}")
+
+
+def _word(found: object) -> str:
+    """What something is, in JSON's words."""
+    return _WORDS.get(type(found), type(found).__name__)
+
+
+@dataclasses.dataclass(slots=True)
+class Said:
+    """A message, and what it says of calls.
+
+    Attributes:
+        message: without calls.
+        calls: by id.
+        answers: the id of the call of which this is the result; empty where that is not said.
+        where: the field with that id.
+    """
+
+    message: Message
+    calls: dict[str, ToolCall] = dataclasses.field(default_factory=dict[str, ToolCall])
+    answers: str = ""
+    where: str = ""
+
+    def call(self, fields: JsonObject, id_in: str) -> None:
+        """Add a call, whose id is in this field.
+
+        Raises:
+            FieldError: It is none, or its id is that of another one.
+        """
+        call_id = fields.text(id_in, "") or fields.where
+        if call_id in self.calls:
+            raise FieldError(fields.at(id_in), "must be its own, and is that of a call before it")
+        self.calls[call_id] = read_call(function_of(fields))
 
 
 def read_messages(
@@ -53,124 +214,184 @@ def read_messages(
         also: fields of messages that the caller reads.
 
     Raises:
-        UnreadMessageError: A message of it, and what is wrong with it.
+        FieldError: A field of a message, and what is wrong with it.
     """
-    items = _list(found, where)
-    if not items:
-        raise UnreadMessageError(where, "must have at least one")
-    names: dict[str, str] = {}  # of tools, by the id of a call
-    return tuple(_message(each, f"{where}[{at}]", names, also) for at, each in enumerate(items))
+    messages = JsonObject({where: found}).each(where)
+    return in_order([read_message(each, also) for each in messages], where)
 
 
-def _message(found: object, where: str, names: dict[str, str], also: Collection[str]) -> Message:
-    if not isinstance(found, Mapping):
-        raise UnreadMessageError(where, f"must be an object, found {found!r:.60}")
-    fields = {name: each for name, each in cast(Json, found).items() if each not in _NOTHING}
-    role = _ROLES.get(str(fields.get("role")))
+def in_order(said: Sequence[Said], where: str = "messages") -> tuple[Message, ...]:
+    """The messages, with the results of tools in the order of their calls.
+
+    Raises:
+        FieldError: There is none; or one is the result of no call, or comes without that of a call
+            before its own.
+    """
+    if not said:
+        raise FieldError(where, "must have at least one")
+    messages: list[Message] = []
+    waiting: dict[str, ToolCall] = {}  # Calls without a result, by id.
+    for is_result, run in groupby(said, lambda each: each.message.role == "tool"):
+        if is_result:
+            messages += _results(list(run), waiting)
+            continue
+        for each in run:
+            if each.calls and messages and messages[-1].role != "assistant":
+                waiting.clear()
+            waiting |= each.calls
+            message = each.message
+            if called := tuple(each.calls.values()):
+                message = dataclasses.replace(message, tool_calls=called)
+            messages.append(message)
+    return tuple(messages)
+
+
+def _results(run: Sequence[Said], waiting: dict[str, ToolCall]) -> list[Message]:
+    """Results in the order of their calls, which wait no longer."""
+    places = {call: at for at, call in enumerate(waiting)}
+    placed: list[tuple[int, Message]] = []
+    for each in run:
+        message, answered = each.message, each.answers or next(iter(waiting), "")
+        call = waiting.pop(answered, None)
+        if each.answers:
+            if call is None:
+                raise FieldError(each.where, "must be that of a call before it without a result")
+            if message.name not in (None, call.name):
+                what = f"is that of a call of {call.name!r:.60}, and not of {message.name!r:.60}"
+                raise FieldError(each.where, what)
+            message = dataclasses.replace(message, name=call.name)
+        placed.append((places.get(answered, len(places)), message))
+    if any(call in waiting for call in [*places][: len(run)]):
+        raise FieldError(run[-1].where, "comes without the result of a call before its own")
+    return [message for _, message in sorted(placed, key=lambda each: each[0])]
+
+
+def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
+    """One message; `also` and errors as of `read_messages`."""
+    name = fields.text("role", "")
+    role = _ROLES.get(name)
     if role is None:
-        hint = nearest(str(fields.get("role")), _ROLES)
-        what = f"is unknown; {hint}" if "role" in fields else f"is missing; {hint}"
-        raise UnreadMessageError(f"{where}.role", what)
-    read = ("role", "content", *_FIELDS.get(role, ()), *also)
-    for name in fields:
-        if name not in read:
-            raise UnreadMessageError(
-                f"{where}.{name}",
-                f"is not read in a message of the role {role}; read are {', '.join(read)}: take it "
-                "out of the data",
-            )
-    content = _content(fields.get("content", cast(Json, found).get("content")), f"{where}.content")
+        hint = nearest(name[:60], _ROLES)
+        raise FieldError(fields.at("role"), f"is {'unknown' if name else 'missing'}; {hint}")
     if role == "assistant":
-        return _turn(fields, content, where, names)
-    if content is None:
-        raise UnreadMessageError(f"{where}.content", "must be text")
-    return Message(role, content, name=_tool_name(fields, where, names))
+        said = _turn(fields)
+    elif role == "tool":
+        message = Message(role, read_content(fields), name=fields.text("name", "") or None)
+        answers = fields.text("tool_call_id", "")
+        said = Said(message, answers=answers, where=fields.at("tool_call_id"))
+    else:
+        said = Said(Message(role, read_content(fields)))
+    fields.idle(*also)
+    fields.only(of=f"in a message of the role {role}")
+    return said
 
 
-def _turn(fields: Json, content: str | None, where: str, names: dict[str, str]) -> Message:
-    calls = _list(fields.get("tool_calls", []), f"{where}.tool_calls")
-    read = tuple(_call(each, f"{where}.tool_calls", names) for each in calls)
-    if (refusal := fields.get("refusal")) is not None:
-        if content or read:
-            raise UnreadMessageError(f"{where}.refusal", "must stand alone, without a content")
-        content = _text(refusal, f"{where}.refusal")
-    if content is None and not read:
-        raise UnreadMessageError(f"{where}.content", "must be text, or there must be tool_calls")
-    given = [name for name in REASONING if name in fields]
-    thoughts = {name: _text(fields[name], f"{where}.{name}") for name in given}
+def _turn(fields: JsonObject) -> Said:
+    said = Said(Message("assistant", ""))
+    for each in fields.each("tool_calls"):
+        each.idle("index")  # Of a call in a stream.
+        said.call(each, "id")
+    refusal = fields.text("refusal", "")
+    content = read_content(fields, "content", *[""] * bool(refusal or said.calls))
+    if refusal and (content or said.calls):
+        raise FieldError(fields.at("refusal"), "must stand alone, without a content")
+    given = {name: fields.text(name, "") for name in REASONING}
+    thoughts = {name: thought for name, thought in given.items() if thought}
     if len({*thoughts.values()}) > 1:
-        raise UnreadMessageError(where, f"must have one thought, found {', '.join(thoughts)}")
-    return Message("assistant", content or "", read, reasoning=next(iter(thoughts.values()), ""))
+        raise FieldError(fields.where, f"must have one thought, found {', '.join(thoughts)}")
+    thought = next(iter(thoughts.values()), "")
+    said.message = Message("assistant", content or refusal, reasoning=thought)
+    return said
 
 
-def _tool_name(fields: Json, where: str, names: Mapping[str, str]) -> str | None:
-    call, name = fields.get("tool_call_id"), fields.get("name")
-    if name is not None:
-        name = _text(name, f"{where}.name")
-    if call is None:
-        return name
-    if str(call) not in names:
-        raise UnreadMessageError(f"{where}.tool_call_id", "must be that of a call before it")
-    called = names[str(call)]
-    if name not in (None, called):
-        raise UnreadMessageError(f"{where}.name", f"must be that of its call, {called!r:.60}")
-    return called
+def read_content(fields: JsonObject, name: str = "content", *default: str) -> str:
+    """Text, or parts that are text, a line each; or what stands for one that is not there.
 
-
-def _content(found: object, where: str) -> str | None:
-    """Text, or parts that are text, a line each."""
-    if found is None or isinstance(found, str):
+    Raises:
+        FieldError: It is something else.
+    """
+    found = fields.take(name, (str, list), *default)
+    if isinstance(found, str):
         return found
     texts: list[str] = []
-    wanted = "must be text, or parts of type text"
-    for part in _list(found, where, wanted):
-        fields = cast(Json, part) if isinstance(part, Mapping) else {}
-        given = {name: each for name, each in fields.items() if each is not None}
-        kind = given.pop("type", None)
-        text = given.pop(str(kind), None) if kind in ("text", "refusal") else None
-        if kind not in ("text", "refusal"):
-            raise UnreadMessageError(where, f"{wanted}, found type {kind!r:.60}")
-        if not isinstance(text, str) or given:
-            raise UnreadMessageError(where, f"{wanted}, found {', '.join(given) or text!r:.60}")
-        texts.append(text)
+    for at, each in enumerate(found):
+        part = JsonObject(each, f"{fields.at(name)}[{at}]")
+        kind = part.text("type")
+        if kind not in _TEXTS:
+            raise FieldError(part.at("type"), f"must be {' or '.join(_TEXTS)}, found {kind!r:.60}")
+        texts.append(part.text(_TEXTS[kind]))
+        part.idle("annotations", "logprobs")  # Of answers.
+        part.only()
     return "\n".join(texts)
 
 
-def _call(found: object, where: str, names: dict[str, str]) -> ToolCall:
-    call = cast(Json, found) if isinstance(found, Mapping) else {}
-    function = call.get("function")
-    fields = cast(Json, function) if isinstance(function, Mapping) else {}
-    name, arguments = fields.get("name"), fields.get("arguments")
+def read_call(fields: JsonObject) -> ToolCall:
+    """A function's name, and its arguments as a string of JSON or an object.
+
+    Raises:
+        FieldError: They are something else.
+    """
+    name, found = fields.text("name"), fields.take("arguments", (str, dict), {})
+    fields.only()
+    _check_name(name, fields.at("name"))
+    where = fields.at("arguments")
     try:
-        read = json.loads(arguments or "{}") if isinstance(arguments, str) else arguments or {}
-    except (ValueError, RecursionError):
-        read = None
-    if not isinstance(name, str) or not isinstance(read, Mapping):
-        raise UnreadMessageError(
-            where, "must be calls of functions, with a name and arguments as a string of JSON"
+        arguments = strict_json(found or "{}") if isinstance(found, str) else found
+    except ValueError as error:
+        raise FieldError(where, f"must be JSON, and {error}") from error
+    if not isinstance(arguments, dict):
+        raise FieldError(where, f"must be the JSON of an object, and is that of {_word(arguments)}")
+    _check_depth(arguments, where)
+    return ToolCall(name, cast(Json, arguments))
+
+
+def read_tools(tools: Sequence[JsonObject]) -> tuple[ToolSchema, ...]:
+    """Tools, each with its `function` or as that itself, as the Responses API has it.
+
+    Raises:
+        FieldError: One is something else.
+    """
+    return tuple(map(_tool, tools))
+
+
+def function_of(fields: JsonObject) -> JsonObject:
+    """The function of a call, a tool or a choice: in its `function`, or else in its own fields.
+
+    Raises:
+        FieldError: It is of another type than `function`, or says more beside its `function`.
+    """
+    if (found := fields.text("type", "function")) != "function":
+        raise FieldError(fields.at("type"), f"must be function, found {found!r:.60}")
+    function = fields.take("function", dict, None)
+    if function is None:
+        return fields
+    fields.only()
+    return JsonObject(function, fields.at("function"))
+
+
+def _tool(fields: JsonObject) -> ToolSchema:
+    fields = function_of(fields)
+    fields.take("strict", bool, None)
+    shown = fields.rest()
+    fields = JsonObject(shown, fields.where)
+    name = fields.text("name")
+    _check_name(name, fields.at("name"))
+    for key, value in _UNDESCRIBED.items():
+        shown[key] = fields.take(key, type(value), value)
+    _check_depth(shown, fields.where)
+    return ToolSchema(name, {"type": "function", "function": shown})
+
+
+def _check_name(name: str, where: str) -> None:
+    """Refuse names that JSON writes otherwise, which templates do not."""
+    if not 0 < len(name) <= _LONGEST_NAME or as_json(name) != f'"{name}"':
+        raise FieldError(
+            where,
+            f"must have 1 to {_LONGEST_NAME} characters, none of which JSON escapes, "
+            f"found {name!r:.60}",
         )
-    names[str(call.get("id"))] = name
-    # A string is JSON as it was written; in objects of Parquet null fills what is not there.
-    return ToolCall(name, cast(Json, read if isinstance(arguments, str) else without_nulls(read)))
 
 
-def without_nulls(found: object) -> object:
-    """A value of JSON without the fields of objects that are null."""
-    if isinstance(found, Mapping):
-        fields = cast(Json, found).items()
-        return {name: without_nulls(each) for name, each in fields if each is not None}
-    if isinstance(found, list):
-        return [without_nulls(each) for each in cast("list[object]", found)]
-    return found
-
-
-def _list(found: object, where: str, wanted: str = "must be a list") -> Sequence[object]:
-    if not isinstance(found, Sequence) or isinstance(found, str):
-        raise UnreadMessageError(where, f"{wanted}, found {found!r:.60}")
-    return cast("Sequence[object]", found)
-
-
-def _text(found: object, where: str) -> str:
-    if not isinstance(found, str):
-        raise UnreadMessageError(where, f"must be text, found {found!r:.60}")
-    return found
+def _check_depth(value: object, where: str) -> None:
+    if is_deeper(value, DEEPEST):
+        raise FieldError(where, f"is nested more than {DEEPEST} deep")

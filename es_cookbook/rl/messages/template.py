@@ -321,6 +321,8 @@ def _as_dicts(messages: Sequence[Message]) -> list[dict[str, object]]:
     dicts, waiting, number = list[dict[str, object]](), list[str](), 0
     for message in messages:
         fields = message.as_dict()
+        if message.tool_calls and dicts and dicts[-1]["role"] != "assistant":
+            waiting.clear()  # Calls that got no result get none later.
         for call in cast("list[dict[str, object]]", fields.get("tool_calls", [])):
             number += 1
             call["id"] = f"call{number:05}"

@@ -504,7 +504,7 @@ def tool_of(**fields: object) -> dict[str, Any]:
         ({"messages": [{"role": "owner", "content": ""}]}, "role is unknown; accepted: assistant"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "must be text, or parts of type text",
+            r"messages\[0\].content\[0\].type must be text or input_text or .*, found 'image_url'",
         ),
         (
             {"messages": [{"role": "tool", "tool_call_id": "x", "content": ""}]},
@@ -513,16 +513,19 @@ def tool_of(**fields: object) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, "response_format cannot be kept here"),
         ({"logit_bias": {"5": 1}}, r"logit_bias cannot be kept here; accepted is \{\}"),
         ({"reasoning_effort": "low"}, "reasoning_effort cannot be kept here; accepted is null"),
-        ({"extra_body": {"guided": 1}}, "unrecognized request argument: guided"),
-        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be of type function"),
+        (
+            {"extra_body": {"guided": 1}},
+            "guided is not read here; accepted: logprobs, max_completion_tokens, ",
+        ),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
         ({"tools": [tool_of(parameters=[])]}, "parameters must be an object"),
         ({"tools": [tool_of(parameters="x")]}, "parameters must be an object"),
         ({"tools": [tool_of(description=1)]}, "description must be a string"),
         (
             {"tools": [tool_of(), tool_of(name="max"), tool_of()]},
-            r"tools\[2\].function.name must be its own, and is 'min' as in tools\[0\]",
+            r"tools\[2\] must have a name of its own, and has that of tools\[0\], 'min'",
         ),
-        ({"tool_choice": "required"}, "tool_choice=required needs tools"),
+        ({"tool_choice": "required"}, "tool_choice must be none or auto where there are no tools"),
         ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
         ({"stream_options": {"include_usage": True}}, "stream_options go with stream=true alone"),
     ],
@@ -668,10 +671,13 @@ async def test_the_responses_api_streams_items() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id cannot be kept"),
         ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\].type must be"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be text"),
-        ({"input": [{"type": "function_call", "arguments": "{}"}]}, "must be calls of functions"),
-        ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be of type function"),
+        (
+            {"input": [{"type": "function_call", "arguments": "{}"}]},
+            r"input\[0\].name must be a string",
+        ),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
         ({"text": {"format": {"type": "json_object"}}}, "text cannot be kept"),
-        ({"extra_body": {"mood": "good"}}, "unrecognized request argument: mood"),
+        ({"extra_body": {"mood": "good"}}, "mood is not read here; did you mean 'model'"),
     ],
 )
 async def test_what_the_responses_api_cannot_keep_is_refused(

@@ -1,5 +1,6 @@
 """Rows from files: what is read, and what is said about rows that cannot be."""
 
+import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.files import FILE_TYPES
-from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.data.rows import Row, messages_of, tools_of
 from es_cookbook.rl.data.sources import check_source, load_rows
 from tests.hub_server import HubServer, Repository
 
@@ -246,3 +247,43 @@ def test_a_card_that_refers_to_itself_ends(hub: HubServer) -> None:
     doubled = "".join(f", &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))
     with pytest.raises(DataError, match="must not refer to other parts"):
         named_in_the_card(hub, f"data_files: [&a0 [x]{doubled}]", ".huggingface.yaml")
+
+
+def nested(deep: int) -> object:
+    found: object = 1
+    for _ in range(deep):
+        found = {"x": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (b"x", "must be text, a number, a list or an object, found b'x'"),
+        (datetime.date(2026, 1, 2), "found datetime.date"),
+        (float("nan"), "found nan"),
+        (nested(100), "is nested"),
+        (nested(5000), "is nested too deeply"),
+    ],
+)
+def test_what_is_no_json_in_a_chat_is_one_sentence(value: object, what: str) -> None:
+    """As the columns of Parquet may have it."""
+    call = {"function": {"name": "look", "arguments": {"a": value}}}
+    schema = {"name": "look", "parameters": {"default": value}}
+    row = Row(
+        "row 1", {"messages": [{"role": "assistant", "tool_calls": [call]}], "tools": [schema]}
+    )
+    for read in (messages_of, tools_of):
+        with pytest.raises(DataError, match=r"^row 1: ") as refused:
+            read(row)
+        assert what in str(refused.value)
+
+
+def test_tools_may_be_json_and_nulls_of_parquet_are_left_out() -> None:
+    described = {"name": "look", "description": None, "parameters": {"properties": {"a": None}}}
+    (tool,) = tools_of(Row("row 1", {"tools": json.dumps([described])}))
+    function = {"name": "look", "parameters": {"properties": {}}, "description": ""}
+    assert tool.schema == {"type": "function", "function": function}
+    for wrong, what in (("[", "field 'tools' is no JSON"), ("7", r"tools\[0\] must be an object")):
+        with pytest.raises(DataError, match=f"^row 1: {what}"):
+            tools_of(Row("row 1", {"tools": wrong}))

@@ -111,7 +111,10 @@ async def test_a_chat_is_asked_up_to_its_last_question(tmp_path: Path) -> None:
             r"messages\[0\].role is unknown; accepted: assistant",
         ),
         ([*CHAT, CHAT[0]], "field 'messages' must end with a message of the user or of a tool"),
-        ([{"role": "user", "content": None}], r"messages\[0\].content must be text"),
+        (
+            [{"role": "user", "content": None}],
+            r"messages\[0\].content must be a string or an array, and is missing",
+        ),
         ([{**CHAT[1], "weight": 1}], r"messages\[0\].weight is not read in a message of the role"),
         ([CHAT[0]], "field 'messages' must end with a message of the user"),
         ([CHAT[2]], "field 'messages' must end with a message of the user"),

@@ -210,6 +210,10 @@ def test_calls_have_ids_for_templates_that_ask_for_them() -> None:
     chat = [Message("assistant", "", calls), Message("tool", "1"), Message("tool", "2")]
     text = ChatTemplate(tokenizer).text([Message("user", "x"), *chat])
     assert text.endswith(";call000011;call000022;")
+    # One that got no result gets none later.
+    late = [Message("user", "x"), Message("assistant", "", calls), Message("user", "y"), *chat]
+    text = ChatTemplate(tokenizer).text(late)
+    assert text.endswith(";call000031;call000042;")
 
 
 def test_thoughts_of_earlier_turns_are_dropped_where_a_template_does_so_and_it_is_said(
