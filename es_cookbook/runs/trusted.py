@@ -18,6 +18,7 @@ script itself, wherever it lies now, does as well. Left out: what a script impor
 import hashlib
 import hmac
 import json
+import logging
 import os
 import secrets
 import shlex
@@ -40,6 +41,8 @@ _STATE = "ES_COOKBOOK_STATE"
 _LARGEST = 16 * 2**20
 """Bytes of a script."""
 _MOST = 256
+
+logger = logging.getLogger(__name__)
 
 
 def seal(log_path: Path, config_json: str) -> None:
@@ -157,7 +160,12 @@ def keep_scripts(log_path: Path, config_json: str) -> None:
         text = read_file(script, _LARGEST, None)
         if copy.is_file() and read_file(copy, _LARGEST, log_path) != text:
             number = 1 + sum(1 for _ in copy.parent.glob(f"{module}.*.py"))
-            copy.rename(copy.with_name(f"{module}.{number}.py"))
+            former = copy.rename(copy.with_name(f"{module}.{number}.py"))
+            logger.warning(
+                "%s has changed since the run went on last: from here on it is used as it is now, "
+                "and as it was it is kept in %s",
+                *(script, former),
+            )
         if not copy.is_file():
             copy.parent.mkdir(exist_ok=True)
             replace_file(copy, [text])

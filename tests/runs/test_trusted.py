@@ -28,7 +28,7 @@ from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.hub.background_push import HubPush
 from es_cookbook.runs.opening import RunState, open_run_directory
-from es_cookbook.runs.trusted import with_sealed
+from es_cookbook.runs.trusted import keep_scripts, with_sealed
 from es_cookbook.train.config import recorded_config
 from tests.chat_server import chat_server
 from tests.every_reference import PACKAGE
@@ -225,7 +225,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_lies_as_it_lay_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_a_script_that_lies_as_it_lay_is_not_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     script = tmp_path / "sealed_script.py"
     script.write_text(SCRIPT + BEGINNING)
     here = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
@@ -238,6 +240,16 @@ def test_a_script_that_lies_as_it_lay_is_not_asked_for_again(tmp_path: Path) -> 
     del sys.modules["sealed_script"]
     with pytest.raises(ConfigError, match=r"add trust=.*/run/scripts/sealed_script\.py$"):
         recorded_config(run)
+    recorded_config(run, [str(script)])
+    keep_scripts(run, text)
+    assert f"{script} has changed since the run went on last" in caplog.text
+    caplog.clear()
+    keep_scripts(run, text)
+    assert not caplog.text
+    assert sorted(kept.name for kept in (run / "scripts").iterdir()) == [
+        *("sealed_script.1.py", "sealed_script.py")
+    ]
+    del sys.modules["sealed_script"]
     script.unlink()
     with pytest.raises(ConfigError, match=r"add trust=.*/run/scripts/sealed_script\.py$"):
         recorded_config(run)

@@ -155,7 +155,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         check_sources(self.source, self.test_source)
         train, test = self._splits()
         if not train:
-            raise DataError(f"{self.source}: there are no rows to train on")
+            raise self._none_to_train_on(len(test))
         if not test and self.num_test != 0:
             self._tell_none_held_out()
         parts = {self.source: [*train, *test]}
@@ -179,7 +179,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Load the rows, hold some out, and make their problems."""
         train, test = self._splits()
         if not train:
-            raise DataError(f"{self.source}: there are no rows to train on")
+            raise self._none_to_train_on(len(test))
         held_out = self.test_source or self.source
         shown = self.shown([keyed.row for keyed in train if keyed.error is None])
         test_P = await self._problems(test, held_out, "held-out row", tokenizer, shown)
@@ -205,6 +205,10 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Texts that end an answer where `sampling.stop` is None; by default none."""
         del problems_P, tokenizer
         return ()
+
+    def _none_to_train_on(self, num_test: int) -> DataError:
+        why = ": all are held out, or equal to rows that are" if num_test else ""
+        return DataError(f"{self.source}: there are no rows to train on{why}")
 
     def _splits(self) -> "tuple[list[_Keyed], list[_Keyed]]":
         num_test = _NUM_TEST if self.num_test is None else self.num_test

@@ -238,6 +238,8 @@ async def test_rows_that_lack_what_is_asked_and_sets_of_none_are_refused(tmp_pat
         await built(path, tag="kind")
     with pytest.raises(DataError, match="there are no rows to train on"):
         await built(write_rows(tmp_path / "none.jsonl", []))
+    with pytest.raises(DataError, match="train on: all are held out, or equal to rows that are"):
+        await built(write_rows(tmp_path / "same.jsonl", [*sums(1)] * 8), num_test=2)
     with pytest.raises(
         ConfigError,
         match=r"dataset\.problems_per_generation must be from 1 to \d, the number of tr",
