@@ -202,8 +202,16 @@ class WarmUp(Schedule):
         return warmup(generation, self.over) * self.then(generation, num_generations)
 
 
-def check_temperatures(schedule: Schedule, temperature: float, num_generations: int) -> None:
+def check_temperatures(
+    schedule: Schedule, temperature: float, num_generations: int, least: float = LEAST
+) -> None:
     """Refuse a schedule of `sampling.temperature` under which a generation would be greedy.
+
+    Args:
+        schedule: a factor on it.
+        temperature: of the sampling.
+        num_generations: of the run.
+        least: temperature that the engine samples at.
 
     Raises:
         ConfigError: Says which.
@@ -217,9 +225,10 @@ def check_temperatures(schedule: Schedule, temperature: float, num_generations: 
         )
     for generation in range(num_generations):
         found = temperature * schedule(generation, num_generations)
-        if not LEAST <= found <= MOST:
+        if not max(LEAST, least) <= found <= MOST:
             raise ConfigError(
-                f"temperature_schedule must stay above 0 (which would be greedy), from {LEAST:g} "
+                "temperature_schedule must stay above 0 (which would be greedy), from "
+                f"{max(LEAST, least):g} "
                 f"to {MOST:g}, found {found:g} in generation {generation}"
             )
 

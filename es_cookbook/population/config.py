@@ -76,6 +76,8 @@ class RunConfig(ABC):
         check_range(self, "max_failed_fraction", at_least=0, at_most=1)
         check_range(self, "rollout_timeout", "turn_timeout", above=0)
         check_evaluation(self.eval_attempts, self.eval_temperature)
+        self.engine.check_temperature("sampling.temperature", self.sampling.temperature)
+        self.engine.check_temperature("eval_temperature", self.eval_temperature)
 
     @property
     def main_metric(self) -> str:

@@ -141,7 +141,10 @@ class Config(RunConfig):
             )
         self.optimizer.check_space(self.search_space)
         check_temperatures(
-            self.temperature_schedule, self.sampling.temperature, self.num_generations
+            self.temperature_schedule,
+            self.sampling.temperature,
+            self.num_generations,
+            self.engine.least_temperature,
         )
         self._check_pairs()
         check_goes_with(

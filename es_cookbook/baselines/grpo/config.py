@@ -83,7 +83,10 @@ class Config(GradientConfig):
                 "all alike"
             )
         check_temperatures(
-            self.temperature_schedule, self.sampling.temperature, self.num_generations
+            self.temperature_schedule,
+            self.sampling.temperature,
+            self.num_generations,
+            self.engine.least_temperature,
         )
 
         how = self.sampling.temperature, self.sampling.top_p, self.temperature_schedule

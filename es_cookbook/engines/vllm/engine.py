@@ -57,6 +57,10 @@ def _of_arguments(engine: "VLLMEngineBuilder") -> str | None:
     return None if engine.extra.keys() <= _HARMLESS and are_numbers else "vllm"
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower ones to it, but for 0."""
+
+
 @chz.chz
 class VLLMEngineBuilder(ModelEngineBuilder):
     """Builds a `VLLMEngine`."""
@@ -97,6 +101,11 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         counts = ("max_model_len", "max_genomes", "terms_per_genome", "tensor_parallel_size")
         check_range(self, *counts, "kv_cache_gib", above=0, prefix="engine.")
         check_range(self, "gpu_memory_utilization", above=0, at_most=1, prefix="engine.")
+
+    @property
+    @override
+    def least_temperature(self) -> float:
+        return LEAST_TEMPERATURE
 
     @override
     async def __call__(
