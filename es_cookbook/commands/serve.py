@@ -193,7 +193,7 @@ class Served(Endpoint):
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
         check_name(name, self.names(key))
-        kept = self._kept.setdefault(name, KeptTurns())
+        kept = self._kept.setdefault(name, KeptTurns(next(iter(self._kept.values()), None)))
         speaker = _Speaker(self, name, self._translator, kept)
         speaker.under_way = self._under_way
         place = self._place_of(name)

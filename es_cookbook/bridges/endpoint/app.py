@@ -8,7 +8,7 @@ it does where log-probabilities are asked for.
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Generic, TypeAlias
 
@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from es_cookbook.bridges.endpoint.aside import aside
+from es_cookbook.bridges.endpoint.aside import LONG, aside
 from es_cookbook.bridges.endpoint.connections import (
     MOST_BYTES,
     ConnectionLimits,
@@ -29,7 +29,7 @@ from es_cookbook.bridges.endpoint.connections import (
 )
 from es_cookbook.bridges.endpoint.endpoint import Endpoint, check_name
 from es_cookbook.bridges.endpoint.limits import check_asked, check_body
-from es_cookbook.bridges.endpoint.replies import Piece, Reply, event
+from es_cookbook.bridges.endpoint.replies import Piece, Reply, event, json_parts
 from es_cookbook.bridges.endpoint.requests import (
     Json,
     RefusedRequest,
@@ -46,6 +46,8 @@ from es_cookbook.bridges.endpoint.work import Asked, Told, Work
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
 from es_cookbook.rl.messages.reading import FieldError
 
+_SENT = 1 << 16
+"""Characters of a long reply that are sent at once."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
@@ -82,7 +84,9 @@ def application(endpoint: Endpoint) -> Starlette:
             if asked.stream:
                 found = _Events(events(work.reply, asked, work.reply.pieces()))
             else:
-                found = JSONResponse(whole(work.reply, asked))
+                parts = json_parts(whole(work.reply, asked))
+                is_long = work.reply.size(asked) > LONG
+                found = _InParts(parts) if is_long else _Json("".join(parts))
             return _Admitted(found, admitted.pop_all())
 
     async def nothing(request: Request, _: Exception) -> Response:
@@ -232,6 +236,36 @@ class _Admitted(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._admitted:
             await self._response(scope, receive, send)
+
+
+class _Json(Response):
+    """JSON that has been written."""
+
+    media_type = "application/json"
+
+
+class _InParts(StreamingResponse):
+    """Long JSON, written beside the loop while what has been written is read."""
+
+    def __init__(self, parts: Iterator[str]) -> None:
+        super().__init__(self._written(parts), media_type="application/json")
+
+    @staticmethod
+    async def _written(parts: Iterator[str]) -> AsyncIterator[bytes]:
+        while some := await aside(LONG + 1, _some, parts):
+            yield some
+
+
+def _some(parts: Iterator[str]) -> bytes:
+    """The next parts, up to a size that is worth sending."""
+    found: list[str] = []
+    size = 0
+    for part in parts:
+        found.append(part)
+        size += len(part)
+        if size > _SENT:
+            break
+    return "".join(found).encode()
 
 
 class _Events(StreamingResponse):

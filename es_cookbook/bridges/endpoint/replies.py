@@ -7,9 +7,11 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypeAlias
+from array import array
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TypeAlias, cast
 
+from es_cookbook.bridges.endpoint.aside import aside
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
 from es_cookbook.bridges.endpoint.token_bytes import bytes_reader
 from es_cookbook.bridges.endpoint.translator import Answer, Prompt
@@ -17,6 +19,8 @@ from es_cookbook.rl.messages.message import as_json
 from es_cookbook.rl.types import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
+_AT_ONCE = 512
+"""Values of a list that are written at once."""
 
 Piece: TypeAlias = tuple[int, str | Answer]
 """The number of an answer, and what its content goes on with; at last all of it."""
@@ -48,11 +52,19 @@ class Reply:
         """
         if not self.answers:
             return secrets.token_hex(12)
-        tokens = [
+        found = hashlib.sha256(repr(self.model).encode())
+        for tokens_T in (
             *(prompt.tokens_T for prompt in self.prompts),
             *(answer.action.tokens_T for answer in self.in_order),
-        ]
-        return hashlib.sha256(repr((self.model, tokens)).encode()).hexdigest()[:24]
+        ):
+            found.update(array("q", (len(tokens_T), *tokens_T)))
+        return found.hexdigest()[:24]
+
+    def size(self, request: ChatRequest | TextRequest) -> int:
+        """Tokens that it says something of."""
+        wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
+        echoed = request.draw.n if isinstance(request, TextRequest) and request.echo else 0
+        return wrote + echoed * sum(len(prompt.tokens_T) for prompt in self.prompts)
 
     @property
     def in_order(self) -> list[Answer]:
@@ -86,8 +98,8 @@ class Reply:
         }
 
     def chat(self, request: ChatRequest) -> dict[str, object]:
-        """`chat.completion`."""
-        choices = [
+        """`chat.completion`; the choices are made one by one."""
+        choices = (
             {
                 "index": at,
                 "message": self.message(at),
@@ -95,7 +107,7 @@ class Reply:
                 "finish_reason": answer.finish,
             }
             for at, answer in enumerate(self.in_order)
-        ]
+        )
         head = self._head("chat.completion", "chatcmpl")
         return {**head, "choices": choices, "usage": self.usage}
 
@@ -118,8 +130,10 @@ class Reply:
             is_whole = isinstance(said, Answer)
             if content := said.content[sent[at] :] if is_whole else said:
                 sent[at] += len(content)
-                logprobs = self._of_tokens(said) if is_whole and request.draw.logprobs else None
-                yield piece(at, {"content": content}, None, logprobs)
+                delta, logprobs = {"content": content}, None
+                if isinstance(said, Answer) and request.draw.logprobs:
+                    logprobs = await aside(_length(said), self._of_tokens, said)
+                yield await aside(_length(said), piece, at, delta, None, logprobs)
             if is_whole:
                 if said.calls:
                     calls = enumerate(self._calls(at, said))
@@ -131,9 +145,9 @@ class Reply:
         yield DONE
 
     def text(self, request: TextRequest) -> dict[str, object]:
-        """`text_completion`."""
+        """`text_completion`; the choices are made one by one."""
         head = self._head("text_completion", "cmpl")
-        texts = [self._text(at, answer, request) for at, answer in enumerate(self.in_order)]
+        texts = (self._text(at, answer, request) for at, answer in enumerate(self.in_order))
         return {**head, "choices": texts, "usage": self.usage}
 
     async def text_events(
@@ -145,11 +159,12 @@ class Reply:
         sent: dict[int, int] = {}
         async for at, said in pieces:
             if isinstance(said, Answer):
-                choice = self._text(at, said, request, sent.get(at, 0))
+                size = _length(said) * (1 + request.draw.logprobs)
+                choice = await aside(size, self._text, at, said, request, sent.get(at, 0))
             else:
                 choice = {"index": at, "text": said, "logprobs": None, "finish_reason": None}
                 sent[at] = sent.get(at, 0) + len(said)
-            yield event({**head, "choices": [choice], **usage})
+            yield await aside(_length(said), event, {**head, "choices": [choice], **usage})
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -224,6 +239,40 @@ class Reply:
             "top_logprobs": best if asks_tops else None,
             "text_offset": [*itertools.accumulate(map(len, texts), initial=0)][:-1],
         }
+
+
+def _length(said: str | Answer) -> int:
+    """Tokens of a whole answer; pieces of one are short."""
+    return len(said.action.tokens_T) if isinstance(said, Answer) else 0
+
+
+def json_parts(value: object) -> Iterator[str]:
+    """A value as JSON, in parts of which none takes long; of an iterator each value comes alone."""
+    if isinstance(value, Mapping):
+        mark = "{"
+        for name, inner in cast("Mapping[str, object]", value).items():
+            yield f"{mark}{json.dumps(name)}:"
+            yield from json_parts(inner)
+            mark = ","
+        yield "{}" if mark == "{" else "}"
+    elif isinstance(value, Iterator):
+        mark = "["
+        for inner in cast("Iterator[object]", value):
+            yield mark
+            yield from json_parts(inner)
+            mark = ","
+        yield "[]" if mark == "[" else "]"
+    elif isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) > _AT_ONCE:
+        values = cast("Sequence[object]", value)
+        for at in range(0, len(values), _AT_ONCE):
+            yield ("," if at else "[") + _json(values[at : at + _AT_ONCE])[1:-1]
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def event(body: Mapping[str, object], is_named: bool = False) -> bytes:

@@ -5,9 +5,10 @@ grows: an observation's tokens begin with all that was seen and sampled before, 
 keeps the key-value cache of a rollout computes what is new and nothing else.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections import OrderedDict
+import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Literal, TypeAlias
 
@@ -16,6 +17,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import plural
+from es_cookbook.rl.kept import Kept
 from es_cookbook.rl.messages.message import Form, Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer, ToolsIn
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
@@ -23,8 +25,10 @@ from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 Limit: TypeAlias = Literal["turns", "context"]
 """What ended a chat that was not over."""
-_MOST_TURNS = 4096
-"""That are kept of chats which others hold."""
+MOST_TOKENS = 1 << 20
+"""That are kept of chats which others hold: at most 40 bytes each, and 8 where chats go on."""
+_TURN = 32
+"""What a turn takes besides its tokens, in tokens."""
 
 
 @chz.chz
@@ -180,13 +184,21 @@ class KeptTurns:
     is new and nothing else. Any other chat is rendered as a whole.
 
     A chat is known by its messages; or by other names of them, where two that read alike are told
-    apart.
+    apart. Of these a digest is kept, and of a turn its tokens.
+
+    Args:
+        beside: of another model, with whose turns these are limited together.
     """
 
-    def __init__(self) -> None:
-        self._turns: OrderedDict[
-            tuple[Renderer, tuple[Hashable, ...]], tuple[tuple[int, ...], Action]
-        ] = OrderedDict()
+    def __init__(self, beside: "KeptTurns | None" = None) -> None:
+        self._turns: Kept[tuple[object, object, bytes], tuple[tuple[int, ...], Action]]
+        self._turns = Kept(MOST_TOKENS) if beside is None else beside._turns
+        self._whose = object()
+
+    @property
+    def num_tokens(self) -> int:
+        """That are kept."""
+        return self._turns.size
 
     def keep(
         self,
@@ -196,9 +208,9 @@ class KeptTurns:
         action: Action,
     ) -> None:
         """Keep the turn that a chat ends in, by its messages' names, and the tokens before it."""
-        self._turns[renderer, tuple(names)] = tokens_T, action
-        if len(self._turns) > _MOST_TURNS:
-            self._turns.popitem(last=False)
+        key, turn = self._key(renderer, names), Action(action.tokens_T, "", action.stop_reason)
+        size = len(tokens_T) + len(action.tokens_T) + _TURN
+        self._turns.keep(key, (tokens_T, turn), size)
 
     def prompt(
         self,
@@ -212,9 +224,18 @@ class KeptTurns:
             ModelError: The template refuses it.
         """
         turns = [at for at, message in enumerate(chat, 1) if message.role == "assistant"]
-        names = tuple((chat if names is None else names)[: turns[-1]]) if turns else ()
-        known = self._turns.get((renderer, names))
+        names = (chat if names is None else names)[: turns[-1]] if turns else ()
+        known = None
+        if names:
+            with contextlib.suppress(RecursionError):  # The template refuses such a call.
+                known = self._turns.get(self._key(renderer, names))
         if known is None:
             return renderer.prompt(chat)
         tokens_T, action = known
         return tokens_T + action.tokens_T + renderer.added(action, chat[turns[-1] :])
+
+    def _key(self, renderer: Renderer, names: Sequence[Hashable]) -> tuple[object, object, bytes]:
+        digest = hashlib.sha256()
+        for name in names:
+            digest.update(b"\n" + repr(name).encode())
+        return self._whose, renderer.itself, digest.digest()

@@ -187,6 +187,12 @@ def call_text(call: ToolCall, form: Form) -> str:
     return f"{OPEN}\n{body}\n{CLOSE}" if form == "hermes" else body
 
 
+def bytes_of(message: Message) -> int:
+    """About what a message takes in memory."""
+    calls = (len(call.name) + len(as_json(call.arguments)) for call in message.tool_calls)
+    return 200 + len(message.content) + len(message.reasoning) + 25 * sum(calls)
+
+
 def as_json(value: object) -> str:
     r"""JSON as models read and write it: characters of other scripts are not escaped.
 

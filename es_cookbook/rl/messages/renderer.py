@@ -17,14 +17,23 @@ transformers renders chats and says nothing of prefixes; TRL's check of them is 
 who run this have installed.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
+from es_cookbook.rl.kept import Kept
 from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
-from es_cookbook.rl.messages.message import Form, Message, ToolCall, as_json, parse_tool_calls
+from es_cookbook.rl.messages.message import (
+    Form,
+    Message,
+    ToolCall,
+    as_json,
+    bytes_of,
+    parse_tool_calls,
+)
 from es_cookbook.rl.messages.shapes import calls_as_text
 from es_cookbook.rl.messages.template import ANSWERED, QUESTION, SENTINEL, ChatTemplate, name_of
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
@@ -39,8 +48,12 @@ _TWICE = *ANSWERED, QUESTION
 _SENTINEL = {
     "function": {"name": "sentinel", "parameters": {"properties": {"x": {"type": "integer"}}}}
 }
-_MOST_CACHED = 4096
-"""Of prompts, and of additions."""
+_KEPT = 32 << 20
+"""Bytes of prompts that are kept, of additions, and of renderers that requests ask for, each."""
+_A_RENDERER = 100_000
+"""Bytes that a renderer takes without tools."""
+_PARSED = 50
+"""Bytes that a character of its tools takes, which are Python's objects, twice."""
 _SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
 """What a template is tried on: a plain turn, and one with a thought."""
 
@@ -53,6 +66,9 @@ class Renderer:
         tools: that the model may call.
         tools_in: where it is told of them. Not in the template: results are user messages.
         keep_history: accept a template that rewrites earlier turns; the tokens keep them.
+
+    Attributes:
+        itself: stands for it where it need not live on.
 
     Raises:
         ModelError: There is no chat template, or it cannot be used so; says why.
@@ -72,6 +88,7 @@ class Renderer:
                 "use a model that was made for chats, or set the tokenizer's chat_template"
             )
         self.tokenizer = tokenizer
+        self.itself = object()  # Another one in each process.
         schemas = [tool.schema for tool in tools] if tools_in == "template" else []
         self._described = _described(tools) if tools_in == "system" else ""
         self._template = ChatTemplate(tokenizer, schemas, calls_are_text=tools_in != "template")
@@ -102,7 +119,12 @@ class Renderer:
             ModelError: As the class.
         """
         schemas = json.dumps([tool.schema for tool in tools])
-        return _best(tokenizer, schemas, keep_history, reads_calls)
+        digest = hashlib.sha256(schemas.encode()).digest()
+        return _renderers.of(
+            (tokenizer, str(tokenizer.chat_template), digest, keep_history, reads_calls),
+            lambda: _best(tokenizer, schemas, keep_history, reads_calls),
+            lambda _: _A_RENDERER + _PARSED * len(schemas),
+        )
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a chat up to the model's first turn.
@@ -110,7 +132,12 @@ class Renderer:
         Raises:
             ModelError: The template refuses it.
         """
-        return self._prompt(tuple(messages))
+        chat = tuple(messages)
+        return _prompts.of(
+            (self.itself, chat),
+            lambda: self._template.tokens(self._with_tools(chat)),
+            partial(_bytes_of, chat),
+        )
 
     def added(self, action: Action, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens between the model's turn and its next: its end, messages, the next's opening.
@@ -121,7 +148,12 @@ class Renderer:
         Raises:
             ModelError: The template refuses the messages.
         """
-        tokens_T = self._added(tuple(messages))
+        chat = tuple(messages)
+        tokens_T = _additions.of(
+            (self.itself, chat),
+            lambda: behind(self.tokenizer, SENTINEL, self._text_added(chat)),
+            partial(_bytes_of, chat),
+        )
         ended = action.stop_reason == "stop" and action.tokens_T[-1:]
         if not ended or ended[0] not in self._special:
             return tokens_T
@@ -147,15 +179,6 @@ class Renderer:
             ModelError: The template refuses it.
         """
         return self._template.turn(message)
-
-    # A group's Envs begin alike, and many answer alike. Renderers live as long as the program.
-    @lru_cache(_MOST_CACHED)  # noqa: B019
-    def _prompt(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return self._template.tokens(self._with_tools(messages))
-
-    @lru_cache(_MOST_CACHED)  # noqa: B019
-    def _added(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return behind(self.tokenizer, SENTINEL, self._text_added(messages))
 
     @cached_property
     def form(self) -> Form | None:
@@ -246,7 +269,19 @@ class Renderer:
         return 0
 
 
-@lru_cache(64)
+_Chat: TypeAlias = tuple[object, tuple[Message, ...]]
+"""What stands for a renderer, and messages."""
+# A group's Envs begin alike, and many answer alike.
+_prompts: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
+_additions: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
+_renderers: Kept[tuple[Tokenizer, str, bytes, bool, bool], Renderer] = Kept(_KEPT)
+
+
+def _bytes_of(chat: Sequence[Message], tokens_T: Sequence[int]) -> int:
+    """About what a chat and its tokens take."""
+    return 40 * len(tokens_T) + sum(map(bytes_of, chat))
+
+
 def _best(tokenizer: Tokenizer, schemas: str, keep_history: bool, reads_calls: bool) -> Renderer:
     tools = [ToolSchema(each["function"]["name"], each) for each in json.loads(schemas)]
     try:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import one_line
+from es_cookbook.rl.kept import Kept
 from es_cookbook.rl.messages.encoder import Controls, behind, framed
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.shapes import (
@@ -52,7 +53,8 @@ T = TypeVar("T")
 SENTINEL = "Turn7Sentinel"
 QUESTION = Message("user", "Question7Sentinel")
 ANSWERED = QUESTION, Message("assistant", SENTINEL)
-_MOST_CACHED = 4096
+_MOST_MESSAGES = 1 << 15
+"""Of shapes of chats whose plans are kept, in each template."""
 PATIENCE = 5.0
 """Seconds for the first chat that a template renders; long ones take milliseconds."""
 logger = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class ChatTemplate:
         self._always: tuple[Change, ...] = (calls_as_text,) if calls_are_text else ()
         self._date = _dates.get(tokenizer) or datetime.now()
         self._told: set[str] = set()
+        self._plans: Kept[tuple[Shape, bool], _Plan] = Kept(_MOST_MESSAGES)
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
@@ -135,7 +138,10 @@ class ChatTemplate:
         """
         try:
             shown = messages if as_written else [self._safe(message) for message in messages]
-            plan = self._plan(shape_of(shown), open_turn)
+            shape = shape_of(shown)
+            plan = self._plans.of(
+                (shape, open_turn), lambda: self._plan(shape, open_turn), lambda _: len(shape) + 1
+            )
             if plan.failure is not None:
                 raise plan.failure
             text = "" if plan.gap else self.raw(applied(plan.changes, shown), open_turn=open_turn)
@@ -255,7 +261,6 @@ class ChatTemplate:
             found = {self._shielded(name): self._shielded(each) for name, each in fields.items()}
         return cast(T, found)
 
-    @lru_cache(_MOST_CACHED)  # noqa: B019  # Templates live as long as the program.
     def _plan(self, shape: Shape, open_turn: bool) -> _Plan:
         """The fewest changes by which all of a chat is shown."""
         tried: dict[Shape, _Plan] = {}

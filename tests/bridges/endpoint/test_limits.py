@@ -1,6 +1,8 @@
 """What a request may cost: it is known, and refused, before anything is made for it."""
 
+import json
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -11,11 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from es_cookbook.bridges.endpoint.app import application
+from es_cookbook.bridges.endpoint.aside import LONG
 from es_cookbook.bridges.endpoint.limits import UnderWay
+from es_cookbook.bridges.endpoint.replies import json_parts
 from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Begun, Prompt
+from es_cookbook.bridges.endpoint.translator import Answer, Begun, Prompt, Translator
+from es_cookbook.bridges.endpoint.work import Told
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from tests.bridges.endpoint.test_application import QUESTION, asked, tool_of
+from es_cookbook.rl.types import Action
+from tests.bridges.endpoint.test_application import KEY, QUESTION, OneSpeaker, asked, tool_of
 from tests.byte_tokenizers import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +127,121 @@ async def test_a_request_that_can_never_be_answered_is_refused_before_anything_i
     assert str(refused.value.param).startswith(param) and not speaker.seen
     assert num_encoded < 100_000
     assert speaker.under_way.answers == 0
+
+
+async def test_long_prompts_are_encoded_beside_the_loop_and_short_ones_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, speaker = asked("x", "x", "x", "x")
+    speaker.translator = Translator(speaker.translator.tokenizer, 1 << 16)
+    tokenizer, encoded = speaker.translator.tokenizer, list[tuple[bool, int]]()
+    usual = type(tokenizer).encode
+
+    def encode(text: str, **options: Any) -> list[int]:
+        encoded.append((threading.current_thread() is threading.main_thread(), len(text)))
+        return usual(tokenizer, text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", encode)
+    for text in ("a", "a b " * 8000):
+        encoded.clear()
+        await client.completions.create(model="centre", prompt=text)
+        await client.chat.completions.create(
+            model="centre", messages=[{"role": "user", "content": text}]
+        )
+        assert max(encoded)[1] < 1000 and max(length for _, length in encoded) >= len(text)
+        assert all(on_loop for on_loop, _ in encoded) == (text == "a")
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+async def test_a_long_reply_says_what_a_short_one_does(logprobs: bool) -> None:
+    text = "It is 3. " * 60
+    client, speaker = asked(*[text] * 42)
+    more: Any = {"model": "centre", "messages": QUESTION, "logprobs": logprobs}
+    (short,) = (await client.chat.completions.create(**more)).choices
+    long = await client.chat.completions.create(**more, n=41)
+    tokens_T = speaker.translator.tokenizer.encode(text, add_special_tokens=False)
+    assert long.usage and long.usage.completion_tokens == 41 * len(tokens_T) > LONG
+    assert [each.index for each in long.choices] == [*range(41)]
+    assert [each.model_dump(exclude={"index"}) for each in long.choices] == [
+        short.model_dump(exclude={"index"})
+    ] * 41
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_json_in_parts_is_the_same_json(value: object) -> None:
+    assert json.loads("".join(json_parts(value))) == value
+    assert json.loads("".join(json_parts(iter([value, {"of": iter([])}])))) == [value, {"of": []}]
+
+
+def test_no_part_of_long_json_is_long() -> None:
+    values = [{"token": str(n), "bytes": [n]} for n in range(5000)]
+    parts = [*json_parts({"a": [], "b": {"c": values}})]
+    assert json.loads("".join(parts)) == {"a": [], "b": {"c": values}}
+    assert max(map(len, parts)) < sum(map(len, parts)) / 8
+
+
+async def test_what_a_client_does_not_read_of_a_stream_waits_as_one_piece() -> None:
+    told, action = Told(), Action((1,), "", "stop")
+    for n in range(1000):
+        told.tell((n % 2, f"{n} "))
+    told.tell((1, Answer("x", (), "stop", action)))
+    pieces = told.pieces()
+    found = [await anext(pieces) for _ in range(3)]
+    assert [number for number, _ in found] == [0, 1, 1]
+    assert found[0][1] == "".join(f"{n} " for n in range(0, 1000, 2))
+    told.tell((0, "more"))
+    told.end()
+    assert [piece async for piece in pieces] == [(0, "more")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_whenever_a_client_hangs_up_nothing_is_left_under_way(stream: bool, n: int) -> None:
+    async def lasts(num_sent: int) -> int:
+        """How many messages are sent to a client that goes after so many of them."""
+        _, speaker = asked(*["It is 3, or it is 4."] * n)
+        speaker.tells, gone, sent = True, anyio.Event(), list[Any]()
+        body = json.dumps({"model": "centre", "prompt": "x", "stream": stream, "n": n}).encode()
+        waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if waiting:
+                return waiting.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            await anyio.sleep(0)
+            sent.append(message)
+            if len(sent) >= num_sent:
+                gone.set()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        }
+        if num_sent == 0:
+            gone.set()
+        with anyio.fail_after(20):
+            await application(OneSpeaker(speaker))(scope, receive, send)
+        assert speaker.under_way.answers == 0
+        return len(sent)
+
+    whole = await lasts(10_000)
+    for num_sent in range(whole + 1):
+        assert await lasts(num_sent) <= whole
 
 
 def lines_run(work: Callable[[], object]) -> int:
