@@ -210,6 +210,19 @@ def test_a_mistake_is_said_though_nobody_reads_stdout(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1 and str(tmp_path) in done.stderr
 
 
+def test_a_command_ends_well_where_its_stdout_was_taken_away(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from es_cookbook.common.terminal import until_stdout_closes
+
+    closed = (tmp_path / "out").open("w")
+    closed.close()
+    for stdout in (None, closed):
+        with until_stdout_closes():
+            monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.undo()
+
+
 def test_another_broken_pipe_than_stdout_is_not_hidden() -> None:
     from es_cookbook.common.terminal import until_stdout_closes
 

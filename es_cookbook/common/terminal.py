@@ -199,7 +199,8 @@ def until_stdout_closes() -> Generator[None]:
         sys.stdout.reconfigure(errors="backslashreplace")  # Not every terminal has all characters.
     try:
         yield
-        sys.stdout.flush()
+        with contextlib.suppress(AttributeError, ValueError):  # A reward, say, has closed it.
+            sys.stdout.flush()
     except BaseException as error:
         full = str(error.strerror) if type(error) is OSError and _is_full() else ""
         if not (full or _is_closed()):
