@@ -667,7 +667,7 @@ async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
 
 
 INSIDE = """
-import socket
+import ctypes, socket
 def fails(act, *args):
     try:
         act(*args)
@@ -683,6 +683,8 @@ for path in (sys.argv[0], os.environ["ES_COOKBOOK_ROW"], "/x"):
 fails(os.unlink, os.environ["ES_COOKBOOK_RESULT"])
 own = os.path.dirname(os.environ["ES_COOKBOOK_ROW"])
 assert os.listdir(os.path.dirname(own)) == [os.path.basename(own)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace(0, 0, 0, 0) == -1 and ctypes.get_errno() == 1
 names = {"PATH", "HOME", "LANG", "PWD", "LC_CTYPE", "OPENAI_BASE_URL", "OPENAI_API_KEY"}
 left = [name for name in os.environ if name not in names and "ES_COOKBOOK" not in name]
 assert not left, left
