@@ -1,0 +1,207 @@
+"""What strangers can make it cost: attacks on a server, by programs, on caches; on loopback alone.
+
+    python -m benchmarks.attacks                 # all parts
+    python -m benchmarks.attacks requests connections
+
+- `requests`: a chat model (`make chat-model`) is served by `es-cookbook serve`. Each attack is sent
+  to it by a process of its own (`benchmarks/attackers.py`), while another client asks for the list
+  of models every few milliseconds: its longest wait is how long the attack kept the event loop.
+  Memory is the server's peak above what it had before.
+- `connections`: 1,600 that send nothing, or a part of a request: how long they stay open, and how
+  long the other client waits meanwhile, relative to before.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks import attackers
+from benchmarks.harness import CHAT_MODEL, Row, report, row
+
+PAUSE = 0.005
+"""Seconds between the requests of the client that is not to notice."""
+HALF_OPEN = 1600
+LONGEST, MOST_MEMORY, CLOSED_AFTER, SLOWER = 0.25, 100.0, 10.0, 2.0
+
+
+class Bystander:
+    """A client that asks for little, all the time, in a thread of its own."""
+
+    def __init__(self, server: attackers.Server) -> None:
+        self._server = server
+        self._waits: list[float] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> "Bystander":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def waits(self) -> list[float]:
+        """Seconds that its requests took since this was called before; -1 for one that failed."""
+        found, self._waits = self._waits, []
+        return found
+
+    def _ask(self) -> None:
+        headers = {"Authorization": f"Bearer {self._server.key}"}
+        connection = http.client.HTTPConnection(self._server.host, self._server.port, timeout=120)
+        while not self._is_over.wait(PAUSE):
+            began = time.perf_counter()
+            try:
+                connection.request("GET", "/v1/models", headers=headers)
+                reply = connection.getresponse()
+                reply.read()
+                is_right = reply.status == 200
+            except (OSError, http.client.HTTPException):
+                is_right = False
+                connection.close()
+            self._waits.append(time.perf_counter() - began if is_right else -1.0)
+
+
+@dataclasses.dataclass
+class Served:
+    """A server that runs.
+
+    Attributes:
+        server: how to reach it.
+        name: of its model.
+        process: of it.
+        errors: the file that has its standard error.
+    """
+
+    server: attackers.Server
+    name: str
+    process: psutil.Process
+    errors: Path
+
+    def forget_peak(self) -> float:
+        """MB that it has; its peak is counted from now on."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.process.memory_info().rss / 2**20
+
+    def peak(self) -> float:
+        """MB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (kilobytes,) = re.findall(r"VmHWM:\s+(\d+)", status)
+        return int(kilobytes) / 1024
+
+    def attack(self, name: str) -> list[object]:
+        """Carry out an attack in a process of its own; what that prints."""
+        host, port, key = self.server
+        script = attackers.__file__
+        command = [sys.executable, script, name, host, str(port), key, self.name]
+        return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+    def is_idle(self) -> bool:
+        """Whether it computes next to nothing."""
+        self.process.cpu_percent()
+        return self.process.cpu_percent(0.3) < 30
+
+
+@contextlib.contextmanager
+def serving() -> Generator[Served]:
+    """The chat model, served."""
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder, "errors.txt")
+        command = [sys.executable, "-m", "es_cookbook", "serve", f"model_name={CHAT_MODEL}"]
+        with errors.open("wb") as file:
+            process = subprocess.Popen(
+                [*command, "port=0"], stdout=subprocess.PIPE, stderr=file, text=True
+            )
+        try:
+            assert process.stdout is not None
+            name = process.stdout.readline().removeprefix("serving ").strip()
+            line = process.stdout.readline()
+            host, port, key = re.findall(r"http://([\d.]+):(\d+)/v1 OPENAI_API_KEY=(\S+)", line)[0]
+            server = attackers.Server(host, int(port), key)
+            yield Served(server, name, psutil.Process(process.pid), errors)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def requests() -> list[Row]:
+    """Every attack by one request or connection."""
+    stalls: dict[str, float] = {}
+    memory: dict[str, float] = {}
+    failed: list[str] = []
+    with serving() as served, Bystander(served.server) as bystander:
+        served.attack("128 answers of 2^31 tokens")  # What is loaded once is not its cost.
+        for name in attackers.names():
+            bystander.waits()
+            before = served.forget_peak()
+            began = time.monotonic()
+            statuses = served.attack(name)
+            took = time.monotonic() - began
+            end = time.monotonic() + 30
+            while not served.is_idle() and time.monotonic() < end:
+                pass
+            waits = bystander.waits()
+            stalls[name], memory[name] = max(waits), max(0.0, served.peak() - before)
+            words = ", ".join("closed" if each is None else str(each) for each in statuses[:3])
+            print(
+                f"{name}: {words}; {took:.2f} s, other client {stalls[name] * 1e3:.0f} ms, "
+                f"+ {memory[name]:.0f} MB",
+                flush=True,
+            )
+            is_busy = time.monotonic() >= end
+            if min(waits) < 0 or is_busy or any(each in (500, 502) for each in statuses):
+                failed.append(name)
+        tracebacks = served.errors.read_text().count("Traceback")
+    slowest, largest = max(stalls, key=stalls.__getitem__), max(memory, key=memory.__getitem__)
+    told = f"{len(stalls)} attacks by a request: "
+    return [
+        row(f"{told}longest wait of another client ({slowest})", [stalls[slowest]], "s",
+            at_most=LONGEST),
+        row(f"{told}memory above what was there ({largest})", [memory[largest]], "MB",
+            at_most=MOST_MEMORY),
+        row(f"{told}500s, other clients refused, work left", [len(failed)], "", at_most=0),
+        row(f"{told}tracebacks", [tracebacks], "", at_most=0),
+    ]  # fmt: skip
+
+
+def connections() -> list[Row]:
+    """Many that are half open."""
+    with serving() as served, Bystander(served.server) as bystander:
+        time.sleep(2)
+        bystander.waits()
+        time.sleep(8)
+        before = bystander.waits()
+        closed = [float(str(each)) for each in served.attack(str(HALF_OPEN))]
+        during = bystander.waits()
+    relative = _p99(during) / _p99(before)
+    return [
+        row("1,600 half-open connections: closed after", [max(closed)], "s", at_most=CLOSED_AFTER),
+        row("p99 of another client's waits, relative to before", [relative], "x", at_most=SLOWER),
+        row("requests of another client that failed", [sum(each < 0 for each in during)], "",
+            at_most=0),
+    ]  # fmt: skip
+
+
+def _p99(waits: Sequence[float]) -> float:
+    return statistics.quantiles(waits, n=100)[-1]
+
+
+PARTS: Mapping[str, Callable[[], list[Row]]] = {"requests": requests, "connections": connections}
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    chosen = sys.argv[1:] or list(PARTS)
+    report("attacks", [each for name in chosen for each in PARTS[name]()], " ".join(sys.argv[1:]))
