@@ -41,6 +41,8 @@ _READ_OF_HEAD, _READ_OF_BODY = 2 << 10, 16 << 10
 """Bytes at once. A head has some hundred; what comes behind it waits until the key is checked."""
 _ACCEPTED_AT_ONCE, _QUEUE = 64, 2048
 """Connections: those accepted before any of them is looked at, and those that the system holds."""
+_SECONDS_TO_ANSWER = 2
+"""For what is under way when the process is told to end: an answer may take minutes."""
 _SAID = {
     400: "this is no request of HTTP/1.1",
     408: "the request did not come to its end in time",
@@ -292,6 +294,7 @@ async def serve_at(
         access_log=False,
         lifespan="off",
         backlog=_ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=_SECONDS_TO_ANSWER,
     )
     # asyncio sets it for sockets that were made with the protocol's number, which most are not. A
     # response of two writes waits 40 ms without.

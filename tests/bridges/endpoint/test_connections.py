@@ -8,7 +8,9 @@ import json
 import logging
 import random
 import re
+import signal
 import socket
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
@@ -435,3 +437,29 @@ async def test_a_server_that_is_told_to_end_is_held_up_by_nobody(seconds: float)
             await anyio.sleep(seconds)
         for stream in streams:
             await stream.aclose()
+
+
+_ENDLESS = """
+import anyio, socket
+from es_cookbook.bridges.endpoint.app import serve
+from tests.bridges.endpoint.test_connections import Slow
+with socket.create_server(("127.0.0.1", 0)) as bound:
+    print(bound.getsockname()[1], flush=True)
+    anyio.run(serve, Slow(seconds=3600), bound)
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_is_told_to_end_waits_for_no_answer(*, stream: bool) -> None:
+    command = [sys.executable, "-c", _ENDLESS]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        port = int(await process.stdout.receive())
+        body = json.dumps({"model": "centre", "prompt": "a", "stream": stream})
+        async with await anyio.connect_tcp("127.0.0.1", port) as there:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
+            await there.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            await anyio.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(PATIENCE):
+                await process.wait()
