@@ -15,10 +15,10 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
-from es_cookbook.common.errors import ModelError
-from es_cookbook.common.files import whole_directory
+from es_cookbook.common.errors import ModelError, RunDirectoryError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import say
 
 Manifest: TypeAlias = Mapping[str, tuple[str, list[int]]]
@@ -69,19 +69,31 @@ def cache_directory() -> Path:
 
 
 def _make(directory: Path, make: Callable[[Path], None]) -> None:
-    if directory.exists():
+    if os.path.lexists(directory):
         say(f"{directory} is not what was converted, or was never checked: converting again")
-        shutil.rmtree(directory)
+    for path in (directory, _manifest(directory)):
+        _remove(path)
     with whole_directory(directory) as beside:
         make(beside)
     made = {name: (digest_of(file), _state(file)) for name, file in _files(directory)}
     _write_manifest(directory, made)
 
 
+def _remove(path: Path) -> None:
+    """Remove what is in the way, of whatever kind; of a link not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _is_as_made(directory: Path) -> bool:
     """Whether a directory has the files of its manifest, of which only touched ones are read."""
     try:
-        found = json.loads(_manifest(directory).read_bytes())
+        found = cast(
+            "dict[Any, Any]",
+            parsed(read_file(_manifest(directory), LARGEST_TEXT, directory.parent)),
+        )
         made = {str(name): (str(digest), list(state)) for name, (digest, state) in found.items()}
         files = dict(_files(directory))
         if files.keys() != made.keys():
@@ -89,7 +101,13 @@ def _is_as_made(directory: Path) -> bool:
         touched = [name for name, file in files.items() if _state(file) != made[name][1]]
         if any(digest_of(files[name]) != made[name][0] for name in touched):
             return False
-    except (OSError, ValueError, TypeError, AttributeError):  # There is none, or it is damaged.
+    except (
+        OSError,
+        RunDirectoryError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ):  # There is none, or it is damaged.
         return False
     if touched:
         with contextlib.suppress(OSError):  # Somebody else's cache, which may be read.
@@ -125,8 +143,11 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a small file of the cache, of which another process reads all or what was there."""
     beside = path.with_suffix(f".{os.getpid()}")
-    beside.write_text(text)
-    beside.replace(path)
+    try:
+        beside.write_text(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _evict(keep: Path) -> None:

@@ -172,6 +172,41 @@ def test_a_damaged_manifest_is_made_anew(content: str, file: Path, cache: Path) 
     assert manifest.read_text().count("config.json") == before.count("config.json")
 
 
+def _leave_a_file(path: Path) -> None:
+    path.write_text("{}")
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a file": _leave_a_file,
+    "a directory": lambda path: (path / "in it").mkdir(parents=True),
+    "a link to a directory": lambda path: path.symlink_to(path.parents[1]),
+    "a link to nothing": lambda path: path.symlink_to(path.parent / "nothing"),
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("which", ["model", "manifest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_in_the_place_of_a_model_or_its_manifest_makes_room(
+    which: str, kind: str, file: Path, cache: Path
+) -> None:
+    directory = converted(file)
+    made = {path.name: path.read_bytes() for path in directory.iterdir()}
+    manifest = directory.with_name(f"{directory.name}.json")
+    kept = directory.parents[1] / "kept"
+    kept.write_text("of somebody else")
+    if which == "model":
+        shutil.rmtree(directory)
+        KINDS[kind](directory)
+    else:
+        manifest.unlink()
+        KINDS[kind](manifest)
+    assert converted(file) == directory and not directory.is_symlink()
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
+    assert manifest.is_file() and not manifest.is_symlink()
+    assert kept.read_text() == "of somebody else"
+
+
 def test_a_touched_file_is_read_once_and_kept(
     file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,12 @@ def test_a_damaged_cache_is_measured_again(cache: Path, damage: object) -> None:
     assert json.loads(cache.read_text()).keys() == json.loads(whole).keys()
 
 
+def test_rates_that_cannot_be_kept_leave_nothing_behind(cache: Path) -> None:
+    cache.mkdir()
+    assert processor.rates().float32 > 0
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
 def test_another_machines_rates_are_kept_and_not_taken(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
