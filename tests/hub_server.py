@@ -51,6 +51,7 @@ class HubServer:
         read_only: whether the token may not write.
         fail_after: requests that are answered well all the same, and at once.
         hang: seconds to wait before any answer.
+        after_commit: what the addresses of commits end with.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class HubServer:
         self.fail_after = 0
         self.read_only = False
         self.hang = 0.0
+        self.after_commit = ""
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -259,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
                 repository.branches[branch].append(files)
                 oid = f"{len(repository.branches[branch]):040x}"
                 return 200, {
-                    "commitUrl": f"{self.hub.url}/{repo_id}/commit/{oid}",
+                    "commitUrl": f"{self.hub.url}/{repo_id}/commit/{oid}{self.hub.after_commit}",
                     "commitOid": oid,
                 }
             case _:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
-from es_cookbook.common.servers.http import MOST_BYTES, NoReplyError
+from es_cookbook.common.servers.http import MOST_BYTES, NoReplyError, brief
 from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, named, within
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, OPTIONS
@@ -127,7 +127,7 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
     # user all of them are one thing.
     except Exception as error:
         raise _push_error(error, api, repo_id) from error
-    return done.commit_url
+    return brief(done.commit_url)  # It is the server's, and printed.
 
 
 def check_push(repo_id: str, private: bool, seconds: float) -> str | None:

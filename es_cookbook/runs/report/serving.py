@@ -68,6 +68,7 @@ class ReportServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # With 5 a browser waits for seconds where many connect.
 
     def __init__(
         self,

@@ -71,6 +71,13 @@ def test_an_export_is_one_commit_of_exactly_its_files_in_a_private_repository(
     assert len(hub.repositories["me/model"].branches["main"]) == 2, "one commit after the first"
 
 
+def test_what_a_server_calls_the_commit_does_nothing_to_a_terminal(
+    hub: HubServer, export: Path
+) -> None:
+    hub.after_commit = "\x1b[2J\nall is well"
+    assert push(export, "me/model") == f"{hub.url}/me/model/commit/{2:040x} [2J all is well"
+
+
 def test_a_revision_is_a_branch_and_a_second_push_adds_to_it(hub: HubServer, export: Path) -> None:
     push(export, "me/model", "generation/12")
     (export / "config.json").write_text("{}")
