@@ -22,7 +22,7 @@ from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB, say
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
-from es_cookbook.engines.vllm.output import Output
+from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,10 +55,6 @@ _MISSING = (
 def _of_arguments(engine: "VLLMEngineBuilder") -> str | None:
     are_numbers = all(v is None or isinstance(v, int | float) for v in engine.extra.values())
     return None if engine.extra.keys() <= _HARMLESS and are_numbers else "vllm"
-
-
-LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower ones to it, but for 0."""
 
 
 @chz.chz

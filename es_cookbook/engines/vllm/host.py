@@ -61,8 +61,7 @@ from es_cookbook.engines.base import (
     check_logprobs,
     check_sample,
 )
-from es_cookbook.engines.vllm.engine import LEAST_TEMPERATURE
-from es_cookbook.engines.vllm.output import Output, informative_line
+from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output, informative_line
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.engines.wire import encode_genomes, encode_step
 from es_cookbook.evolution.centre import Centre

@@ -18,6 +18,8 @@ from typing import ClassVar
 
 from es_cookbook.common.errors import EngineError
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower ones to it, but for 0."""
 _LEVEL = "VLLM_LOGGING_LEVEL"
 _LONGEST_LINE = 500
 _MOST_LINES = 400
