@@ -115,6 +115,7 @@ def _deep(levels: int) -> Json:
 
 
 BODIES: Mapping[str, Callable[[], tuple[str, Json | bytes]]] = {
+    "a chat": lambda: (CHAT, chat()),
     "3,000 prompts x 128 answers": lambda: (TEXT, text(["Hi."] * 3000, n=128)),
     "128 answers of 2^31 tokens": lambda: (CHAT, chat(n=128, max_tokens=1 << 31)),
     "a stop text of 400,000 letters, streamed": lambda: (

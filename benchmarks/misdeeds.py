@@ -5,7 +5,7 @@
 
 A small run trains on four rows, on three of which a program behaves; on the fourth it does one of
 the misdeeds of the tests, or one that would be too much for them. Each run is a fork of this
-process. It has to end well, with both generations, within 1.5 times the time of the run whose
+process, which has imported what a run needs. It has to end well, with both generations, within 1.5 times the time of the run whose
 fourth program just sleeps until `rollout_timeout`, with 100 MB more at most, and leave no process
 and no temporary file. A line says how many rollouts of the first generation were lost and why, the
 share that ended at `max_turns`, the time, and the size of the largest process.
@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
-import transformers  # noqa: F401 - before the forks, so that no child has to
+import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-from benchmarks.harness import report, row
+from benchmarks.harness import Row, report, row
 from benchmarks.hostile import called
-from es_cookbook.bridges.program import enclosed  # noqa: F401 - likewise
+from es_cookbook.bridges.program import enclosed  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from es_cookbook.bridges.program.processes import MARK
-from es_cookbook.engines.torch import host  # noqa: F401 - likewise
+from es_cookbook.engines.torch import host  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.bridges.program.test_env import ASK, BOTH, MISDEEDS
 from tests.programs import num_recorded
@@ -123,7 +123,7 @@ def _left() -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if is_ours(process)]
 
 
-def main(*words: str) -> None:
+def measured(*words: str) -> list[Row]:
     """All ways and deeds, or those that are named: ways (1 in a sandbox), `--`, deeds."""
     os.environ["BENCHMARK"] = "misdeeds"
     at = words.index("--") if "--" in words else len(words)
@@ -151,13 +151,15 @@ def main(*words: str) -> None:
                     wrong += [f"{way}, {is_enclosed}, {deed}: {each}" for each in found]
     for each in wrong:
         print(each)
-    rows = [
-        row("wrong", [len(wrong)], "runs", at_most=0),
-        row("slowest", [slowest], "x", at_most=SECONDS),
-        row("largest, more than beside one that sleeps", [largest], "MB", at_most=MEGABYTES),
+    told = "runs beside programs that misbehave: "
+    return [
+        row(f"{told}a generation, a process or a file lost or left", [len(wrong)], "", at_most=0),
+        row(
+            f"{told}relative to one that sleeps until it is ended", [slowest], "x", at_most=SECONDS
+        ),
+        row(f"{told}memory above that", [largest], "MB", at_most=MEGABYTES),
     ]
-    report("misdeeds", rows)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    report("misdeeds", measured(*sys.argv[1:]))

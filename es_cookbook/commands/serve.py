@@ -18,6 +18,7 @@ printed. The run directory is only read.
 """
 
 import dataclasses
+import gc
 import os
 import re
 import secrets
@@ -332,6 +333,10 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
+        # What was loaded stays: to look through it for garbage, as large requests make Python do,
+        # takes a third of a second in which nobody is answered.
+        gc.collect()
+        gc.freeze()
         print(f"serving {listed}", flush=True)
         print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
         await serve(served, bound)

@@ -58,7 +58,7 @@ class ConnectionLimits:
     """What is granted to connections.
 
     Attributes:
-        head: seconds for a request up to its body, or in which nothing is asked.
+        head: seconds for a request up to its body, or in which nothing comes.
         body: seconds for a body after its key was found right.
         linger: seconds in which a client may read why it is refused.
         strangers: connections that have never shown a right key.
@@ -160,6 +160,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._is_known = self._is_opened = self._is_refused = False
         self._left = MOST_BYTES
+        self._body_until = 0.0
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -177,8 +178,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """The request under way may be answered."""
         self._crowd.leave(self)
         self._is_known = self._is_opened = True
-        is_whole = self.conn.their_state is not h11.SEND_BODY
-        self._within(None if is_whole else self._crowd.limits.body, self._late)
+        self._body_until = self.loop.time() + self._crowd.limits.body
+        self._wait_for_body()
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -200,8 +201,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().data_received(data)
         if self._is_refused:
             return
-        if self._is_opened and self.conn.their_state is not h11.SEND_BODY:
-            self._within(None)
+        if self._is_opened:
+            self._wait_for_body()
         elif was_idle and self.conn.their_state is not h11.IDLE:
             # The program may have been busy since it came.
             self._within(self._crowd.limits.head, self._late)
@@ -219,6 +220,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     @override
     def send_400_response(self, msg: str) -> None:
         self._refuse(self.conn.status)
+
+    def _wait_for_body(self) -> None:
+        """Have the rest of a body come, if there is any."""
+        left = min(self._crowd.limits.head, self._body_until - self.loop.time())
+        self._within(left if self.conn.their_state is h11.SEND_BODY else None, self._late)
 
     def _late(self) -> None:
         is_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]

@@ -201,9 +201,16 @@ async def test_an_answer_takes_as_long_as_it_takes(stream: bool) -> None:
 
 async def test_the_body_of_who_has_the_key_has_a_time_of_its_own() -> None:
     sent = request()
-    async with serving(limits=ConnectionLimits(head=0.3, body=PATIENCE)) as port:
+    async with serving(limits=ConnectionLimits(head=2, body=PATIENCE)) as port:
         pieces = [sent[:-4], *(bytes([byte]) for byte in sent[-4:])]
-        assert statuses(await asked(port, *pieces, pause=0.3)) == [200]
+        assert statuses(await asked(port, *pieces, pause=0.8)) == [200]
+
+
+async def test_a_body_that_comes_no_further_is_not_waited_for() -> None:
+    async with serving(limits=ConnectionLimits(head=0.5, body=3600)) as port:
+        with anyio.fail_after(PATIENCE):
+            reply = await asked(port, request()[:-4], pause=0.2)
+        assert statuses(reply) == [408] and "in time" in error_in(reply)
 
 
 async def test_of_many_that_show_no_key_the_oldest_is_closed() -> None:
