@@ -5,10 +5,11 @@
 
 A small run trains on four rows, on three of which a program behaves; on the fourth it does one of
 the misdeeds of the tests, or one that would be too much for them. Each run is a fork of this
-process, which has imported what a run needs. It has to end well, with both generations, within 1.5 times the time of the run whose
-fourth program just sleeps until `rollout_timeout`, with 100 MB more at most, and leave no process
-and no temporary file. A line says how many rollouts of the first generation were lost and why, the
-share that ended at `max_turns`, the time, and the size of the largest process.
+process, which has imported what a run needs. It has to end well, with both generations, within 1.5
+times the time of the run whose fourth program just sleeps until `rollout_timeout`, with 100 MB more
+at most, and leave no process and no temporary file. A line says how many rollouts of the first
+generation were lost and why, the share that ended at `max_turns`, the time, and the size of the
+largest process.
 """
 
 import json
