@@ -10,11 +10,12 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.terminal import one_line
+from es_cookbook.rl.messages.message import DEEPEST, is_deeper
 from es_cookbook.rl.messages.tools import Result, Schema, ToolSchema, cut, failed
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 MOST_TOOLS = 128
 _LONGEST_SCHEMA = 1 << 15
 """Characters of a tool's name, description and schema, as JSON."""
-_DEEPEST_SCHEMA = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,9 +105,9 @@ def checked_tools(server: Server, described: "Sequence[Described]") -> Iterator[
         what = f"{server}: the tool {one_line(tool.name)!r:.100}"
         if not _NAME.fullmatch(tool.name):
             raise EnvError(f"{what} must have a name of 1 to 128 letters, digits and any of _./-")
-        if _is_deeper(tool.input_schema, _DEEPEST_SCHEMA):
+        if is_deeper(tool.input_schema, DEEPEST):
             raise EnvError(
-                f"{what} has a schema of arguments that is nested more than {_DEEPEST_SCHEMA} deep"
+                f"{what} has a schema of arguments that is nested more than {DEEPEST} deep"
             )
         parameters = {"properties": {}, **tool.input_schema}
         function = {
@@ -161,14 +161,6 @@ def _checker() -> "Validator":
     # By its names it would be found again as it was.
     schema = {k: v for k, v in Draft7Validator.META_SCHEMA.items() if k not in ("$id", "$schema")}
     return extend(Draft7Validator, {"uniqueItems": nothing})(schema)
-
-
-def _is_deeper(value: object, most: int) -> bool:
-    """Whether JSON is nested more than so many deep; goes no deeper itself."""
-    if not isinstance(value, dict | list):
-        return False
-    inner: Iterable[object] = value.values() if isinstance(value, dict) else value
-    return most == 0 or any(_is_deeper(each, most - 1) for each in inner)
 
 
 def told(result: "CallToolResult", max_chars: int) -> Result:

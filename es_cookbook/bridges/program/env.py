@@ -103,7 +103,7 @@ class ProgramEnv(Env, HasProcesses):
                 "(dataset.max_turns) before it waited for one"
             )
         result = await self._running  # If it failed, this says how.
-        raise EnvError(f"the program ended without a request to the model: {shown(result)}")
+        raise EnvError(f"the program ended without a request to the model: {shown(result)[:200]}")
 
     @override
     async def act(self, observation: Observation) -> Action:

@@ -42,11 +42,12 @@ _MOST_VALUES = 1 << 18
 """Of a result, an object counted as four."""
 _MOST_METRICS = 100
 """And characters of their names: each is a column of the run's metrics."""
-TAKEN = "turns", "tool_calls", "turn_limit"
-"""Metrics that a rollout has of itself."""
+_TAKEN = "turns", "tool_calls", "turn_limit"
+"""Metrics that a rollout has of itself; those of a result are called `result_turns`, and so on."""
 _LONGEST_LOG = 2000
 _DECODER, _BEGINS = json.JSONDecoder(), re.compile(r"\s*(?=\{)")
-_LINES = re.compile(rb"^[ \t\r]*\{.*", re.MULTILINE)
+_LINES = re.compile(rb"(?:^|\r)[ \t]*\{[^\r\n]*", re.MULTILINE)
+"""A carriage return ends a line, too: before it is what a progress bar has shown."""
 
 
 def result_in(path: Path) -> bytes:
@@ -77,7 +78,10 @@ def read_result(output: bytes, file: bytes, form: Form) -> Result:
     if file:
         results = objects_of(file)
         if len(results) != 1:
-            raise EnvError("the result file holds no JSON object, or more than one")
+            raise EnvError(
+                "the result file holds no JSON object, or more than one; it begins with "
+                f"{file[:80].decode(errors='replace')!r}"
+            )
         return results[0]
     if form == "text":
         return {"answer": output.decode(errors="replace").strip()}
@@ -185,18 +189,18 @@ async def graded_result(
                 f"is a text or a number: {shown(result)[:200]}"
             )
         grade = await graded(reward, text, row.fields, row.where)
-    if taken := [name for name in TAKEN if name in grade.metrics]:
-        raise EnvError(
-            f"a rollout has a metric {taken[0]!r} of itself; name that of its result else"
-        )
+    metrics = {
+        f"result_{name}" if name in _TAKEN else name: value for name, value in grade.metrics.items()
+    }
     logs = {"result": shown(result), **({} if text is None else {ANSWER: text}), **grade.logs}
-    return Grade(grade.reward, grade.metrics, logs)
+    return Grade(grade.reward, metrics, logs)
 
 
 def _own(result: Result) -> Grade:
     if "reward" not in result:
         raise EnvError(
-            f"the result has no `reward` of its own, and dataset.reward is none: {shown(result)}"
+            "the result has no `reward` of its own, and dataset.reward is none: "
+            f"{shown(result)[:200]}"
         )
     try:
         grade = Grade(*reward_and_metrics((result["reward"], result.get("metrics", {}))))

@@ -33,6 +33,8 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
     assert tool.schema == {"type": "function", "function": function}
     (tool,) = checked_tools(SERVER, tools("now"))
     assert tool.parameters == {"type": "object", "properties": {}}
+    (tool,) = checked_tools(SERVER, tools("deep", schema=nested(31)))
+    assert tool.parameters == nested(31)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +54,8 @@ def test_a_tool_is_told_to_a_chat_template_with_the_schema_of_its_server() -> No
         (tools("t", schema={"type": "string"}), "found 'string'"),
         (tools("t", schema={**ANYTHING, "properties": 3}), "is no JSON schema: 3 is not of type"),
         (tools("t", schema={**ANYTHING, "required": "x\n"}), r"is no JSON schema: 'x\\n' is not"),
-        (tools("t", schema=nested(40)), "is nested more than 32 deep"),
-        (tools("t", schema=nested(20_000)), "is nested more than 32 deep"),
+        (tools("t", schema=nested(32)), "is nested more than 64 deep"),
+        (tools("t", schema=nested(20_000)), "is nested more than 64 deep"),
     ],
 )
 def test_what_cannot_be_shown_to_a_model_is_refused(described: list[Tool], said: str) -> None:
