@@ -172,6 +172,8 @@ def _forms(server: Server) -> Mapping[str, bytes]:
     }
 
 
+TOGETHER = "64 clients of 128 long answers each, left"
+"""All that a key may have under way, and as much again."""
 HALF_OPEN: Mapping[str, Callable[[Server], bytes]] = {
     "nothing": lambda _: b"",
     "half a line": lambda _: b"POST /v1/chat",
@@ -205,7 +207,7 @@ def half_open(server: Server, count: int) -> Iterator[float]:
 
 def names() -> Sequence[str]:
     """Of all attacks by one request or connection."""
-    left = ["128 long answers, left", "64 clients of 128 long answers each, left"]
+    left = ["128 long answers, left", TOGETHER]
     return [*BODIES, *_forms(Server("", 0, "")), *left, "a stream that nobody reads"]
 
 
@@ -216,7 +218,7 @@ def main(name: str, server: Server) -> list[Status]:
         return [server.ask(path, body)]
     if name == "128 long answers, left":
         return _hang_up(server, CHAT, chat(n=128, max_tokens=2000), 2.0)
-    if name == "64 clients of 128 long answers each, left":
+    if name == TOGETHER:
         return _hang_up(server, CHAT, chat(n=128, max_tokens=2000), 3.0, count=64)
     if name == "a stream that nobody reads":
         return _hang_up(server, CHAT, chat(n=16, max_tokens=400, stream=True), 5.0)

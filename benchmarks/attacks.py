@@ -181,11 +181,13 @@ def requests() -> list[Row]:
             if min(waits) < 0 or is_busy or any(each in (500, 502) for each in statuses):
                 failed.append(name)
         tracebacks = served.errors.read_text().count("Traceback")
+    together = stalls.pop(attackers.TOGETHER)
     slowest, largest = max(stalls, key=stalls.__getitem__), max(refused, key=memory.__getitem__)
     told = f"{len(stalls)} attacks by a request: "
     return [
         row(f"{told}longest wait of another client ({slowest})", [stalls[slowest]], "s",
             at_most=LONGEST),
+        row(f"the same for {attackers.TOGETHER}", [together], "s"),
         row(f"memory for one of the {len(refused)} that are refused ({largest})", [memory[largest]],
             "MB", at_most=MOST_MEMORY),
         row(f"{told}500s, other clients refused, work left", [len(failed)], "", at_most=0),
