@@ -10,8 +10,9 @@ import contextlib
 import hashlib
 import json
 import re
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -19,6 +20,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+
+from tests.bad_servers import resets
 
 TOKEN = "hf_secret"
 LARGEST_REGULAR = 100
@@ -50,7 +53,10 @@ class HubServer:
         fail_with: a status with which to answer everything, or None.
         read_only: whether the token may not write.
         fail_after: requests that are answered well all the same, and at once.
+        behave: what is done with a connection instead of an answer, or None.
         hang: seconds to wait before any answer.
+        verify_at: where an upload has to be told of, with the token; nowhere if empty.
+        drop_uploads: how many uploads are reset before they are read.
         after_commit: what the addresses of commits end with.
     """
 
@@ -60,7 +66,10 @@ class HubServer:
         self.fail_with: int | None = None
         self.fail_after = 0
         self.read_only = False
+        self.behave: Callable[[socket.socket], None] | None = None
         self.hang = 0.0
+        self.verify_at = ""
+        self.drop_uploads = 0
         self.after_commit = ""
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
@@ -122,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         hub = self.hub
+        if self.command == "PUT" and hub.drop_uploads:
+            hub.drop_uploads -= 1
+            self.close_connection = True
+            return resets(self.connection)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path == "/api/agent-harnesses":  # The client asks it once a day, whatever it does.
             return self.answer(404, {})
@@ -129,6 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
         is_well = len(hub.requests) <= hub.fail_after
         if hub.hang and not is_well:
             hub.stopping.wait(hub.hang)
+        if hub.behave is not None and not is_well:
+            self.close_connection = True
+            with contextlib.suppress(OSError):
+                hub.behave(self.connection)
+            return None
         if hub.fail_with is not None and not is_well:
             return self.answer(hub.fail_with, {"error": "as it was told"})
         if self.command == "PUT":  # An address that was given out needs no token, as on S3.
@@ -206,6 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
                     return 409, {"error": "exists", "url": f"{hub.url}/{name}"}
                 hub.repositories[name] = Repository(wanted.get("visibility") == "private")
                 return 200, {"url": f"{hub.url}/{name}"}
+            case "POST", ["verify"]:
+                return 200, {}
             case "POST", ["api", "validate-yaml"]:
                 return 200, {"errors": [], "warnings": []}
             case "POST", [owner, name, "info", "lfs", "objects", "batch"]:
@@ -225,7 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return 404, {"error": f"not stood in for: {self.command} {self.path}"}
 
     def upload(self, oid: str) -> dict[str, object]:
-        return {"actions": {"upload": {"href": f"{self.hub.url}/blobs/{oid}"}}}
+        upload: dict[str, object] = {"upload": {"href": f"{self.hub.url}/blobs/{oid}"}}
+        told = {"verify": {"href": self.hub.verify_at}} if self.hub.verify_at else {}
+        return {"actions": upload | told}
 
     def of_repository(
         self, method: str, repo_id: str, repository: Repository, rest: list[str], body: bytes

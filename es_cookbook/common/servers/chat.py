@@ -124,16 +124,16 @@ def _failure(reply: Reply) -> AskAgainError | RefusedError:
     what = f"HTTP {status}: {said}".removesuffix(": ")
     if reply.status_code < 500 and reply.status_code not in _TOO_EARLY:
         return RefusedError(what, reply.status_code)
-    return AskAgainError(what, _seconds(reply.headers.get("retry-after", "")))
+    return AskAgainError(what, retry_after(reply.headers.get("retry-after", "")))
 
 
-def _seconds(retry_after: str) -> float:
+def retry_after(header: str) -> float:
     """What a `Retry-After` header asks for: seconds, or a time of day; 0 for what is neither."""
     try:
-        return max(0.0, float(retry_after))
+        return max(0.0, float(header))
     except ValueError:
         pass
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
     except (ValueError, TypeError, OverflowError):
         return 0.0

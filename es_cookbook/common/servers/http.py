@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 4 << 20
 """Read of one reply."""
+_PIECE = 1 << 16
 MOST_VALUES = 2**17
 """Of one reply in JSON, as `parsed` counts them."""
 
@@ -50,22 +51,32 @@ class Reply(NamedTuple):
 
 
 async def fetched(
-    method: str, url: str, headers: Mapping[str, str], body: bytes | None, seconds: float
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes | Iterable[bytes] | None,
+    seconds: float,
 ) -> Reply:
     """Send one request; give its reply, of whatever status.
 
+    A body may come in pieces, in which case `headers` hold its length.
+
     Raises:
-        TimeoutError: The reply is not there, or not whole, after so many seconds.
+        TimeoutError: The reply is not there, or not whole, after so many seconds; they begin again
+            with each piece of the body that is sent.
         NoReplyError: There is none.
     """
     import httpx2  # 150 ms, which every command would wait for.
 
     headers = {"Accept-Encoding": "identity", **headers}
     try:
-        with anyio.fail_after(seconds):
+        with anyio.fail_after(seconds) as scope:
+            pieces = (
+                body if body is None or isinstance(body, bytes) else _sent(body, scope, seconds)
+            )
             async with (
                 httpx2.AsyncClient(verify=_certificates(), timeout=None) as client,
-                client.stream(method, url, headers=headers, content=body) as reply,
+                client.stream(method, url, headers=headers, content=pieces) as reply,
             ):
                 received = await _read(reply)
     # ImportError: of a proxy that needs a package; ValueError: of an address that is none.
@@ -108,6 +119,15 @@ def bearer(key: str, variable: str) -> dict[str, str]:
     if not re.fullmatch("[!-~]*", key):
         raise ConfigError(f"the key in {variable} must be ASCII characters without spaces")
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def _sent(
+    body: Iterable[bytes], scope: anyio.CancelScope, seconds: float
+) -> AsyncIterator[bytes]:
+    for piece in body:
+        for begin in range(0, len(piece), _PIECE):
+            scope.deadline = anyio.current_time() + seconds
+            yield piece[begin : begin + _PIECE]
 
 
 async def _read(reply: "httpx2.Response") -> bytes:

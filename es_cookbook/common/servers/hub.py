@@ -89,7 +89,7 @@ def check_repository(kind: Literal["model", "dataset"], name: str) -> Reply:
 
 def _about(url: str, headers: Mapping[str, str], seconds: float) -> Reply:
     # The event loop's own lookup would hold up the program's end.
-    if not getproxies().keys() - {"no"}:
+    if is_direct():
         socket.getaddrinfo(urlsplit(url).hostname, None)
 
     async def ask() -> Reply:
@@ -113,6 +113,11 @@ async def _followed(url: str, headers: Mapping[str, str], seconds: float, redire
     if redirects and reply.status_code in _REDIRECTS and is_here:
         return await _followed(target, headers, seconds, redirects - 1)
     return reply
+
+
+def is_direct() -> bool:
+    """Whether servers are asked by this machine, and not by a proxy that looks up their names."""
+    return not getproxies().keys() - {"no"}
 
 
 def _too_slow(seconds: float) -> TimeoutError:

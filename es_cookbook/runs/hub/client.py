@@ -17,15 +17,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
-from es_cookbook.common.servers.http import MOST_BYTES, NoReplyError, brief
+from es_cookbook.common.servers.http import NoReplyError, brief
 from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, named, within
+from es_cookbook.common.servers.library import SECONDS, bounded
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory import CONFIG, HISTORY, METRICS, OPTIONS
 from es_cookbook.runs.history.store import read_history
@@ -39,6 +40,16 @@ in this order no generation is without them."""
 RUN_FOLDER = "run"
 MAIN = "main"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")
+_NO_ANSWERS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What the library raises about an answer of another form."""
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -91,11 +102,18 @@ def _is_left_out(path: Path) -> bool:
     return hidden or any(part.endswith(_NOT_PUSHED) for part in path.parts)
 
 
-def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -> str:
+def push(
+    path: Path,
+    repo_id: str,
+    revision: str = MAIN,
+    private: bool = True,
+    seconds: float = SECONDS,
+) -> str:
     """Push an export or a run directory. Returns the address of the commit.
 
     Repository and branch (`revision`, from the state of `main`) are made if there are none; if
-    `private`, the repository is made private, and a public one refused.
+    `private`, the repository is made private, and a public one refused. A reply may take so many
+    seconds after the last piece of its request was sent; what fails is tried five times again.
 
     Raises:
         RunDirectoryError: There is nothing to push.
@@ -105,29 +123,39 @@ def push(path: Path, repo_id: str, revision: str = MAIN, private: bool = True) -
     token = _token()
     files = files_to_push(path)
     # Imported only here: a run that pushes nothing needs none of it.
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import HfApi
 
-    _limit_replies()
     api = HfApi(token=token)
     try:
-        _make_repository(api, repo_id, private)
-        if revision != MAIN:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        operations = [
-            CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
-            for name, content in files.items()
-        ]
-        message = f"Push {plural(len(operations), 'file')} with es_cookbook"
-        done = api.create_commit(
-            repo_id, operations, commit_message=message, revision=revision, num_threads=2
-        )
+        with bounded(seconds):
+            done = _committed(api, repo_id, files, revision, private)
     except HubError:
         raise
     # The library raises its own errors, those of HTTP, of sockets and of the Rust below it; to the
     # user all of them are one thing.
     except Exception as error:
         raise _push_error(error, api, repo_id) from error
-    return brief(done.commit_url)  # It is the server's, and printed.
+    return brief(done)  # It is the server's, and printed.
+
+
+def _committed(
+    api: "HfApi", repo_id: str, files: Mapping[str, Path | bytes], revision: str, private: bool
+) -> str:
+    """Make one commit of the files. Returns its address."""
+    from huggingface_hub import CommitOperationAdd
+
+    _make_repository(api, repo_id, private)
+    if revision != MAIN:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    operations = [
+        CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+        for name, content in files.items()
+    ]
+    message = f"Push {plural(len(operations), 'file')} with es_cookbook"
+    done = api.create_commit(
+        repo_id, operations, commit_message=message, revision=revision, num_threads=2
+    )
+    return done.commit_url
 
 
 def check_push(repo_id: str, private: bool, seconds: float) -> str | None:
@@ -178,7 +206,6 @@ def _asked(repo_id: str, private: bool, seconds: float) -> str | None:
     token = _token()
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    _limit_replies()
     api = HfApi(token=token)
 
     def ask() -> None:
@@ -188,7 +215,8 @@ def _asked(repo_id: str, private: bool, seconds: float) -> str | None:
         api.preupload_lfs_files(repo_id, [file])
 
     try:
-        within(seconds, ask)
+        with bounded(seconds):
+            within(seconds, ask)
     except HubError:
         raise
     except Exception as error:  # As in `push`.
@@ -224,6 +252,9 @@ def _push_error(error: Exception, api: "HfApi", repo_id: str) -> HubError:
 
 def _reason(error: Exception, repo_id: str) -> str:
     """Half a sentence, the same for the same reason: no times, addresses or request numbers."""
+    from huggingface_hub.errors import HFValidationError
+
+    error = _cause(error)
     status = getattr(getattr(error, "response", None), "status_code", None)
     match status:
         case 401:
@@ -236,35 +267,17 @@ def _reason(error: Exception, repo_id: str) -> str:
             return f"it answered with status {status}"
         case _ if isinstance(error, TimeoutError):
             return f"it {error}"
+        case _ if isinstance(error, _NO_ANSWERS) and not isinstance(error, HFValidationError):
+            return "it answered with what is no answer of the Hub"
         case _:
             return named(error)
 
 
-def _limit_replies() -> None:
-    """From now on this process reads no reply of the Hub beyond `MOST_BYTES`, and unpacks none."""
-    from huggingface_hub import get_session
-
-    session: Any = get_session()
-    client = sys.modules[type(session).__module__.partition(".")[0]]  # httpx or httpx2
-
-    class _Limited(client.SyncByteStream):
-        def __init__(self, stream: Any) -> None:  # noqa: ANN401
-            self._stream = stream
-
-        def __iter__(self) -> Iterator[bytes]:
-            size = 0
-            for chunk in self._stream:
-                if (size := size + len(chunk)) > MOST_BYTES:
-                    raise NoReplyError(f"a reply of more than {MOST_BYTES >> 20} MB")
-                yield chunk
-
-        def close(self) -> None:
-            self._stream.close()
-
-    def limit(response: Any) -> None:  # noqa: ANN401
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise NoReplyError("a compressed reply, which was not asked for")
-        response.stream = _Limited(response.stream)
-
-    session.headers["Accept-Encoding"] = "identity"
-    session.event_hooks["response"].append(limit)
+def _cause(error: Exception) -> Exception:
+    """What the library's own errors wrap: a status, or a reply that there is not."""
+    found = error
+    while not isinstance(found, NoReplyError) and not hasattr(found, "response"):
+        if not isinstance(found.__cause__, Exception):
+            return error
+        found = found.__cause__
+    return found

@@ -199,7 +199,7 @@ def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
         expected = "it answered with status 501"
     else:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-        expected = "ConnectError: "
+        expected = "ConnectionRefusedError: "
     HubPush(repo_id="me/run", timeout=0.2 if trouble == "hangs" else 20).check()
     (warning,) = caplog.messages
     assert expected in warning

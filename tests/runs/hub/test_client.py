@@ -25,7 +25,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
         server.lead_here(monkeypatch)
         yield server
-    close_session()  # It takes short replies only, and no other address.
+    close_session()  # It has connections to the server.
 
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:
@@ -188,7 +188,7 @@ def test_no_network_is_one_sentence(
     with pytest.raises(HubError) as refused:
         push(export, "me/model")
     said = str(refused.value)
-    assert said.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectError: ")
+    assert said.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectionRefusedError: ")
     assert "\n" not in said
 
 
