@@ -192,7 +192,7 @@ def until_stdout_closes() -> Generator[None]:
 
     Raises:
         SystemExit: With the code by which a shell knows the end of such a program, 141; with 1
-            where stdout cannot be written, which is said on stderr.
+            where stdout cannot be written or was closed meanwhile, which is said on stderr.
     """
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
@@ -202,6 +202,9 @@ def until_stdout_closes() -> Generator[None]:
         with contextlib.suppress(AttributeError, ValueError):  # A reward, say, has closed it.
             sys.stdout.flush()
     except BaseException as error:
+        if isinstance(error, ValueError) and getattr(sys.stdout, "closed", False):
+            print("stdout cannot be written: what was called meanwhile closed it", file=sys.stderr)
+            raise SystemExit(1) from None
         full = str(error.strerror) if type(error) is OSError and _is_full() else ""
         if not (full or _is_closed()):
             raise

@@ -17,6 +17,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Self, TypeAlias, cast
 
 import chz
@@ -165,16 +166,35 @@ async def graded(
 def reward_and_metrics(found: object) -> tuple[float, Metrics]:
     """Check what a reward function returned.
 
+    A number is one of Python's, NumPy's or torch's; a truth value counts as 0 or 1.
+
     Raises:
         EnvError: Neither a finite number nor one with finite metrics.
     """
     value, metrics = found, cast(object, {})
     if isinstance(found, tuple) and len(cast("tuple[object, ...]", found)) == 2:
         value, metrics = cast("tuple[object, object]", found)
+    value = _plain(value)
+    if isinstance(metrics, Mapping):
+        entries = cast("Mapping[object, object]", metrics)
+        metrics = {name: _plain(each) for name, each in entries.items()}
     if not is_measured(value):
         raise EnvError(f"must return a finite number, or one and metrics, found {shown(found)}")
     check_metrics("must return", metrics)
     return float(cast(float, value)), cast(Metrics, metrics)
+
+
+def _plain(value: object) -> object:
+    """A single number of NumPy or torch, or a `Decimal`, as Python's own; else as it is.
+
+    An array or a tensor without axes is one; one of shape [1] is a list.
+    """
+    if type(value) in (float, int, bool):
+        return value
+    if isinstance(value, Decimal):
+        return math.nan if value.is_nan() else float(value)
+    item: object = getattr(value, "item", None)
+    return item() if getattr(value, "shape", None) == () and callable(item) else value
 
 
 def check_arity(reward: RewardFunction) -> None:

@@ -4,11 +4,15 @@ import math
 import pickle
 import re
 from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 
 import chz
 import numpy as np
 import pytest
+import torch
 
 from es_cookbook.common.configs import Names, config_from_json, config_to_json
 from es_cookbook.common.errors import DataError, EnvError
@@ -30,9 +34,31 @@ async def test_a_function_with_metrics_is_a_reward() -> None:
     assert (grade.reward, grade.metrics) == (1.0, {"characters": 2, "of": 7.0})
 
 
-async def test_a_number_of_numpy_is_a_reward() -> None:
-    grade = await graded(lambda text, row: np.float32(0.5), "", {}, WHERE)
-    assert grade.reward == 0.5 and type(grade.reward) is float
+NUMBERS = {
+    "bool": (True, 1.0),
+    "int": (3, 3.0),
+    "Fraction": (Fraction(1, 4), 0.25),
+    "Decimal": (Decimal("0.25"), 0.25),
+    "np.bool_": (np.bool_(True), 1.0),
+    "an array of bool": (np.array(False), 0.0),
+    **{f"np.{k.__name__}": (k(2), 2.0) for k in (np.float16, np.float32, np.int8, np.uint64)},
+    "an array": (np.array(0.5), 0.5),
+    **{
+        str(dtype): (torch.tensor(1, dtype=dtype), 1.0)
+        for dtype in (torch.bool, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+    },
+    "a tensor with a gradient": (torch.tensor(0.5, requires_grad=True), 0.5),
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+async def test_a_single_number_of_any_kind_is_a_reward_and_a_metric(kind: str) -> None:
+    found, value = NUMBERS[kind]
+    for given in (found, (found, {"also": found})):
+        grade = await graded(lambda text, row, given=given: given, "", {}, WHERE)
+        assert grade.reward == value and type(grade.reward) is float
+    assert grade.metrics == {"also": value} and isinstance(grade.metrics["also"], Real)
+    assert type(grade.metrics["also"]).__module__ in ("builtins", "fractions")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +68,16 @@ async def test_a_number_of_numpy_is_a_reward() -> None:
         (math.nan, "a finite number, or one and metrics, found float nan"),
         (-math.inf, "a finite number, or one and metrics, found float -inf"),
         ("1", "a finite number, or one and metrics, found str '1'"),
+        (np.array(["a"])[0], "a finite number, or one and metrics, found str_ np.str_('a')"),
+        (np.array([1.0]), "a finite number, or one and metrics, found ndarray array([1.])"),
+        (torch.tensor([1.0]), "a finite number, or one and metrics, found Tensor tensor([1.])"),
+        (torch.tensor(math.nan), "a finite number, or one and metrics, found Tensor tensor(nan)"),
+        (Decimal("sNaN"), "a finite number, or one and metrics, found Decimal Decimal('sNaN')"),
+        (Decimal("1e999"), "a finite number, or one and metrics, found Decimal Decimal('1E+999')"),
+        (
+            np.complex64(1),
+            "a finite number, or one and metrics, found complex64 np.complex64(1+0j)",
+        ),
         ((1.0, {}, 3), "a finite number, or one and metrics, found tuple (1.0, {}, 3)"),
         ((1.0, 2.0), "metrics as a mapping, found float 2.0"),
         ((1.0, {"a": None}), "finite numbers as metrics, found NoneType None for 'a'"),
