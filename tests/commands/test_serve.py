@@ -16,11 +16,13 @@ import httpx
 import psutil
 import pytest
 from openai import AsyncOpenAI, NotFoundError
+from typing_extensions import override
 
 from es_cookbook import train
 from es_cookbook.bridges.endpoint.app import application
+from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.commands.serve import Served, ServedRun, served_run
-from es_cookbook.engines.base import SampleRequest
+from es_cookbook.engines.base import Progress, SampleRequest
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Action, Observation, SamplingParams
@@ -57,6 +59,19 @@ def other_path(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Path
     path = tmp_path_factory.mktemp("other") / "other"
     anyio.run(train.main, chz.replace(config, log_path=str(path), seed=config.seed + 1))
     return path
+
+
+class Followed(Progress):
+    """Keeps what it is told: what a stream is told, which sends together what is not read yet."""
+
+    follows = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, ...]] = []
+
+    @override
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        self.told.append(tuple(tokens_T))
 
 
 def _client(served: Served) -> AsyncOpenAI:
@@ -106,7 +121,11 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
         for name in ("centre", "genome-1"):
             stream = await client.completions.create(model=name, prompt=list(prompt_T), **more)
             pieces = [piece.choices[0].text async for piece in stream]
-            assert "".join(pieces) == expected[name] and len(pieces) > 3
+            assert "".join(pieces) == expected[name]
+            seen, progress = Observation(prompt_T, max_tokens=8), Followed()
+            action = await served.sample(name, seen, Draw(seed=7), 0, progress)
+            grown = [action.tokens_T[:length] for length in range(1, len(action.tokens_T))]
+            assert grown[:4] == progress.told[:4] and len(grown) > 3
         told: Any = {"prompt": [*prompt_T, *prompt_T], "echo": True, "logprobs": 1, "max_tokens": 1}
         for name in ("base", "genome-1"):
             scored = (await client.completions.create(model=name, **told)).choices[0].logprobs

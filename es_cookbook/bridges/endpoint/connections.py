@@ -3,9 +3,13 @@
 uvicorn's HTTP by h11, with limits that uvicorn has not, of time above all. A request without a key
 is refused when its head is there, and its body is thrown away unread, so a stranger costs a head of
 `MOST_HEAD` bytes at a time. Whoever does not finish a request, or does not read its refusal, is
-closed after some seconds, an idle connection too; of those that have never shown a right key the
-oldest is closed when there are too many. What a key has opened is left alone until its answer is
-sent, however long that takes, but for its body, which has to come.
+closed after some seconds; of those that have never shown a right key the oldest is closed when
+there are too many. What a key has opened is left alone until its answer is sent, however long that
+takes, but for its body, which has to come.
+
+Limits are above what honest programs do: a thousand connections that are opened at once, before any
+of them has sent anything, are all answered; and a connection stays open between requests for longer
+than programs usually wait, since a request that is sent while it is closed is lost.
 
 Reads are small: many bytes of one client do not hold up the others. It is h11 whether httptools is
 installed or not: that one limits no head, and a part of a body costs the same by both.
@@ -15,6 +19,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import resource
 import socket
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -41,6 +46,8 @@ _READ_OF_HEAD, _READ_OF_BODY = 2 << 10, 16 << 10
 """Bytes at once. A head has some hundred; what comes behind it waits until the key is checked."""
 _ACCEPTED_AT_ONCE, _QUEUE = 64, 2048
 """Connections: those accepted before any of them is looked at, and those that the system holds."""
+_DESCRIPTORS = 1 << 14
+"""Files and connections that the process asks the system for; often it has 1,024."""
 _SECONDS_TO_ANSWER = 2
 """For what is under way when the process is told to end: an answer may take minutes."""
 _SAID = {
@@ -58,16 +65,19 @@ class ConnectionLimits:
     """What is granted to connections.
 
     Attributes:
-        head: seconds for a request up to its body, or in which nothing comes.
+        head: seconds for a request up to its body, or, without a right key, in which nothing comes.
         body: seconds for a body after its key was found right.
+        idle: seconds in which who has shown a right key asks nothing.
         linger: seconds in which a client may read why it is refused.
-        strangers: connections that have never shown a right key.
+        strangers: connections that have never shown a right key; fewer, where the process may have
+            few descriptors.
     """
 
     head: float = 8.0
     body: float = 60.0
+    idle: float = 75.0
     linger: float = 2.0
-    strangers: int = 256
+    strangers: int = 2048
 
 
 def key_is_right(scope: Scope) -> None:
@@ -83,18 +93,32 @@ class _Crowd:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
+        self._most = min(limits.strangers, _descriptors() // 4)
         self.buffer = memoryview(bytearray(_READ_OF_BODY))
         self._strangers: dict[Connection, None] = {}
 
     def enter(self, connection: "Connection") -> None:
         self._strangers[connection] = None
-        if len(self._strangers) > self.limits.strangers:
+        if len(self._strangers) > self._most:
             oldest = next(iter(self._strangers))
             self.leave(oldest)
             oldest.transport.abort()
 
     def leave(self, connection: "Connection") -> None:
         self._strangers.pop(connection, None)
+
+
+def _descriptors() -> int:
+    """How many the process may have, after it has asked for more if it has few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # Of some systems the limit is lower still.
+        return soft
+    return wanted
 
 
 class _Reader(h11.Connection):
@@ -213,7 +237,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self.conn.their_state is h11.SEND_BODY:
             self._hang_up()
             return
-        self._within(self._crowd.limits.head, self._late)
+        limits = self._crowd.limits
+        self._within(limits.idle if self._is_known else limits.head, self._late)
         super().on_response_complete()
         self._unset_keepalive_if_required()  # A reset connection would leave it behind.
 

@@ -264,8 +264,6 @@ def _draw(fields: JsonObject, most: int | None, logprobs: bool) -> Draw:
 def _stream(fields: JsonObject) -> tuple[bool, bool]:
     stream = fields.take("stream", bool, False)
     found = fields.take("stream_options", dict, None)
-    if found and not stream:
-        raise FieldError("stream_options", "go with stream=true alone")
     options = JsonObject(found or {}, "stream_options")
     usage = options.take("include_usage", bool, False)
     options.take("include_obfuscation", bool, None)

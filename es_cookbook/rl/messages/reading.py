@@ -45,6 +45,8 @@ _UNDESCRIBED: Mapping[str, str | Json] = {
 }
 """What templates expect of every function."""
 _LONGEST_NAME = 128
+_KEPT = "cache_control"
+"""A field for the service's caches, of messages, their parts and tools."""
 _NOTHING = ("", [], {})
 _WORDS: Mapping[type, str] = {
     bool: "true or false",
@@ -88,8 +90,7 @@ class JsonObject:
     def __init__(self, found: object, where: str = "") -> None:
         if not isinstance(found, dict):
             raise FieldError(where, f"must be an object, and is {_word(found)}")
-        fields = cast("dict[str, object]", found).items()
-        self._left = {name: value for name, value in fields if value is not None}
+        self._left = _given(found)
         self._read: list[str] = []
         self.where = where
 
@@ -143,9 +144,10 @@ class JsonObject:
         """Refuse fields with another value than these, which change nothing."""
         for name, values in accepted.items():
             found = self._left.pop(name, None)
+            found = _given(found) if isinstance(found, dict) else found
             is_bool = isinstance(found, bool)  # false is no 0.
             same = (found == each and isinstance(each, bool) == is_bool for each in values)
-            if found is not None and not any(same):
+            if found is not None and found not in _NOTHING and not any(same):
                 listed = ", ".join(map(as_json, values)) or "null"
                 raise FieldError(self.at(name), f"cannot be kept here; accepted is {listed}")
 
@@ -165,6 +167,12 @@ class JsonObject:
             if value not in _NOTHING:
                 hint = nearest(name[:60], self._read)
                 raise FieldError(self.at(name), f"is not read {of}; {hint}")
+
+
+def _given(found: object) -> dict[str, object]:
+    """An object's fields that are not null."""
+    fields = cast("dict[str, object]", found).items()
+    return {name: value for name, value in fields if value is not None}
 
 
 def _word(found: object) -> str:
@@ -281,7 +289,8 @@ def read_message(fields: JsonObject, also: Collection[str] = ()) -> Said:
         said = Said(message, answers=answers, where=fields.at("tool_call_id"))
     else:
         said = Said(Message(role, read_content(fields)))
-    fields.idle(*also)
+    fields.unless_neutral({"type": ("message", "text")})  # As lm-evaluation-harness writes.
+    fields.idle(_KEPT, *also)
     fields.only(of=f"in a message of the role {role}")
     return said
 
@@ -320,7 +329,7 @@ def read_content(fields: JsonObject, name: str = "content", *default: str) -> st
         if kind not in _TEXTS:
             raise FieldError(part.at("type"), f"must be {' or '.join(_TEXTS)}, found {kind!r:.60}")
         texts.append(part.text(_TEXTS[kind]))
-        part.idle("annotations", "logprobs")  # Of answers.
+        part.idle("annotations", "logprobs", _KEPT)  # Of answers, and for caches.
         part.only()
     return "\n".join(texts)
 
@@ -370,6 +379,7 @@ def function_of(fields: JsonObject) -> JsonObject:
 
 
 def _tool(fields: JsonObject) -> ToolSchema:
+    fields.idle(_KEPT)
     fields = function_of(fields)
     fields.take("strict", bool, None)
     shown = fields.rest()

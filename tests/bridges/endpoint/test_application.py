@@ -527,7 +527,6 @@ def tool_of(**fields: object) -> dict[str, Any]:
         ),
         ({"tool_choice": "required"}, "tool_choice must be none or auto where there are no tools"),
         ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
-        ({"stream_options": {"include_usage": True}}, "stream_options go with stream=true alone"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -39,7 +39,7 @@ from tests.chat_templates import CHATML, tokenizer_with
 pytestmark = pytest.mark.anyio
 
 KEY = "sesame"
-SHORT = ConnectionLimits(head=0.3, body=0.3, linger=0.2)
+SHORT = ConnectionLimits(head=0.3, body=0.3, idle=0.3, linger=0.2)
 """Seconds that tests can wait for."""
 PATIENCE = 20.0
 
@@ -226,6 +226,26 @@ async def test_of_many_that_show_no_key_the_oldest_is_closed() -> None:
         for stream in (*others[many - 4 :], known):  # The others, and one that is known, go on.
             await stream.send(ours)
             assert statuses(await rest_of(stream)) == [200]
+
+
+async def test_connections_that_are_opened_at_once_before_any_asks_are_all_answered() -> None:
+    async with serving() as port:
+        streams = [await connected(port) for _ in range(600)]
+        for stream in streams:
+            await stream.send(request())
+        for stream in streams:
+            assert statuses(await rest_of(stream)) == [200]
+
+
+async def test_who_has_shown_the_key_may_ask_again_later_than_a_stranger_has_to() -> None:
+    async with serving(limits=ConnectionLimits(head=0.3)) as port:
+        stream, stranger = await connected(port), await connected(port)
+        for _ in range(2):
+            await stream.send(request(close=False))
+            assert statuses(await stream.receive()) == [200]
+            await anyio.sleep(1)
+        assert await rest_of(stranger) == b""
+        await stream.aclose()
 
 
 async def test_nothing_of_a_strangers_body_is_waited_for() -> None:
@@ -447,7 +467,8 @@ async def test_a_server_that_is_told_to_end_is_held_up_by_nobody(seconds: float)
 
 
 _ENDLESS = """
-import anyio, socket
+import anyio, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, int(sys.argv[1])))
 from es_cookbook.bridges.endpoint.app import serve
 from tests.bridges.endpoint.test_connections import Slow
 with socket.create_server(("127.0.0.1", 0)) as bound:
@@ -458,7 +479,7 @@ with socket.create_server(("127.0.0.1", 0)) as bound:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_server_that_is_told_to_end_waits_for_no_answer(*, stream: bool) -> None:
-    command = [sys.executable, "-c", _ENDLESS]
+    command = [sys.executable, "-c", _ENDLESS, "128"]
     async with await anyio.open_process(command, stderr=None) as process:
         assert process.stdout is not None
         port = int(await process.stdout.receive())
@@ -470,3 +491,23 @@ async def test_a_server_that_is_told_to_end_waits_for_no_answer(*, stream: bool)
             process.send_signal(signal.SIGTERM)
             with anyio.fail_after(PATIENCE):
                 await process.wait()
+
+
+@pytest.mark.parametrize("most", [128, 4096])
+async def test_half_open_connections_leave_others_room_whatever_the_system_grants(
+    most: int,
+) -> None:
+    """Of 128 descriptors strangers have a quarter; more are asked for, where there are more."""
+    command = [sys.executable, "-c", _ENDLESS, str(most)]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        port = int(await process.stdout.receive())
+        others = [await connected(port) for _ in range(200)]
+        models = head("Connection: close", line="GET /v1/models HTTP/1.1")
+        assert statuses(await asked(port, models)) == [200]
+        for stream in others:
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await stream.send(models)
+        answered = [statuses(await rest_of(stream)) for stream in others]
+        process.kill()
+    assert answered.count([200]) == (31 if most == 128 else 200)

@@ -354,6 +354,102 @@ async def test_a_mistake_is_told_with_its_place(
     assert (found.status_code, error["param"]) == (400, param) and what in error["message"]
 
 
+PART = {"type": "text", "text": "Hi."}
+ADD = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+NOTHING = ("audio", "function_call", "functions", "logit_bias", "modalities", "reasoning_effort")
+HARMLESS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "options of streams": ("chat/completions", {}, {"stream_options": {"include_usage": True}}),
+    "nulls": ("chat/completions", {}, dict.fromkeys((*NOTHING, "tools", "stop", "logprobs"))),
+    "empty arrays": ("chat/completions", {}, {each: [] for each in (*NOTHING, "tools")}),
+    "empty objects": ("chat/completions", {}, {each: {} for each in NOTHING}),
+    "choices without tools": (
+        "chat/completions",
+        {},
+        {"tool_choice": "auto", "parallel_tool_calls": True},
+    ),
+    "what lm-evaluation-harness says of messages": (
+        "chat/completions",
+        {},
+        {"messages": [{"role": "user", "content": "Hi.", "type": "text"}]},
+    ),
+    "marks for caches": (
+        "chat/completions",
+        {"tools": [{"type": "function", "function": ADD}]},
+        {
+            "messages": [{"role": "user", "content": [PART | CACHED], **CACHED}],
+            "tools": [{"type": "function", "function": ADD, **CACHED}],
+        },
+    ),
+    "strict": (
+        "chat/completions",
+        {"tools": [{"type": "function", "function": ADD}]},
+        {"tools": [{"type": "function", "function": ADD | {"strict": True}}]},
+    ),
+    "what OpenAI's objects hold": (
+        "chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "Hi."},
+                {"role": "assistant", "content": "", "tool_calls": [CALL]},
+                {"role": "tool", "content": "4", "tool_call_id": "c"},
+            ]
+        },
+        {
+            "messages": [
+                {"role": "user", "content": "Hi."},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "refusal": None,
+                    "annotations": [],
+                    "audio": None,
+                    "function_call": None,
+                    "provider_specific_fields": {},
+                    "tool_calls": [CALL | {"index": 0}],
+                },
+                {"role": "tool", "content": [PART | {"text": "4"}], "tool_call_id": "c"},
+            ]
+        },
+    ),
+    "nothing of a text": (
+        "completions",
+        {},
+        {"suffix": None, "best_of": None, "logit_bias": {}, "echo": None, "stop": None},
+    ),
+    "nothing of a response": (
+        "responses",
+        {},
+        {"reasoning": {"effort": None, "summary": None}, "text": {}, "include": []},
+    ),
+    "how much a response says": (
+        "responses",
+        {},
+        {"text": {"format": {"type": "text"}, "verbosity": None}, "reasoning": {}},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+async def test_what_changes_no_answer_is_accepted(what: str) -> None:
+    """Programs send it, with or without meaning it: the model is asked the same."""
+    path, plain, more = HARMLESS[what]
+    asked: dict[str, Any] = {
+        "chat/completions": {"messages": [{"role": "user", "content": "Hi."}]},
+        "completions": {"prompt": "Hi."},
+        "responses": {"input": "Hi."},
+    }[path]
+    speaker = Brief()
+    client, said = served(speaker), list[str]()
+    for body in (plain, more):
+        found = await client.post(f"/v1/{path}", json={"model": "centre", **asked, **body})
+        assert found.status_code == 200, found.text
+        said.append(speaker.said())
+        speaker.seen.clear()
+    assert said[0] == said[1] and said[0]
+
+
 async def test_a_body_has_a_key_once_and_is_utf_8() -> None:
     client = served(Brief())
     for content, what in (

@@ -83,8 +83,8 @@ def test_calls_without_results_wait_for_them_only_in_their_turn() -> None:
             "must be a string, and is an integer",
         ),
         (
-            [{**ASKED, "content": [{"type": "text", "text": "x", "cache_control": {"a": 1}}]}],
-            "messages[0].content[0].cache_control",
+            [{**ASKED, "content": [{"type": "text", "text": "x", "own": {"a": 1}}]}],
+            "messages[0].content[0].own",
             "is not read here; accepted: text, type",
         ),
         ("x", "messages", "must be an array, and is a string"),
