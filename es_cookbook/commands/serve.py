@@ -258,7 +258,9 @@ class Served(Endpoint):
                 if self._running:
                     self._idle = anyio.Event()
                     await self._idle.wait()
-                await self._go_to(place)
+                # A thread may be writing weights, which goes on where its caller is cancelled.
+                with anyio.CancelScope(shield=True):
+                    await self._go_to(place)
             self._running += 1
         try:
             yield

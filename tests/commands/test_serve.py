@@ -141,6 +141,41 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
 
 
 @pytest.mark.anyio
+async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
+    go_to, begun, ended = rebuilt.go_to, list[int](), list[int]()
+    asked, seen = anyio.CancelScope(), Observation((1, 2), max_tokens=8)
+
+    async def hung_up(generation: int) -> None:
+        asked.cancel()
+        begun.append(generation)
+        await go_to(generation)
+        ended.append(generation)
+
+    async def ask(name: str) -> str:
+        action = await served.sample(name, seen, Draw(seed=7), 0, Progress())
+        return action.text
+
+    async with anyio.create_task_group() as tasks:
+        served = Served(
+            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
+        )
+        names = ("centre", "genome-1", "generation-1", "genome-0", "genome-1")
+        expected = {name: await ask(name) for name in names}
+        monkeypatch.setattr(rebuilt, "go_to", hung_up)
+        for hangs_up, asks in zip(names, reversed(names), strict=True):
+            with anyio.CancelScope() as asked:
+                await ask(hangs_up)
+            assert begun == ended and await ask(asks) == expected[asks]
+        assert len(begun) > 5
+        tasks.cancel_scope.cancel()
+    await rebuilt.close()
+
+
+@pytest.mark.anyio
 async def test_several_runs_of_one_base_answer_from_one_engine(
     log_path: Path, other_path: Path
 ) -> None:
