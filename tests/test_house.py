@@ -149,6 +149,7 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 
 SPLIT_FOR_PEOPLE = {
+    "bridges.mcp.sessions": "bytes, which end a line as events of HTTP do, to count their values",
     "bridges.program.processes": "the last lines of a program's standard error, for a sentence",
     "checkpoints.tensors": "the first line of another library's error, for a sentence",
     "engines.torch.forward.self_check": "the first line of an error, for a sentence",

@@ -431,7 +431,7 @@ async def test_nothing_is_left_of_connections_and_requests() -> None:
     wrong = request(key="wrong")
     async with serving(limits=SHORT) as port:
 
-        async def round_() -> tuple[int, int, int]:
+        async def round_() -> tuple[int, int]:
             reply = await asked(port, request(close=False) * 50)
             assert statuses(reply) == [200] * 50
             for sent in [request(), wrong, request()[:-3], b"rubbish\r\n\r\n", b""] * 10:
@@ -439,16 +439,16 @@ async def test_nothing_is_left_of_connections_and_requests() -> None:
                 await stream.send(sent)
                 await stream.aclose()
             with anyio.fail_after(PATIENCE):
-                while (open_ := descriptors()) > before + 1:  # A last one is about to be closed.
+                while descriptors() > before + 1:  # A last one is about to be closed.
                     await anyio.sleep(0.05)
             gc.collect()
             kept = sum(type(each).__name__ == "Connection" for each in gc.get_objects())
-            return open_, kept, len(asyncio.all_tasks())
+            return kept, len(asyncio.all_tasks())
 
         await asked(port, request())
-        before = descriptors()
-        first = await round_()
-        assert await round_() == first and first[1] <= 1
+        before, usual = descriptors(), len(asyncio.all_tasks())
+        for kept, tasks in [await round_() for _ in range(3)]:  # Of the last ones a moment's.
+            assert kept <= 2 and tasks <= usual + 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
