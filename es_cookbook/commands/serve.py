@@ -335,6 +335,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
         # What was loaded stays: to look through it for garbage, as large requests make Python do,
         # takes a third of a second in which nobody is answered.
         gc.collect()
@@ -381,8 +382,9 @@ def _bound(config: ServeConfig) -> socket.socket:
     Raises:
         ConfigError: It is taken, or there is no such address here.
     """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port))
+        return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
         known = (error.errno or 0) > 0  # a name that is not found has a number of its own
         why = os.strerror(error.errno or 0) if known else error.strerror or str(error)

@@ -42,6 +42,18 @@ NAMES = [
 ]
 
 
+def _own_hosts() -> Sequence[str]:
+    """Addresses of this machine alone."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return ["127.0.0.1"]
+    return ["127.0.0.1", "::1"]
+
+
+HOSTS = _own_hosts()
+
+
 @pytest.fixture(scope="module")
 def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of three generations."""
@@ -298,6 +310,7 @@ def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
         log_path,
         f"also={other_path}",
         "trust=tests",
+        f"host={HOSTS[-1]}",
         "port=0",
     ]
     process = programs.start(command, files)
@@ -323,10 +336,12 @@ async def _address(said: Path, process: int) -> Sequence[str]:
 
 
 def test_what_cannot_be_served_is_refused(log_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        said = refused("serve", str(log_path), "trust=tests", f"port={port}")
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; give another" in said
+    for host in HOSTS:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as taken:
+            port = taken.getsockname()[1]
+            said = refused("serve", str(log_path), "trust=tests", f"host={host}", f"port={port}")
+        assert f"cannot listen on {host}:{port}: Address already in use; give another" in said
     assert "who is served? Give log_path=RUN or model_name=MODEL" in refused("serve")
     assert "port must be in [0, 65535], found 99999" in refused("serve", "port=99999")
     assert "key must be of letters" in refused("serve", str(log_path), "key=a b")
