@@ -432,7 +432,10 @@ print('{{"reward": 2}}')
 
 
 async def test_what_a_program_leaves_behind_has_no_key(tmp_path: Path) -> None:
-    """The process that it leaves holds its output open, which is waited for."""
+    """The process that it leaves holds its output open, which is waited for.
+
+    It may get an answer in the moment until the run learns that the program has exited.
+    """
     told = tmp_path / "told"
     code = f"""
 ask("a")
@@ -445,10 +448,12 @@ os.setsid()
 os.write(writing, b"x")
 while os.getppid() == parent:
     time.sleep(0.01)
-open({str(told)!r}, "w").write(json.dumps(ask("b")))
+while isinstance(found := ask("b"), str):
+    time.sleep(0.3)
+open({str(told)!r}, "w").write(json.dumps(found))
 """
-    groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1])
-    assert [step.action.text for step in only(groups).transitions] == ["0:a"]
+    groups, _ = await run([problem(tmp_path, code, max_turns=3)], genomes=GENOMES[:1])
+    assert only(groups).reward == 1
     assert not told.exists() or json.loads(told.read_text())["code"] == "invalid_api_key"
     assert not left_behind()
 
