@@ -35,9 +35,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import FrameType, TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -60,6 +60,7 @@ _RELENTLESS = 20e-6
 """Seconds between alarms once code has swallowed one: it cannot go on for longer than that."""
 
 _logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 GUEST: "contextvars.ContextVar[Clock | None]" = contextvars.ContextVar("guest", default=None)
@@ -85,6 +86,13 @@ def nobody_has_control() -> Generator[None]:
         yield
     finally:
         guest.go_on(guest)
+
+
+def in_background(work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
+    """A task that is no guest's: not the user's code, and not to be interrupted in its midst."""
+    context = contextvars.copy_context()
+    context.run(GUEST.set, None)
+    return asyncio.create_task(work, context=context)
 
 
 @contextlib.asynccontextmanager

@@ -48,6 +48,7 @@ from es_cookbook.common.files import num_values
 from es_cookbook.common.servers.http import MOST_BYTES, MOST_VALUES
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.tools import Result, cut, failed
+from es_cookbook.rl.timeouts import in_background
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -92,7 +93,7 @@ class Session:
         self._why, self._unread = "", ""
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
         self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
-        self.living = asyncio.create_task(self._live())
+        self.living = in_background(self._live())
 
     async def tools(self) -> Sequence[MCPTool]:
         """The tools that the server has.

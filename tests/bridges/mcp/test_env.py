@@ -27,7 +27,7 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.types import LostRollout, SamplingParams, Trajectory
-from tests.bridges.program.test_env import Talker
+from tests.bridges.program.test_env import Talker, slowly
 from tests.chat_templates import CHATML, tokenizer_with
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
@@ -134,7 +134,11 @@ async def chat(*servers: Server, **options: Any) -> Chat:
 
 
 async def run(
-    chat: Chat, *calls: ToolCall, genomes: Sequence[Genome] = GENOMES, answer: str = "done"
+    chat: Chat,
+    *calls: ToolCall,
+    genomes: Sequence[Genome] = GENOMES,
+    answer: str = "done",
+    rollout_timeout: float = 60,
 ) -> list[Trajectory | LostRollout]:
     """What becomes of genomes that make a call a turn, and then repeat the last result."""
 
@@ -148,7 +152,11 @@ async def run(
     env = functools.partial(RowEnv, chat, "Well?", score, row, None)
     sampling = SamplingParams(max_tokens=500)
     sampler = PopulationSampler(
-        Talker(say), sampling=sampling, run_seed=3, max_failed_fraction=1.0, rollout_timeout=60
+        Talker(say),
+        sampling=sampling,
+        run_seed=3,
+        max_failed_fraction=1.0,
+        rollout_timeout=rollout_timeout,
     )
     (group,) = await sampler.rollout(0, [MCPProblem(env, row.where)], genomes)
     return [trajectory for (trajectory,) in group.trajectories_G_K]
@@ -602,3 +610,14 @@ def call(id, _): result(id, HOSTILE)
         assert f"<tool_response>\n{hostile}\n</tool_response>" in str(seen)
 
     anyio.run(use)
+
+
+@pytest.mark.parametrize("per_rollout", [False, True])
+async def test_a_server_is_not_interrupted_while_it_starts(
+    stub: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, *, per_rollout: bool
+) -> None:
+    talk = await chat(stub("def call(id, _): os._exit(3)", per_rollout=per_rollout))
+    await run(talk, CALL)  # A shared one starts again after that.
+    monkeypatch.setattr(subprocess.Popen, "__init__", slowly(subprocess.Popen.__init__))
+    for why in reasons(await run(talk, CALL, genomes=GENOMES[:2], rollout_timeout=0.4)):
+        assert "ended with exit code 3" in why or "not done after" in why

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from typing_extensions import override
 
+from es_cookbook.bridges.program.desk import Calls
 from es_cookbook.bridges.program.enclosed import Command
 from es_cookbook.bridges.program.env import ROW_FILE, Program, ProgramEnv, ProgramProblem
 from es_cookbook.common.machine.scratch import scratch
@@ -471,6 +473,35 @@ print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], t
     sandbox = (tmp_path,) if enclosed else ()
     groups, _ = await run([problem(tmp_path, code, key_in="line", sandbox=sandbox)])
     assert [only(groups, g).reward for g in range(3)] == [7] * 3
+
+
+def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after which the event loop is held for longer than a rollout may take."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            pass
+        return found
+
+    return called
+
+
+@pytest.mark.parametrize("way", ["alone", "worker"])
+@pytest.mark.parametrize("slow", [(subprocess.Popen, "__init__"), (Calls, "sample")])
+async def test_what_is_not_the_users_is_not_interrupted(
+    tmp_path: Path, way: str, slow: tuple[type, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was interrupted while it was started was known to nobody, and left."""
+    monkeypatch.setattr(*slow, slowly(getattr(*slow)))
+    before = set(psutil.Process().children())
+    groups, _ = await run([deed(tmp_path, way, "good")], genomes=GENOMES[:2], rollout_timeout=0.4)
+    for g in range(2):
+        found = groups[0].trajectories_G_K[g][0]
+        assert isinstance(found, Trajectory) or "not done after" in found.reason, found
+    if way == "alone":
+        assert set(psutil.Process().children()) <= before
 
 
 async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
