@@ -42,7 +42,15 @@ from es_cookbook.rl.types import Datasets, Tokenizer
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.lock import LOCK, RunLock
-from es_cookbook.runs.trusted import SCRIPTS, SEAL, copy_scripts, keep_scripts, seal
+from es_cookbook.runs.trusted import (
+    INPUTS,
+    SCRIPTS,
+    SEAL,
+    copy_scripts,
+    keep_inputs,
+    keep_scripts,
+    seal,
+)
 
 CONFIG = "config.json"
 OPTIONS = "run.yaml"
@@ -69,7 +77,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
+        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE, INPUTS),
         *("optimizer", "wandb", WANDB_ID),
     }
 )
@@ -117,6 +125,7 @@ class RunDirectory:
             logger.warning(warnings[0])
         self.keep(self.config_json)
         keep_scripts(self.path, self.config_json)
+        keep_inputs(self.path, self.config_json)
         self.history.begin()
         warnings.append(self.history.warning)
         warnings += [self._drop(name, num_bytes) for name, (num_bytes, _) in found.items()]

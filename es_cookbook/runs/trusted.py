@@ -13,6 +13,10 @@ A run of `python my_env.py` has classes of that script in its `config.json`, as 
 programs need its code to play the run or to go on with it, so a copy of the script is kept in
 `scripts/`. It is imported only where the user trusts it: `trust=runs/mine/scripts/my_env.py`. The
 script itself, wherever it lies now, does as well. Left out: what a script imports from beside it.
+
+Of other files that a Config names (rows, programs, servers of tools, modules of the user's) digests
+are kept in `inputs.json`, by which a run that goes on tells which have changed. Left out:
+directories.
 """
 
 import hashlib
@@ -20,10 +24,13 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
-from collections.abc import Collection, Mapping
-from itertools import islice
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import cast
 
@@ -36,11 +43,17 @@ from es_cookbook.runs.files import replace_file
 
 SEAL = "seal"
 SCRIPTS = "scripts"
+INPUTS = "inputs.json"
 _STATE = "ES_COOKBOOK_STATE"
 """Environment variable with the directory of the secret."""
 _LARGEST = 16 * 2**20
 """Bytes of a script."""
 _MOST = 256
+_MOST_READ = 2**26
+"""Bytes of a file that count in its digest."""
+_LONGEST_PATH = 4096
+_BETWEEN = re.compile(r"[\s,'\"]+")
+"""Words of commands."""
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +182,61 @@ def keep_scripts(log_path: Path, config_json: str) -> None:
         if not copy.is_file():
             copy.parent.mkdir(exist_ok=True)
             replace_file(copy, [text])
+
+
+def keep_inputs(log_path: Path, config_json: str) -> None:
+    """Keep digests of the files that a Config names, and warn of those that have changed.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    try:
+        kept = parsed(read_file(log_path / INPUTS, LARGEST_CONFIG, log_path))
+    except (OSError, ValueError, RecursionError, RunDirectoryError):
+        kept = None
+    before = cast("dict[str, object]", kept) if isinstance(kept, dict) else {}
+    found: dict[str, str] = {}
+    for path in _inputs(log_path, config_json):
+        with suppress(OSError):
+            found[str(path)] = _summary(path)
+    for name in (name for name in found if before.get(name, found[name]) != found[name]):
+        logger.warning(
+            "%s has changed since the run went on last: from here on it is used as it is now", name
+        )
+    if found != before:
+        replace_file(log_path / INPUTS, [json.dumps(found, indent=2).encode()])
+
+
+def _inputs(log_path: Path, config_json: str) -> Iterator[Path]:
+    """The files that a Config names: in texts, as commands have them, and as modules."""
+    texts = set(_texts(json.loads(config_json)))
+    words = {word.removeprefix("mcp:") for text in texts for word in _BETWEEN.split(text)}
+    for word in sorted(texts | words):
+        path = Path(word).expanduser() if len(word) <= _LONGEST_PATH else Path()
+        with suppress(OSError, ValueError, RuntimeError):
+            is_own = path.resolve().is_relative_to(log_path.resolve())
+            if ("." in word or "/" in word) and path.is_file() and not is_own:
+                yield path
+    for module in _named(config_json):
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file and module.partition(".")[0] != "es_cookbook" and script_of(module) is None:
+            yield Path(file)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        each: Iterable[object]
+        each = value.values() if isinstance(value, dict) else cast("list[object]", value)
+        yield from chain.from_iterable(map(_texts, each))
+
+
+def _summary(path: Path) -> str:
+    """Of a large file its beginning and its size."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(_MOST_READ)).hexdigest()
+    return f"{digest} {path.stat().st_size}"
 
 
 def copy_scripts(log_path: Path, to: Path) -> None:

@@ -1,5 +1,6 @@
 """A run that this user began needs no more trust; any other, and any that was changed, does."""
 
+import importlib
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import chz
 import pytest
 
 from es_cookbook import train
+from es_cookbook.bridges.mcp.dataset import ToolRows
+from es_cookbook.bridges.program.dataset import ProgramRows
 from es_cookbook.commands.fork import Fork
 from es_cookbook.commands.fork import main as fork
 from es_cookbook.commands.play import PlayConfig
@@ -24,6 +27,7 @@ from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.judge import Judge
+from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.branches import rewind_run
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.hub.background_push import HubPush
@@ -254,3 +258,56 @@ def test_a_script_that_lies_as_it_lay_is_not_asked_for_again(
     with pytest.raises(ConfigError, match=r"add trust=.*/run/scripts/sealed_script\.py$"):
         recorded_config(run)
     recorded_config(run, [str(run / "scripts/sealed_script.py")])
+
+
+NAMED = {
+    "rows": lambda: Task(source="rows.jsonl", reward=Exact()),
+    "rows of an absolute path": lambda: Task(
+        source=str(Path("rows.jsonl").resolve()), reward=Exact()
+    ),
+    "a module": lambda: Task(source="none.jsonl", reward=module_of("an_input").reward),
+    "a program": lambda: ProgramRows(source="none.jsonl", program="python program.py --fast"),
+    "a program with a plain name": lambda: ProgramRows(source="none.jsonl", program="./program"),
+    "servers of tools": lambda: ToolRows(source="none.jsonl", tools=TWO, reward=Exact()),
+}
+"""Kind of file -> what names it."""
+TWO = "mcp:python server.py --fast,mcp:python other.py"
+FILES = {
+    "rows": "rows.jsonl",
+    "rows of an absolute path": "rows.jsonl",
+    "a module": "an_input.py",
+    "a program": "program.py",
+    "a program with a plain name": "program",
+    "servers of tools": "server.py",
+}
+
+
+def module_of(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_a_run_reads_and_has_changed_is_told_when_it_goes_on(
+    tmp_path: Path,
+    config: train.Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "an_input", raising=False)
+    file = tmp_path / FILES[kind]
+    for name in FILES.values():
+        Path(name).write_text("def reward(text, row): return 0.0\n")
+    config = chz.replace(config, dataset=NAMED[kind]())
+    run = begun(tmp_path / "run", config)
+    for text, says in (("", True), ("", False), ("def reward(text, row): return 1.0", True)):
+        caplog.clear()
+        for name in FILES.values():
+            Path(name).write_text(text if name == file.name else "def reward(t, r): return 5")
+        begun(run, config, (run / "config.json").read_text())
+        told = [
+            each for each in caplog.messages if "has changed since the run went on last" in each
+        ]
+        assert len(told) == says and all(file.name in each for each in told), (kind, told)
