@@ -197,7 +197,8 @@ class Session:
 
     def _transport(self) -> "AbstractAsyncContextManager[TransportStreams]":
         def tell(what: str) -> None:
-            self._unread = what
+            if "wrote more" not in self._unread:  # A later status is no reason.
+                self._unread = what
 
         return _http(self._server.target, tell) if self._server.is_url else self._process()
 
