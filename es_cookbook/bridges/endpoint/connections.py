@@ -44,7 +44,7 @@ MOST_CHUNKS = 8 << 10
 """Of a body: each costs as much as a kilobyte of text, though it may have one byte."""
 _READ_OF_HEAD, _READ_OF_BODY = 2 << 10, 16 << 10
 """Bytes at once. A head has some hundred; what comes behind it waits until the key is checked."""
-_ACCEPTED_AT_ONCE, _QUEUE = 64, 2048
+_ACCEPTED_AT_ONCE, _QUEUE = 2, 2048
 """Connections: those accepted before any of them is looked at, and those that the system holds."""
 _DESCRIPTORS = 1 << 14
 """Files and connections that the process asks the system for; often it has 1,024."""
