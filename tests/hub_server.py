@@ -58,6 +58,9 @@ class HubServer:
         verify_at: where an upload has to be told of, with the token; nowhere if empty.
         drop_uploads: how many uploads are reset before they are read.
         after_commit: what the addresses of commits end with.
+        headers: what replies have instead of their own; name -> text.
+        commit: instead of the hash of a commit where it is listed, if any.
+        listed: also in lists of files.
     """
 
     def __init__(self) -> None:
@@ -71,6 +74,9 @@ class HubServer:
         self.verify_at = ""
         self.drop_uploads = 0
         self.after_commit = ""
+        self.headers: dict[str, str] = {}
+        self.commit = ""
+        self.listed: list[dict[str, object]] = []
         self.blobs: dict[str, bytes] = {}
         self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
@@ -195,14 +201,19 @@ class _Handler(BaseHTTPRequestHandler):
                     {
                         "id": repo_id.removeprefix("datasets/"),
                         "private": repository.private,
-                        "sha": sha,
-                        "siblings": [{"rfilename": name} for name in files],
+                        "sha": self.hub.commit or sha,
+                        "siblings": [
+                            *({"rfilename": name} for name in files),
+                            *({"rfilename": each["path"]} for each in self.hub.listed),
+                        ],
                     },
                     {},
                 )
             case "GET", ["tree", revision, *folder]:
                 _, files = repository.commit(revision)
-                return 200, _tree(files, "/".join(folder), "recursive=true" in self.path), {}
+                is_whole = "recursive=true" in self.path
+                tree = [*_tree(files, "/".join(folder), is_whole), *self.hub.listed]
+                return 200, tree, {}
             case "GET" | "HEAD", ["resolve", revision, *file]:
                 sha, files = repository.commit(revision)
                 content = files.get("/".join(file))
@@ -294,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> None:
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in headers.items():
+        for name, text in {**headers, **self.hub.headers}.items():
             self.send_header(name, text)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))

@@ -24,6 +24,7 @@ from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
 from es_cookbook.common.references import resolve
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
+from es_cookbook.common.servers.library import guard
 from es_cookbook.common.terminal import one_line, say
 
 GENERATION_SIGN = "@"
@@ -286,8 +287,11 @@ def _fetched(model_name: str, part: Part) -> Path:
 def _download(model_name: str, files: Iterable[str]) -> Path:
     from huggingface_hub import snapshot_download
 
+    guard()
     try:
         return Path(snapshot_download(model_name, allow_patterns=list(files)))
+    except HubError:
+        raise
     # As in `check_repository`, and what a full disk raises.
     except Exception as error:
         raise HubError(f"{endpoint()} {reason(error, f'model {model_name}')}") from error
@@ -307,9 +311,16 @@ def _weights_of(directory: Path, more: Collection[str] = ()) -> list[str] | None
         if (path := directory / index).is_file():
             try:
                 found = cast("_Index", parsed(read_file(path, LARGEST_TEXT, None)))
-                return sorted({str(name) for name in found["weight_map"].values()})
+                names = sorted({str(name) for name in found["weight_map"].values()})
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise ModelError(f"cannot read the index of weights {str(path)!r}") from error
+            for name in names:
+                if os.path.isabs(name) or ".." in Path(name).parts:
+                    raise ModelError(
+                        f"model_name: the index of weights {str(path)!r} names {name!r:.80}, which "
+                        "is outside of the model"
+                    )
+            return names
     return None
 
 

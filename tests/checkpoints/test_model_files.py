@@ -100,6 +100,17 @@ def test_weights_in_parts_are_fetched_as_their_index_names_them(
         weight_paths(NAME)
 
 
+@pytest.mark.parametrize("name", ["../other.safetensors", "{folder}/other.safetensors"])
+def test_an_index_names_files_of_its_model_alone(tmp_path: Path, name: str) -> None:
+    save_file({}, tmp_path / "other.safetensors", {"format": "pt"})
+    model = tmp_path / "model"
+    model.mkdir()
+    index = {"weight_map": {"a": name.format(folder=tmp_path)}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="which is outside of the model"):
+        weight_paths(str(model))
+
+
 def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> None:
     hub.fail_with = 500
     with pytest.raises(ModelError) as caught:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from es_cookbook.common.errors import DataError, HubError
 from es_cookbook.common.servers.hub import check_repository, endpoint
+from es_cookbook.common.servers.library import guard
 from es_cookbook.rl.data.files import (
     BATCH,
     CSV,
@@ -84,6 +85,7 @@ class HubFiles:
         """Of a split, in the Hub's cache; each is fetched when it is asked for, or is there."""
         from huggingface_hub import hf_hub_download
 
+        guard()
         for path in self.splits[split]:
             yield Path(
                 hf_hub_download(
@@ -175,6 +177,7 @@ def _built(source: NamedSet, split: str) -> OpenedSet:
     # Slow to import, and generated problems do not need it.
     import datasets
 
+    guard()
     if source.is_directory:
         path, revision = str(Path(source.name).absolute()), None
         _check_cards(source.name, [Path(source.name, name) for name in _CARDS])
