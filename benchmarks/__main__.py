@@ -16,8 +16,8 @@ NOT_BENCHMARKS = {
     *("__init__", "__main__", "gpu", "harness", "mutants", "mutations", "plain_loop", "problems"),
     *("attackers", "misdeeds", "study"),
 }
-"""Also what is a part of another (`misdeeds` of `attacks`), or runs by itself: on a GPU alone (`python -m benchmarks.gpu`), over what changed
-(`mutants`), or for hours (`study`)."""
+"""Also what is a part of another (`misdeeds` of `attacks`), or runs by itself: on a GPU alone
+(`python -m benchmarks.gpu`), over what changed (`mutants`), or for hours (`study`)."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 
 
