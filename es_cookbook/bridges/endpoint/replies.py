@@ -8,8 +8,10 @@ import json
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TypeAlias, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, cast, overload
+
+from typing_extensions import override
 
 from es_cookbook.bridges.endpoint.aside import aside
 from es_cookbook.bridges.endpoint.requests import ChatRequest, TextRequest
@@ -99,17 +101,15 @@ class Reply:
 
     def chat(self, request: ChatRequest) -> dict[str, object]:
         """`chat.completion`; the choices are made one by one."""
-        choices = (
-            {
-                "index": at,
-                "message": self.message(at),
-                "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
-                "finish_reason": answer.finish,
-            }
-            for at, answer in enumerate(self.in_order)
-        )
+        answers = self.in_order
+
+        def choice(at: int) -> object:
+            logprobs = self._of_tokens(answers[at]) if request.draw.logprobs else None
+            message, finish = self.message(at), answers[at].finish
+            return {"index": at, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
         head = self._head("chat.completion", "chatcmpl")
-        return {**head, "choices": choices, "usage": self.usage}
+        return {**head, "choices": Each(len(answers), choice), "usage": self.usage}
 
     async def chat_events(
         self, request: ChatRequest, pieces: AsyncIterator[Piece]
@@ -147,7 +147,8 @@ class Reply:
     def text(self, request: TextRequest) -> dict[str, object]:
         """`text_completion`; the choices are made one by one."""
         head = self._head("text_completion", "cmpl")
-        texts = (self._text(at, answer, request) for at, answer in enumerate(self.in_order))
+        answers = self.in_order
+        texts = Each(len(answers), lambda at: self._text(at, answers[at], request))
         return {**head, "choices": texts, "usage": self.usage}
 
     async def text_events(
@@ -246,8 +247,28 @@ def _length(said: str | Answer) -> int:
     return len(said.action.tokens_T) if isinstance(said, Answer) else 0
 
 
+class Each(Sequence[object]):
+    """Values that are made when they are asked for, one by one."""
+
+    def __init__(self, count: int, make: Callable[[int], object]) -> None:
+        self._count, self._make = count, make
+
+    @override
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[object]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> object:
+        found = range(self._count)[index]
+        return self._make(found) if isinstance(found, int) else [self._make(at) for at in found]
+
+
 def json_parts(value: object) -> Iterator[str]:
-    """A value as JSON, in parts of which none takes long; of an iterator each value comes alone."""
+    """A value as JSON, in parts of which none takes long; values of `Each` come alone."""
     if isinstance(value, Mapping):
         mark = "{"
         for name, inner in cast("Mapping[str, object]", value).items():
@@ -255,9 +276,9 @@ def json_parts(value: object) -> Iterator[str]:
             yield from json_parts(inner)
             mark = ","
         yield "{}" if mark == "{" else "}"
-    elif isinstance(value, Iterator):
+    elif isinstance(value, Each):
         mark = "["
-        for inner in cast("Iterator[object]", value):
+        for inner in value:
             yield mark
             yield from json_parts(inner)
             mark = ","
