@@ -126,9 +126,10 @@ class _Guarded:
             waits = request.extensions.get("timeout", {})
             limits = {kind: wait or self._seconds for kind, wait in waits.items()}
             request.extensions["timeout"] = limits
+            library: Any = sys.modules[type(request).__module__.partition(".")[0]]
             try:  # Headers may drip too, which no setting of the client limits.
                 reply = within(self._seconds, lambda: send(request, stream=True, **settings))
-            except TimeoutError as error:
+            except (TimeoutError, library.TimeoutException) as error:
                 raise HubError(f"{endpoint()} {error}") from None
             if not stream:
                 reply.read()
