@@ -82,10 +82,16 @@ LIES = {
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+def seconds() -> float:
+    """That a server may take."""
+    return 20.0
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float) -> Iterator[HubServer]:
     library = type(get_session())
     set_client_factory(lambda: library(follow_redirects=True, timeout=None))
-    guard(0.3)
+    guard(seconds)
     with HubServer() as server:
         server.lead_here(monkeypatch, tmp_path / "home" / "hub")
         for name in ("DOWNLOAD", "ETAG"):
@@ -157,6 +163,7 @@ def test_nothing_that_a_hub_says_leaves_the_cache(
     [*((model, stage) for stage in (1, 2, 3, 4)), *((rows, stage) for stage in (1, 2, 10, 13, 14))],
 )
 @pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("seconds", [0.3])
 def test_what_never_ends_is_given_up(
     hub: HubServer, name: str, read: Callable[[], None], stage: int
 ) -> None:
@@ -195,6 +202,7 @@ def test_a_users_own_client_stays(hub: HubServer) -> None:
     assert get_session().timeout == library().timeout
 
 
+@pytest.mark.parametrize("seconds", [1.0])
 def test_a_slow_consumer_is_no_slow_server(hub: HubServer) -> None:
     size = 3 << 20
     hub.repositories["me/it"].branches["main"][-1]["big"] = os.urandom(size)
@@ -202,5 +210,5 @@ def test_a_slow_consumer_is_no_slow_server(hub: HubServer) -> None:
     with get_session().stream("GET", f"{hub.url}/me/it/resolve/main/big") as reply:
         for piece in reply.iter_raw(1 << 20):
             received += len(piece)
-            time.sleep(0.4)
+            time.sleep(1.2)
     assert received == size
