@@ -38,7 +38,7 @@ from es_cookbook.engines.torch.kernels.lanes import (
     pointer_to,
     spread,
 )
-from es_cookbook.engines.torch.kernels.panels import Places, Rows, each_tile
+from es_cookbook.engines.torch.kernels.panels import Places, Rows, each_tile, in_registers
 from es_cookbook.engines.torch.kernels.products import as_stored, bias_of
 from es_cookbook.engines.torch.kernels.rows import widen_row
 
@@ -127,27 +127,16 @@ def _tile(
 ) -> None:
     """Some rows' sums of some outputs, in registers."""
     x_T, begun_T, y_T = places
-    begun = [builder.load(_many(builder, row, n), align=4) for row in begun_T for n in offsets]
-    before, loop = builder.block, builder.append_basic_block("blocks")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    block = builder.phi(_INDEX)
-    block.add_incoming(_index(0), before)
-    sums = [builder.phi(_FLOATS) for _ in begun]
-    of_block = builder.gep(w, [builder.mul(block, _index(_OF_TILE))])
-    rows = [builder.gep(row, [builder.mul(block, _index(_OF_ROW))]) for row in x_T]
-    added = _with_block(builder, sums, rows, of_block, offsets)
-    following = builder.add(block, _index(1))
-    block.add_incoming(following, loop)
-    for phi, start, total in zip(sums, begun, added, strict=True):
-        phi.add_incoming(start, before)
-        phi.add_incoming(total, loop)
-    end = builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", following, blocks), loop, end)
-    builder.position_at_end(end)
-    places_of_sums = [_many(builder, row, n) for row in y_T for n in offsets]
-    for place, total in zip(places_of_sums, added, strict=True):
-        builder.store(total, place, align=4)
+
+    def more(block: Any, sums: Sequence[Any]) -> list[Any]:
+        of_block = builder.gep(w, [builder.mul(block, _index(_OF_TILE))])
+        rows = [builder.gep(row, [builder.mul(block, _index(_OF_ROW))]) for row in x_T]
+        return _with_block(builder, sums, rows, of_block, offsets)
+
+    begun, ends = (
+        [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
+    )
+    in_registers(builder, begun, ends, blocks, more)
 
 
 def _with_block(

@@ -122,23 +122,52 @@ def _tile(builder: Any, places: Sequence[list[Any]], w: Any, depth: Any, width: 
     )
     for first in range(0, width, at_once):
         offsets = range(first, first + at_once, _WIDTH)
-        begun = [builder.load(_many(builder, row, n), align=4) for row in begun_T for n in offsets]
-        sums = _all_inputs(builder, begun, x_T, w, offsets, depth)
-        places_of_sums = [_many(builder, row, n) for row in y_T for n in offsets]
-        for place, total in zip(places_of_sums, sums, strict=True):
-            builder.store(total, place, align=4)
+        begun, ends = (
+            [_many(builder, row, n) for row in rows_T for n in offsets] for rows_T in (begun_T, y_T)
+        )
+        in_registers(builder, begun, ends, depth, partial(_with_input, builder, x_T, w, offsets))
 
 
-def _all_inputs(
-    builder: Any, begun: Sequence[Any], x_T: Sequence[Any], w: Any, offsets: range, depth: Any
-) -> Sequence[Any]:
-    """Sums with the products of all inputs."""
-    before, loop = builder.block, builder.append_basic_block("inputs")
+def in_registers(
+    builder: Any,
+    begun: Sequence[Any],
+    ends: Sequence[Any],
+    count: Any,
+    more: Callable[[Any, Sequence[Any]], Sequence[Any]],
+) -> None:
+    """Sums that stay in registers while so many steps, at least one, add to them.
+
+    Args:
+        builder: of the code.
+        begun: addresses of what they begin with, of a register's numbers each.
+        ends: addresses where they go.
+        count: of steps.
+        more: of a step's number and the sums before it, those after it.
+    """
+    first = [builder.load(place, align=4) for place in begun]
+    before, loop = builder.block, builder.append_basic_block("steps")
     builder.branch(loop)
     builder.position_at_end(loop)
-    k = builder.phi(_INDEX)
-    k.add_incoming(_index(0), before)
-    sums = [builder.phi(_FLOATS) for _ in begun]
+    step = builder.phi(_INDEX)
+    step.add_incoming(_index(0), before)
+    sums = [builder.phi(each.type) for each in first]
+    added = more(step, sums)
+    following = builder.add(step, _index(1))
+    step.add_incoming(following, loop)
+    for phi, start, total in zip(sums, first, added, strict=True):
+        phi.add_incoming(start, before)
+        phi.add_incoming(total, loop)
+    end = builder.append_basic_block("done")
+    builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
+    builder.position_at_end(end)
+    for place, total in zip(ends, added, strict=True):
+        builder.store(total, place, align=4)
+
+
+def _with_input(
+    builder: Any, x_T: Sequence[Any], w: Any, offsets: range, k: Any, sums: Sequence[Any]
+) -> Sequence[Any]:
+    """Sums with the products of one input."""
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(_FLOATS, [_FLOATS] * 3), f"llvm.fma.v{_WIDTH}f32"
     )
@@ -146,16 +175,7 @@ def _all_inputs(
     weights = [builder.load(_many(builder, here, n), align=4) for n in offsets]
     numbers = [in_all(builder, builder.load(builder.gep(row, [k])), _FLOATS) for row in x_T]
     pairs = [(number, weight) for number in numbers for weight in weights]
-    added = [builder.call(fma, [*pair, total]) for pair, total in zip(pairs, sums, strict=True)]
-    following = builder.add(k, _index(1))
-    k.add_incoming(following, loop)
-    for phi, start, total in zip(sums, begun, added, strict=True):
-        phi.add_incoming(start, before)
-        phi.add_incoming(total, loop)
-    end = builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, end)
-    builder.position_at_end(end)
-    return added
+    return [builder.call(fma, [*pair, total]) for pair, total in zip(pairs, sums, strict=True)]
 
 
 def _turn(
