@@ -82,12 +82,14 @@ def bounded(seconds: float = SECONDS) -> Generator[None]:
                 reply.status_code, headers=reply_headers, content=reply.body, request=request
             )
 
-    bounded_client = lambda: library.Client(transport=Transport(), **settings)  # noqa: E731
-    set_client_factory(_Guarded(bounded_client, SECONDS))
+    def guarded(**more: object) -> _Guarded:
+        return _Guarded(lambda: library.Client(**more, **settings), SECONDS)
+
+    set_client_factory(guarded(transport=Transport()))
     try:
         yield
     finally:
-        set_client_factory(_Guarded(lambda: library.Client(**settings), SECONDS))
+        set_client_factory(guarded())
 
 
 def guard(seconds: float = SECONDS) -> None:

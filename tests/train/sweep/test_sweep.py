@@ -262,18 +262,26 @@ def test_a_metric_that_is_not_measured_stops_the_sweep_with_the_nearest(tmp_path
         sweep(settings(tmp_path, metric="reward/mena"), make, {})
 
 
-@pytest.mark.slow
-def test_a_run_ends_with_the_process_of_its_sweep(tmp_path: Path) -> None:
-    config = chz.replace(make({}, generations=10_000), log_path=str(tmp_path / "run"))
+def worker_of(config: train.Config) -> "subprocess.Popen[bytes]":
+    """A sweep's worker, which has been given this run."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "es_cookbook.train.sweep.worker"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert worker.stdin and worker.stderr
+    assert worker.stdin
     worker.stdin.write(json.dumps(json.loads(config_to_json(config))).encode() + b"\n")
     worker.stdin.flush()
+    return worker
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_process_of_its_sweep(tmp_path: Path) -> None:
+    config = chz.replace(make({}, generations=10_000), log_path=str(tmp_path / "run"))
+    worker = worker_of(config)
+    assert worker.stdin and worker.stderr
     history = tmp_path / "run" / "history.jsonl"
     while worker.poll() is None and len(list(read_history(history))) < 2:
         time.sleep(0.02)
@@ -289,15 +297,8 @@ def test_a_run_that_another_process_still_writes_is_waited_for(tmp_path: Path) -
     config = chz.replace(make({}), log_path=str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     former = RunLock(tmp_path / "run")
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "es_cookbook.train.sweep.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    worker = worker_of(config)
     assert worker.stdin and worker.stdout
-    worker.stdin.write(json.dumps(json.loads(config_to_json(config))).encode() + b"\n")
-    worker.stdin.flush()
     assert b"is being written by process" in worker.stdout.readline()
     former.release()
     assert worker.wait(60) == 0
