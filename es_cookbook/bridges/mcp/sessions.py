@@ -337,7 +337,8 @@ class _Stream(httpx2.AsyncByteStream):
             )
             # No string of JSON goes over the end of a line.
             lines = (begun + piece).splitlines(keepends=True)
-            begun = b"" if lines and lines[-1].endswith((b"\n", b"\r")) else lines.pop()
+            is_begun = lines and not lines[-1].endswith((b"\n", b"\r"))
+            begun = lines.pop() if is_begun else b""
             values -= sum(num_values(line, MOST_VALUES) for line in lines)
             self._check(values, f"{MOST_VALUES:,} values in a reply")
             yield piece

@@ -89,7 +89,7 @@ class Scripted(Speaker):
 
 
 class OneSpeaker(Endpoint):
-    def __init__(self, speaker: Scripted) -> None:
+    def __init__(self, speaker: Speaker) -> None:
         self._speaker, self._key = speaker, OneKey(KEY)
 
     @override

@@ -27,46 +27,33 @@ from es_cookbook.bridges.endpoint.connections import (
     MOST_HEAD,
     ConnectionLimits,
 )
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
+from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
 from es_cookbook.bridges.endpoint.limits import UnderWay
 from es_cookbook.bridges.endpoint.requests import Draw
 from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.engines.base import Progress
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
+from tests.bridges.endpoint.test_application import KEY, OneSpeaker
 from tests.chat_templates import CHATML, tokenizer_with
 
 pytestmark = pytest.mark.anyio
 
-KEY = "sesame"
 SHORT = ConnectionLimits(head=0.3, body=0.3, idle=0.3, linger=0.2)
 """Seconds that tests can wait for."""
 PATIENCE = 20.0
 
 
-class Slow(Endpoint, Speaker):
+class Slow(OneSpeaker, Speaker):
     """Says "done" after some seconds, a token at a time."""
 
     tells = True
 
     def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(self)
         self.translator, self.kept = Translator(tokenizer_with(CHATML), 600), KeptTurns()
-        self.seconds, self._key = seconds, OneKey(KEY)
+        self.seconds = seconds
         self.num_asked, self.under_way = 0, UnderWay()
-
-    @override
-    def check(self, key: str) -> None:
-        self._key.check(key)
-
-    @override
-    def names(self, key: str) -> Sequence[str]:
-        self.check(key)
-        return ["centre"]
-
-    @override
-    async def speaker(self, key: str, name: str) -> Speaker:
-        check_name(name, self.names(key))
-        return self
 
     @override
     async def sample(
