@@ -13,13 +13,15 @@ So an evaluation gives the same answers whatever the order in which its samples 
 Source: https://inspect.aisi.org.uk/extensions.html#model-apis
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import cast
 
 import chz
@@ -316,18 +318,31 @@ async def run_task(
         ConfigError: There is no such task, or inspect cannot run it here.
     """
     tasks = _tasks(task, task_args)
+    with _own_handlers():
+        try:
+            return await eval_async(
+                tasks,
+                get_model(f"es/{model_name}", source=source, memoize=False),
+                limit=limit,
+                epochs=epochs,
+                log_dir=log_dir,
+                metadata=dict(metadata),
+                ctl_server=False,
+            )
+        except PrerequisiteError as error:
+            raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Generator[None]:
+    """Inside, Inspect may show what is logged; it leaves a handler that prints on stdout."""
+    root = logging.getLogger()
+    before = list(root.handlers)
     try:
-        return await eval_async(
-            tasks,
-            get_model(f"es/{model_name}", source=source, memoize=False),
-            limit=limit,
-            epochs=epochs,
-            log_dir=log_dir,
-            metadata=dict(metadata),
-            ctl_server=False,
-        )
-    except PrerequisiteError as error:
-        raise ConfigError(f"inspect cannot run task={task}: {_line(str(error))}") from error
+        yield
+    finally:
+        for handler in set(root.handlers).difference(before):
+            root.removeHandler(handler)
 
 
 def _tasks(name: str, arguments: Mapping[str, object]) -> list[Task]:

@@ -37,7 +37,7 @@ SLOWEST = 60 << 10
 """Bytes of a download within `SECONDS`."""
 MOST_UNSAID = 64 << 20
 """Bytes of a reply of which no size was said, as of a list of files."""
-_SIZE = "es_cookbook.size"
+_SIZE = "es_cookbook_size"
 """Where a request, and those to which it is redirected, holds the size that its file has."""
 _DIGEST = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+=_:-]{0,199}")
 """Of what the library makes paths in its cache."""
