@@ -48,18 +48,18 @@ from benchmarks.harness import (
     report,
     row,
 )
-from es_cookbook.bridges.endpoint.app import serve
-from es_cookbook.bridges.endpoint.endpoint import Endpoint, Speaker
-from es_cookbook.bridges.endpoint.limits import UnderWay
-from es_cookbook.bridges.endpoint.requests import Draw
-from es_cookbook.bridges.endpoint.translator import Translator
-from es_cookbook.bridges.program.enclosed import Command
-from es_cookbook.bridges.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.engines.base import Engine, Progress
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.endpoint.app import serve
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, Speaker
+from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.requests import Draw
+from es_cookbook.plugins.endpoint.translator import Translator
+from es_cookbook.plugins.program.enclosed import Command
+from es_cookbook.plugins.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row as DataRow
 from es_cookbook.rl.data.task import TaskEnv

@@ -27,9 +27,7 @@ from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from benchmarks.gradients import Task, in_batches, load, policy_gradient, supervise
 from benchmarks.harness import Row, call, report, row
-from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.dataset import (
     ArithmeticEnv,
     Problem,
@@ -39,6 +37,8 @@ from es_cookbook.recipes.arithmetic.dataset import (
 )
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
 from es_cookbook.rl.types import Observation
+from tools.bundled import arithmetic as warm_start
+from tools.small_model import answer
 
 HeldOut: TypeAlias = Literal["test", "development"]
 SEEDS = (0, 1, 2)

@@ -11,7 +11,7 @@
 - `connections`: 1,600 that send nothing, or a part of a request: how long they stay open, and how
   long the other client waits meanwhile, relative to before.
 - `programs`: training beside programs that do what they should not (`benchmarks.misdeeds`).
-- `bodies`: 10,000 requests of all three kinds, changed somewhere (`tests/bridges/endpoint`): 500s
+- `bodies`: 10,000 requests of all three kinds, changed somewhere (`tests/plugins/endpoint`): 500s
   and logged errors.
 """
 
@@ -38,7 +38,7 @@ import psutil
 
 from benchmarks import attackers, misdeeds
 from benchmarks.harness import CHAT_MODEL, Row, report, row
-from tests.bridges.endpoint import test_requests as by_bodies
+from tests.plugins.endpoint import test_requests as by_bodies
 
 PAUSE = 0.005
 """Seconds between the requests of the client that is not to notice."""

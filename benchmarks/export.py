@@ -29,8 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.harness import Row, report, row
 from benchmarks.sampling import first_prompt
-from es_cookbook import train
-from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
@@ -41,6 +40,7 @@ from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.types import Observation, SamplingParams
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 
 PROMPTS, TOKENS = 100, 32
@@ -62,7 +62,7 @@ async def train_run(log_path: Path, model: Path, space: SearchSpaceBuilder) -> P
         eval_every=0,
         trackers=JsonlTrackerBuilder(),
     )
-    await train.main(config)
+    await train(config)
     return log_path
 
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from benchmarks.harness import interleaved, report, row
-from es_cookbook.commands import COMMANDS, RECIPES
-from es_cookbook.runs.directory import locked
+from es_cookbook.cli import COMMANDS, RECIPES
+from es_cookbook.runs.directory.directory import locked
 
 REPEATS = 9
 AT_MOST, FIRST_LINE_AT_MOST = 2, 1

@@ -25,10 +25,10 @@ from typing import NamedTuple
 from gguf import GGUFReader, ReaderField
 
 from benchmarks.harness import report, row
-from es_cookbook.checkpoints.gguf.conversion import converted
-from es_cookbook.checkpoints.gguf_export import write_gguf
 from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.common.errors import ModelError
+from es_cookbook.plugins.gguf.conversion import converted
+from es_cookbook.plugins.gguf.export import write_gguf
 from tests.gguf_models import make_gguf_model
 
 FILES = 5000

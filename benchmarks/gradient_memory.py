@@ -19,14 +19,14 @@ from pathlib import Path
 import chz
 
 from benchmarks.harness import Row, report, row
-from es_cookbook.baselines.small_model import build_model, build_tokenizer, save
-from es_cookbook.commands.gradients.compare_gradients import NAMES, first_config
-from es_cookbook.commands.gradients.measured_runs import AnyConfig, run_measured
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.recipes.countdown.warm_start import CHARACTERS
+from es_cookbook.plugins.gradients.commands.compare_gradients import NAMES, first_config
+from es_cookbook.plugins.gradients.commands.measured_runs import AnyConfig, run_measured
 from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.runs.config import Config
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.train import Config
+from tools.bundled.countdown import CHARACTERS
+from tools.small_model import build_model, build_tokenizer, save
 
 GENOMES = 16
 WIDTH, DEPTH = 512, 6

@@ -31,18 +31,19 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from benchmarks.harness import Row, call, report, row
 from benchmarks.recipes import JOBS
-from es_cookbook import train
-from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.sft import likelihood
-from es_cookbook.baselines.small_model import EOS, answer, to_examples
+from es_cookbook.cli import RECIPES
+from es_cookbook.plugins.gradients.learner import Learner
+from es_cookbook.plugins.gradients.sft import likelihood
 from es_cookbook.recipes.generated import FOLDS
-from es_cookbook.recipes.math import warm_start as math_warm_start
 from es_cookbook.recipes.math.word_problems import generate_problems
-from es_cookbook.recipes.rush_hour import warm_start as rush_hour_warm_start
 from es_cookbook.recipes.rush_hour.dataset import RushHourEnv
 from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.recipes.rush_hour.solver import solve
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.runs.config import Config
+from tools.bundled import math as math_warm_start
+from tools.bundled import rush_hour as rush_hour_warm_start
+from tools.small_model import EOS, answer, to_examples
 
 LEARNING_RATE = 1e-3  # of supervised training; 3e-3 was worse on arithmetic's development set
 TOKENS = 65_536  # of demonstrations and their questions in one backward pass
@@ -171,8 +172,8 @@ def task_of(
 
 def compared(recipe: str) -> list[Row]:
     """Both gradients from one recipe's start; the lines of the table."""
-    module = importlib.import_module(f"es_cookbook.recipes.{recipe}.train_cli")
-    config = cast(train.Config, module.CLIConfig())
+    module = importlib.import_module(RECIPES[recipe].partition(":")[0])
+    config = cast(Config, module.CLIConfig())
     path, length = Path(config.model_name), config.sampling.max_tokens
     steps = config.num_generations
     tokenizer = cast(Qwen2Tokenizer, Qwen2Tokenizer.from_pretrained(path))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 RESULTS = Path(__file__).parent / "results"

@@ -33,7 +33,6 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.harness import Row, report, row
-from es_cookbook import train
 from es_cookbook.checkpoints.models import (
     load_architecture,
     load_causal_lm,
@@ -48,10 +47,11 @@ from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.runs.centre.replay import open_replay
+from es_cookbook.runs.centre.snapshots import SnapshotWriter
+from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of
-from es_cookbook.runs.replay import open_replay
-from es_cookbook.runs.snapshots import SnapshotWriter
 
 GENOMES, GENERATIONS, SNAPSHOT_EVERY = 64, 500, 50
 BYTES_OF_7B = 7e9 * 2
@@ -83,7 +83,7 @@ def records(antithetic: bool, num_generations: int, move: Callable[[Step], int])
 
 def write_run(log_path: Path, model: Path, made: Sequence[Record]) -> None:
     """A run directory as far as a replay needs one."""
-    config = train.Config(
+    config = Config(
         model_name=str(model),
         dataset=CountdownDatasetBuilder(),
         log_path=str(log_path),

@@ -36,11 +36,11 @@ import transformers  # noqa: F401
 from benchmarks.harness import report, row
 from es_cookbook import recipes
 from es_cookbook.checkpoints import models  # noqa: F401
-from es_cookbook.commands import main as es_cookbook
+from es_cookbook.cli import main as es_cookbook
 from es_cookbook.engines.torch import host  # noqa: F401
 from tests.hub_server import HubServer
-from tests.runs.test_hostile_files import FILES, FOLDERS
-from tests.runs.test_hostile_files import KINDS as PLACED
+from tests.runs.directory.test_hostile_files import FILES, FOLDERS
+from tests.runs.directory.test_hostile_files import KINDS as PLACED
 
 MODEL = Path(recipes.__file__).parent / "arithmetic/model"
 SECRET = b"nothing of a run: 7dd1f6\n"

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, report, row
-from es_cookbook.runs.directory import METRICS
-from es_cookbook.runs.report.plots import Line, draw, require_matplotlib
+from es_cookbook.plugins.report.plots import Line, draw, require_matplotlib
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 SEEDS = (0, 1, 2)

@@ -4,7 +4,7 @@
     python -m benchmarks.markovian gradient   # one of them
 
 A seed is two runs, each a process of its own: the recipe, and the same with the question in sight
-(`dataset.markovian=False`). Both are studied (`es_cookbook.recipes.markovian.study`) on the same
+(`dataset.markovian=False`). Both are studied (`es_cookbook.plugins.markovian.study`) on the same
 held-out sums. Reported are right answers of the Markovian run before and after, greedy; and the
 log-probability of the answer that is lost where thoughts are damaged, Markovian less not, with its
 95 % interval.
@@ -42,7 +42,7 @@ def rows_of(way: str, seed: int, directory: Path) -> list[Row]:
 
 def studied(name: str, directory: Path) -> list[Row]:
     """What became of the two runs in a directory."""
-    study = [sys.executable, "-m", "es_cookbook.recipes.markovian.study", "plots=False"]
+    study = [sys.executable, "-m", "es_cookbook.plugins.markovian.study", "plots=False"]
     options = [f"log_path={directory / 'markovian'}", f"against={directory / 'open'}"]
     subprocess.run([*study, *options], check=True, stdout=subprocess.DEVNULL)
     found = json.loads((directory / "markovian-study" / "study.json").read_text("utf-8"))

@@ -27,11 +27,10 @@ import transformers  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 from benchmarks.harness import Row, report, row
 from benchmarks.hostile import called
-from es_cookbook.bridges.program import enclosed  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from es_cookbook.bridges.program.processes import MARK
 from es_cookbook.engines.torch import host  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from es_cookbook.plugins.program.processes import MARK
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from tests.bridges.program.test_env import ASK, BOTH, MISDEEDS
+from tests.plugins.program.test_env import ASK, BOTH, MISDEEDS
 from tests.programs import num_recorded
 
 SECONDS, MEGABYTES = 1.5, 100.0

@@ -40,8 +40,8 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.forward.self_check import TOLERANCE, right_path
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
-from es_cookbook.runs.replay import open_replay
 from tests.causal_lms import CAUSAL_LM_CLASSES, CONTEXT, UNBUILDABLE, VOCABULARY, build
 from tests.merged_models import difference_from_merged
 from tests.runs.recorded_run import record_run

@@ -29,7 +29,7 @@ from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.momentum import Momentum
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
-from es_cookbook.runs.report.plots import Line, draw
+from es_cookbook.plugins.report.plots import Line, draw
 
 PLOT = Path(__file__).parents[1] / "docs/plots/momentum_divergence"
 NAME, DIMENSIONS, GENOMES, GENERATIONS = "x", 1000, 64, 300

@@ -2,7 +2,7 @@
 
 Left out, because they are no formulas: texts, errors, annotations and decorators. Also the defaults
 of options, which `tests/test_docs_site.py` compares with the tables of the pages (those of `sft`
-and of methods of gradients are in `tests/baselines/test_sft.py`).
+and of methods of gradients are in `tests/plugins/gradients/test_sft.py`).
 """
 
 import ast

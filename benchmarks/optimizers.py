@@ -33,7 +33,6 @@ import numpy as np
 
 from benchmarks.harness import Row, interleaved, ratios, report, row, table
 from benchmarks.history import centre_of, in_fresh_process, own_bytes
-from es_cookbook import train
 from es_cookbook.checkpoints.models import load_architecture, parameter_infos
 from es_cookbook.common.cli import changed
 from es_cookbook.common.errors import ESCookbookError
@@ -46,7 +45,8 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS
+from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 GENOMES, GENERATIONS, LAST = 64, 60, 10
@@ -109,7 +109,7 @@ def main_job_seconds() -> list[float]:
             dataset=CountdownDatasetBuilder(num_test=0),
             trackers=JsonlTrackerBuilder(),
         )
-        train.run(config)
+        run(config)
         rows = read_metrics(Path(log_path) / METRICS)
     return [row["time/total"] for row in rows[1:] if "time/total" in row]
 

@@ -28,7 +28,6 @@ import chz
 
 from benchmarks.harness import Row, before_and_after, call, ratios, report, row
 from benchmarks.sampling import endless_model, first_prompt
-from es_cookbook import train
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
@@ -46,7 +45,9 @@ from es_cookbook.rl.types import (
     SamplingParams,
     StepResult,
 )
-from es_cookbook.runs.directory import METRICS, PROFILE
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.directory import METRICS, PROFILE
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class TailedDatasetBuilder(RLDatasetBuilder):
 
 def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]:
     """How busy the engines were, and tokens a second, of one run."""
-    config = train.Config(
+    config = Config(
         model_name=str(model),
         dataset=TailedDatasetBuilder(),
         log_path=str(log_path),
@@ -137,7 +138,7 @@ def run_once(model: Path, log_path: Path, staleness: int) -> tuple[float, float]
         max_staleness=staleness,
         profile=True,
     )
-    asyncio.run(train.main(config))
+    asyncio.run(train(config))
     rows = read_metrics(log_path / METRICS)[WARM:GENERATIONS]
     tokens = rows[-1]["progress/tokens"] - rows[0]["progress/tokens"]
     seconds = math.fsum(row["time/total"] for row in rows[1:])

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.harness import Row, before_and_after, call, report, row
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
 SEEDS = (0, 1, 2)

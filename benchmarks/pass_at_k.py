@@ -33,7 +33,6 @@ import chz
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.harness import Row, report, row
-from es_cookbook import train
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.optimizers.es import ES
@@ -45,7 +44,9 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.objectives import PassAtK
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.directory import METRICS
+from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 
 SEEDS = (0, 1, 2)
@@ -95,9 +96,9 @@ class HiddenOperatorDatasetBuilder(RLDatasetBuilder):
         return Datasets(dataset, problems("test", self.num_test))
 
 
-def config(k: int, seed: int, log_path: Path) -> train.Config:
+def config(k: int, seed: int, log_path: Path) -> Config:
     """A run that pays for pass@k."""
-    return train.Config(
+    return Config(
         model_name=str(BUNDLED_MODEL),
         dataset=HiddenOperatorDatasetBuilder(),
         log_path=str(log_path),
@@ -134,7 +135,7 @@ class Measured:
 def measured(k: int, seed: int) -> Measured:
     """Train for pass@k, and measure both."""
     with tempfile.TemporaryDirectory() as directory:
-        train.run(config(k, seed, Path(directory) / "run"))
+        run(config(k, seed, Path(directory) / "run"))
         lines = read_metrics(Path(directory) / "run" / METRICS)
     before, *_, after = (
         {of: 100 * line[f"test/pass@{of}"] for of in (1, 4)}

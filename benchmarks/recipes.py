@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, Row, before_and_after, call, report, row
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import finite, read_metrics
 
 SEEDS = (0, 1, 2)

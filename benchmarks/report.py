@@ -21,9 +21,9 @@ import psutil
 from benchmarks.harness import report, row
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.plugins.report.writing import write_report
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.history.format import Header, Record, encode
-from es_cookbook.runs.report.writing import write_report
 
 GENERATIONS, ROLLOUTS, GENOMES = 500, 200, 64
 CHROMIUM = "/usr/bin/chromium"

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.harness import CHAT_MODEL, before_and_after, call, report, row
-from es_cookbook.baselines.small_model import build_model, build_tokenizer
 from es_cookbook.population.step_sizes import learning_rate
-from es_cookbook.runs.directory import HISTORY, METRICS
+from es_cookbook.runs.directory.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from tools.small_model import build_model, build_tokenizer
 
 GENERATIONS = 10
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)

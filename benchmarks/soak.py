@@ -11,7 +11,7 @@ after a garbage collection: resident memory, objects that Python's collector kno
 file handles, child processes, files under the temporary directory, processor time. *Grown by* is
 the most of the last quarter less the most of the second one; the first quarter is for what is made
 once. The directory that it leaves is then read by the functions and commands that users have, and
-gone on with: *resume* is from calling `train.main` to the next generation's line in the history, in
+gone on with: *resume* is from calling `train_main` to the next generation's line in the history, in
 seconds and in processor time, which other programs on the machine do not change; beside it a run
 that begins, to its first line.
 
@@ -38,9 +38,9 @@ from rich.console import Console
 from typing_extensions import override
 
 from benchmarks.harness import Row, call, report, row
-from es_cookbook import train
-from es_cookbook.runs.directory import HISTORY, METRICS
+from es_cookbook.runs.directory.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from es_cookbook.runs.tracking.live import ScreenTracker
@@ -135,7 +135,7 @@ class SampledTrackersBuilder(TrackerBuilder):
 
 def one_run(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> None:
     """A run, begun or gone on with, in this process."""
-    asyncio.run(train.main(_config(directory, name, generations, how)))
+    asyncio.run(train(_config(directory, name, generations, how)))
 
 
 def _config(directory: Path, name: str, generations: int, how: Mapping[str, int]) -> TinyConfig:
@@ -153,7 +153,7 @@ def _config(directory: Path, name: str, generations: int, how: Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """From calling `train.main` to the next generation's line in the history."""
+    """From calling `train_main` to the next generation's line in the history."""
 
     seconds: float
     processor: float
@@ -178,7 +178,7 @@ def runs_in_a_row(directory: Path, runs: int) -> list[Sample]:
             eval_every=2,
             snapshot_every=2,
         )
-        asyncio.run(train.main(config))
+        asyncio.run(train(config))
         samples.append(sample(i))
     return samples
 

@@ -29,12 +29,13 @@ import chz
 from rich.console import Console
 
 from benchmarks.harness import ratios, report, row
-from es_cookbook import train
+from es_cookbook.plugins.trackers.libraries import TensorboardTrackerBuilder, WandbTrackerBuilder
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.runs.tracking.libraries import TensorboardTrackerBuilder, WandbTrackerBuilder
 from es_cookbook.runs.tracking.live import ScreenTracker
 
 SECONDS: dict[str, list[float]] = {}
@@ -91,9 +92,9 @@ class AllTimed(TrackerBuilder):
         return Trackers([Timed(name, tracker) for name, tracker in made.items()])
 
 
-def generations(config: train.Config) -> list[float]:
+def generations(config: Config) -> list[float]:
     """Seconds of each generation of a run, but for the first."""
-    asyncio.run(train.main(config))
+    asyncio.run(train(config))
     rows = read_metrics(Path(config.log_path) / "metrics.jsonl")
     return [row["time/total"] for row in rows if "time/total" in row][1:]
 

@@ -4,7 +4,7 @@
 
 renews, in every page of `docs`, what stands between two comments such as
 
-    <!-- options es_cookbook.train.config:Config -->
+    <!-- options es_cookbook.runs.config:Config -->
     <!-- end -->
 
 so the pages can be read in a checkout and on a code host as on the site, and a test holds them to
@@ -98,7 +98,8 @@ def classes(*targets: str) -> str:
 def commands() -> str:
     """A section for each command: what its module says, and its own options."""
     sections: list[str] = []
-    for name, (module, _) in COMMANDS.items():
+    for name, target in COMMANDS.items():
+        module = target.partition(":")[0]
         told = markdown(importlib.import_module(module).__doc__)
         sections += [f"## {name}", told, table_of(config_of(name, module))]
     return "\n\n".join(sections)
@@ -107,8 +108,8 @@ def commands() -> str:
 def recipes() -> str:
     """A row for each recipe: its page, and what it shows."""
     rows = ["| recipe | what it shows |", "|---|---|"]
-    for name in RECIPES:
-        folder = f"es_cookbook/recipes/{name}"
+    for target in RECIPES.values():
+        folder = target.rpartition(".")[0].replace(".", "/")
         page = (ROOT / folder / "README.md").read_text(encoding="utf-8")
         shows = inspect.getdoc(importlib.import_module(folder.replace("/", ".")))
         assert shows is not None

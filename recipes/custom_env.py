@@ -15,23 +15,22 @@ from collections.abc import Sequence
 import chz
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook import train
-from es_cookbook.common.cli import run_cli
-from es_cookbook.evolution.optimizers.base import OptimizerBuilder
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
+from es_cookbook import (
+    ES,
     Env,
-    EnvGroup,
     EnvGroupBuilder,
     Observation,
     RLDataset,
     RLDatasetBuilder,
     SamplingParams,
     StepResult,
+    run,
 )
+from es_cookbook.common.cli import run_cli
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
+from es_cookbook.rl.types import Action, Datasets, EnvGroup
+from es_cookbook.runs.config import Config as TrainConfig
 
 
 class GuessEnv(Env):
@@ -88,7 +87,7 @@ _SAMPLING = functools.partial(SamplingParams, max_tokens=4)
 
 
 @chz.chz
-class Config(train.Config):
+class Config(TrainConfig):
     """Train a model to guess a digit from hints."""
 
     model_name: str = chz.field(
@@ -106,4 +105,4 @@ class Config(train.Config):
 
 
 if __name__ == "__main__":
-    run_cli(train.run, Config)
+    run_cli(run, Config)

@@ -13,11 +13,8 @@ before `<answer>`. The same from the command line, with `score` in a file:
 from collections.abc import Mapping
 from pathlib import Path
 
-from es_cookbook import train
-from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook import ES, Config, SamplingParams, Task, main
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.types import SamplingParams
 
 
 def score(text: str, row: Mapping[str, object]) -> float:
@@ -28,8 +25,8 @@ def score(text: str, row: Mapping[str, object]) -> float:
 
 if __name__ == "__main__":
     questions = Path(__file__).with_name("questions.jsonl")
-    train.cli(
-        train.Config(
+    main(
+        Config(
             model_name=str(BUNDLED_MODEL),
             dataset=Task(source=str(questions), prompt="{numbers}={target}\n", reward=score),
             optimizer=ES(population_size=64, sigma=0.01, learning_rate=0.02),

@@ -53,7 +53,7 @@ from es_cookbook.rl.types import (
     StepResult,
     Trajectory,
 )
-from es_cookbook.train.program import run
+from es_cookbook.runs.program import run
 from tests.tiny_run import TinyConfig
 
 if TYPE_CHECKING:

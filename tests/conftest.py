@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 # Before torch is imported anywhere: pytest-xdist runs a process a core, and threads on top of that
@@ -23,6 +23,8 @@ os.environ.setdefault("ES_COOKBOOK_STATE", tempfile.mkdtemp(prefix="es_cookbook_
 import pytest
 from hypothesis import HealthCheck, settings
 
+from es_cookbook.common import registry
+from tests.distributions import Register, write_metadata
 from tests.programs import Programs
 
 # A shell starts what runs in the background with Ctrl-C ignored, programs pass that on to those
@@ -44,15 +46,15 @@ settings.load_profile("es_cookbook")
 
 LONGEST = (
     "tests/test_house.py::test_the_types_hold",
-    "tests/runs/test_damaged_directories.py::",
-    "tests/commands/gradients/test_compare_gradients.py::test_a_comparison_",
-    "tests/commands/test_trust.py::test_nothing_is_run",
+    "tests/runs/directory/test_damaged_directories.py::",
+    "tests/plugins/gradients/commands/test_compare_gradients.py::test_a_comparison_",
+    "tests/cli/test_trust.py::test_nothing_is_run",
     "tests/test_gpu_benchmark.py::test_a_dry_run",
     "tests/test_notebooks.py::test_a_notebook_runs",
     "tests/evolution/noise/test_triton_kernels.py::test_in_tritons_interpreter",
     "tests/engines/torch/test_centre_in_engine.py::test_perturbing_and_moving_",
     "tests/engines/torch/forward/test_model_families.py::",
-    "tests/train/test_loop.py::test_killed_over_and_over",
+    "tests/runs/test_loop.py::test_killed_over_and_over",
     "tests/engines/torch/test_turns.py::",
     "tests/engines/torch/test_batch_invariance.py::",
     "tests/recipes/countdown/test_train_cli.py::test_the_command_trains",
@@ -120,6 +122,26 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]:
 def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do programs that the package starts."""
     monkeypatch.setattr(sys, "executable", str(programs.python))
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    """Registers parts as another distribution would, for one test."""
+
+    def registered(
+        groups: Mapping[str, Mapping[str, str]],
+        name: str = "other",
+        version: str = "1.0",
+        api: str | None = registry.API,
+    ) -> Path:
+        folder = tmp_path / "distributions" / name
+        write_metadata(folder, groups, name, version, api)
+        monkeypatch.syspath_prepend(str(folder))
+        registry.forget()
+        return folder
+
+    yield registered
+    registry.forget()
 
 
 @pytest.fixture(scope="session")

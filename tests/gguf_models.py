@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from es_cookbook.checkpoints.gguf.conversion import SPLITS, WHOLE_WORDS
+from es_cookbook.plugins.gguf.conversion import SPLITS, WHOLE_WORDS
 from tests.tiny_models import save_with_tokenizer
 
 TEXT = "hello world 12345 and it's 17 + 25 = 42, again and again"

@@ -60,17 +60,17 @@ NAMES = (
     *("es_cookbook.common.files:os.system", "es_cookbook.common.files:os", "es_cookbook:sys"),
     "es_cookbook.common.references:importlib.import_module",
     "es_cookbook.engines.ray.cluster:pickle.loads",
-    "es_cookbook.runs.hub.background_push:subprocess.Popen",
-    "es_cookbook.train.setup:functools.partial",
+    "es_cookbook.plugins.hub.background_push:subprocess.Popen",
+    "es_cookbook.runs.setup:functools.partial",
     "es_cookbook.common.configs:Path",
     "es_cookbook.common.configs:chz.entrypoint",
     "es_cookbook.common.files:shutil.rmtree",
     # Through a class to everything else, and what is private to Python.
-    "es_cookbook.runs.lock:RunLock.__init__.__globals__",
-    "es_cookbook.runs.lock:RunLock.release.__globals__",
-    "es_cookbook.train.config:Config.__class__",
-    "es_cookbook.train.config:Config.__subclasses__",
-    "es_cookbook.train.config:Config.mro",
+    "es_cookbook.runs.directory.lock:RunLock.__init__.__globals__",
+    "es_cookbook.runs.directory.lock:RunLock.release.__globals__",
+    "es_cookbook.runs.config:Config.__class__",
+    "es_cookbook.runs.config:Config.__subclasses__",
+    "es_cookbook.runs.config:Config.mro",
     "es_cookbook.rl.types:SamplingParams.__reduce_ex__",
     *("es_cookbook:__loader__.load_module", "es_cookbook:__builtins__", "es_cookbook:__spec__"),
     *("es_cookbook.__main__:main", "es_cookbook.__main__:importlib", "es_cookbook.__init__:X"),
@@ -78,31 +78,37 @@ NAMES = (
     # What only looks like es_cookbook, or like a name.
     *("еs_cookbook.train:Config", "ｅｓ_cookbook.train:Config", "es_cookbook\u200b.train:Config"),
     *("ES_COOKBOOK.train:Config", "es_cookbook\x00.train:Config", "es_cookbook .train:Config"),
-    *(" es_cookbook.train:Config", "es_cookbook.train:Config ", "es_cookbook.train: Config"),
-    *("es_cookbook.train:Ｃonfig", "es_cookbook.train:Config\n", "es_cookbooks.train:Config"),
+    *(" es_cookbook.runs:Config", "es_cookbook.runs:Config ", "es_cookbook.runs: Config"),
+    *("es_cookbook.runs:Ｃonfig", "es_cookbook.runs:Config\n", "es_cookbooks.train:Config"),
     *("es_cookbook_evil:Builder", "es.cookbook:Builder", "es_cookbook", "es_cookbook:", ":Config"),
     # Paths, relative names, expressions.
     *("../evil_env:Builder", "/tmp/evil_env:Builder", "./evil_env.py:Builder", ".evil_env:Builder"),
     *("..evil_env:Builder", "evil_env.:Builder", "es_cookbook..evil_env:Builder", "evil_env.py:X"),
-    *("es_cookbook/../evil_env:Builder", "es_cookbook.train:../evil_env", "evil_env.pth:X"),
-    *("file:///tmp/evil_env:Builder", "evil_env\\data:Builder", "es_cookbook.train:Config()", ""),
+    *("es_cookbook/../evil_env:Builder", "es_cookbook.runs:../evil_env", "evil_env.pth:X"),
+    *("file:///tmp/evil_env:Builder", "evil_env\\data:Builder", "es_cookbook.runs:Config()", ""),
     *(
         "lambda: __import__('evil_env')",
         "lambda x: x:y",
-        "es_cookbook.train:Config[evil_env:Builder]",
+        "es_cookbook.runs:Config[evil_env:Builder]",
     ),
-    *("es_cookbook.train:(lambda: 0)", "es_cookbook.train:Config;import evil_env", "1:2", "a:1b"),
+    *("es_cookbook.runs:(lambda: 0)", "es_cookbook.runs:Config;import evil_env", "1:2", "a:1b"),
     *(
-        "es_cookbook.train:Config.",
-        "es_cookbook.train:.Config",
+        "es_cookbook.runs:Config.",
+        "es_cookbook.runs:.Config",
         "es_cookbook:train:Config",
         "%s:%s",
     ),
     # Real ones, where they do not belong, and scripts.
-    *("es_cookbook.train.program:run", "es_cookbook.common.cli:run_cli", "es_cookbook.train:main"),
-    *("es_cookbook.recipes.countdown.train_cli:cli", "es_cookbook.runs.branches:rewind_run"),
-    *("es_cookbook.runs.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
-    *("es_cookbook.runs.hub.background_push:HubPush", "es_cookbook.commands.hub:HubCommand"),
+    *("es_cookbook.runs.program:run", "es_cookbook.common.cli:run_cli", "es_cookbook.runs:main"),
+    *(
+        "es_cookbook.recipes.countdown.train_cli:cli",
+        "es_cookbook.runs.directory.branches:rewind_run",
+    ),
+    *("es_cookbook.runs.directory.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
+    *(
+        "es_cookbook.plugins.hub.background_push:HubPush",
+        "es_cookbook.plugins.hub.command:HubCommand",
+    ),
 )
 
 _COMMAND = f"__import__('pathlib').Path({CANARY!r}).touch()"
@@ -183,14 +189,14 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
         {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "http://10.0.0.1/v1", "model": "m"},
     ):
         yield "dataset", task | {"reward": reward}
-    verifiers = "es_cookbook.bridges.verifiers.dataset:TasksetProblems"
-    for taskset in ("es_cookbook.rl.data.task:Task", "es_cookbook.train.config:Config"):
+    verifiers = "es_cookbook.plugins.verifiers.dataset:TasksetProblems"
+    for taskset in ("es_cookbook.rl.data.task:Task", "es_cookbook.runs.config:Config"):
         yield "dataset", {"$class": verifiers, "taskset": {"$import": taskset}}
-    textarena = "es_cookbook.bridges.textarena:TextArenaDatasetBuilder"
+    textarena = "es_cookbook.plugins.textarena.env:TextArenaDatasetBuilder"
     yield "dataset", {"$class": textarena, "game": "evil_env"}
     logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
     yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
-    pushing = "es_cookbook.runs.hub.background_push:CheckpointPush"
+    pushing = "es_cookbook.plugins.hub.background_push:CheckpointPush"
     options = {"$tuple": ["recipe=countdown", "engine=evil_env:Builder"]}
     yield "trackers", {"$class": pushing, "repo_id": "me/run", "evaluate": options}
 
@@ -211,26 +217,26 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
     """The ways to open a run directory, by name."""
     import chz
 
-    from es_cookbook import train
-    from es_cookbook.commands.export import ExportConfig
-    from es_cookbook.commands.export import main as export
-    from es_cookbook.commands.fork import Fork
-    from es_cookbook.commands.fork import main as fork
-    from es_cookbook.commands.play import PlayConfig
-    from es_cookbook.commands.play import main as play
-    from es_cookbook.commands.resume import Resume
-    from es_cookbook.commands.resume import main as resume
+    from es_cookbook.cli.export import ExportConfig
+    from es_cookbook.cli.export import main as export
+    from es_cookbook.cli.fork import Fork
+    from es_cookbook.cli.fork import main as fork
+    from es_cookbook.cli.play import PlayConfig
+    from es_cookbook.cli.play import main as play
+    from es_cookbook.cli.resume import Resume
+    from es_cookbook.cli.resume import main as resume
     from es_cookbook.common.cli import run_cli
     from es_cookbook.common.configs import config_to_json, load_config
-    from es_cookbook.runs.config_differences import differences
-    from es_cookbook.train.sweep import is_complete
+    from es_cookbook.runs.config import Config
+    from es_cookbook.runs.directory.config_differences import differences
+    from es_cookbook.runs.sweep import is_complete
 
     log_path, output = f"log_path={directory}", f"output={directory / 'output'}"
-    ours = load_config(RECORDED / "low_rank/config.json", train.Config)
+    ours = load_config(RECORDED / "low_rank/config.json", Config)
     here = chz.replace(ours, log_path=str(directory))
     text = directory / "config.json"
     return {
-        "load_config": lambda: load_config(text, train.Config),
+        "load_config": lambda: load_config(text, Config),
         "resume": lambda: run_cli(functools.partial(resume, fields={}), Resume, [log_path]),
         "fork": lambda: run_cli(functools.partial(fork, fields={}), Fork, [log_path, output]),
         "play": lambda: run_cli(play, PlayConfig, [log_path, "problem=0"]),
@@ -243,9 +249,9 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
 NOT_LOADED = (
     *("es_cookbook.engines.vllm.", "es_cookbook.__main__"),
     # These import what takes seconds, and would be seen if a config had them imported.
-    *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
-    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("env", "library", "tools")),
-    *(f"es_cookbook.commands.{name}" for name in ("evaluate.inspect_m", "prepare.distilabel_p")),
+    *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
+    *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
+    *(f"es_cookbook.cli.{name}" for name in ("evaluate.inspect_m", "prepare.distilabel_p")),
 )
 """Beginnings of names of modules that are not imported beforehand."""
 _RUNS = {

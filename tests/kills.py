@@ -30,10 +30,10 @@ import anyio
 import chz
 import transformers  # noqa: F401 - before the forks, so that no child has to
 
-from es_cookbook import train
 from es_cookbook.checkpoints import models  # noqa: F401 - for the same reason
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
@@ -122,7 +122,7 @@ def campaign(directory: Path, kills: int, seed: int = 0, num_generations: int = 
         start_up, generation = _seconds(unbroken, errors)
         reported = 0
         while True:
-            child = Child(functools.partial(anyio.run, train.main, killed), errors)
+            child = Child(functools.partial(anyio.run, train, killed), errors)
             if chooser.random() < IN_START_UP:
                 lines: list[str] = []
                 time.sleep(chooser.uniform(0, start_up))
@@ -150,7 +150,7 @@ def campaign(directory: Path, kills: int, seed: int = 0, num_generations: int = 
 def _seconds(unbroken: TinyConfig, errors: Path) -> tuple[float, float]:
     """Let a run end undisturbed: seconds to its first line, and of a generation."""
     times = [time.perf_counter()]
-    child = Child(functools.partial(anyio.run, train.main, unbroken), errors)
+    child = Child(functools.partial(anyio.run, train, unbroken), errors)
     while child.read(1):
         times.append(time.perf_counter())
     code, _ = child.end()

@@ -25,13 +25,13 @@ import anyio
 import chz
 import psutil
 
-from es_cookbook import train
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.engines.ray.member import Member
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.rl.types import SamplingParams
+from es_cookbook.runs.program import train
 from tests.fakes import SmallDataset
 from tests.links import HERE, THERE, Link, inside
 from tests.programs import num_recorded
@@ -119,7 +119,7 @@ async def history(log_path: Path, engine: EngineBuilder, num_generations: int = 
         eval_every=0,
         behavior_if_log_dir_exists="resume",
     )
-    await train.main(config)
+    await train(config)
     return (log_path / "history.jsonl").read_bytes()
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 import chz
 import pytest
 
+from es_cookbook.cli import RECIPES
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -70,7 +71,7 @@ APART = ("optimizer.sigma=0.1", "optimizer.learning_rate=0.1")
 
 def short_run(recipe: str, log_path: Path, *options: str) -> list[dict[str, float]]:
     """The metrics of a run of two generations, before each and after the last."""
-    module = importlib.import_module(f"es_cookbook.recipes.{recipe}.train_cli")
+    module = importlib.import_module(RECIPES[recipe].partition(":")[0])
     known = {f"dataset.{name}" for name in chz.chz_fields(module.RECIPE.dataset())}
     given = {
         name: f"{name}={value}"

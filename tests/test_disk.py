@@ -16,13 +16,14 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import run as run_config
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.commands.test_fork import config, files, same_run
+from tests.cli.test_fork import config, files, same_run
 from tests.limits import largest_file
 from tests.said import after_start
 from tests.tiny_run import TinyConfig
@@ -35,7 +36,7 @@ PAGES = 128
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("unbroken") / "run"
-    train.run(config(path, num_generations=40))
+    run_config(config(path, num_generations=40))
     return path
 
 
@@ -62,7 +63,7 @@ def fill(disk: Path, free_pages: int) -> None:
 
 def stopped(log_path: Path, **fields: Any) -> str:
     with pytest.raises(RunDirectoryError) as caught:
-        train.run(config(log_path, num_generations=40, **fields))
+        run_config(config(log_path, num_generations=40, **fields))
     return str(caught.value)
 
 
@@ -87,7 +88,7 @@ def test_a_full_disk_stops_a_run_at_any_file_and_it_goes_on_when_there_is_room(
         recorded = list(read_history(log_path / "history.jsonl"))
         assert recorded == list(read_history(unbroken / "history.jsonl"))[: len(recorded)]
         (disk / "ballast").unlink()
-        train.run(config(log_path, num_generations=40, behavior_if_log_dir_exists="resume"))
+        run_config(config(log_path, num_generations=40, behavior_if_log_dir_exists="resume"))
         same_run(log_path, unbroken)
         for path in log_path.iterdir():
             path.unlink()
@@ -98,7 +99,7 @@ def test_a_full_disk_stops_a_run_at_any_file_and_it_goes_on_when_there_is_room(
 
 def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken: Path) -> None:
     run = disk / "run"
-    train.run(config(run, num_generations=5))
+    run_config(config(run, num_generations=5))
     (run / "history.jsonl").write_bytes((run / "history.jsonl").read_bytes()[:-1])
     before = files(run)
     for free_pages in (0, 1):
@@ -108,7 +109,7 @@ def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken:
         assert sentence.startswith(f"cannot write {run / name}: No space left on device; free")
         assert files(run).keys() == before.keys()
         (disk / "ballast").unlink()
-    train.run(config(run, num_generations=40, behavior_if_log_dir_exists="resume"))
+    run_config(config(run, num_generations=40, behavior_if_log_dir_exists="resume"))
     same_run(run, unbroken)
 
 
@@ -124,7 +125,7 @@ def test_the_command_says_it_in_one_sentence(
         "num_generations=1000",
     ]
     with pytest.raises(SystemExit) as stopped:
-        run_cli(train.run, TinyConfig, options)
+        run_cli(run_config, TinyConfig, options)
     said = after_start(capsys.readouterr().err)
     assert (stopped.value.code, said.count("\n")) == (1, 1), said
     assert "No space left on device; free at least" in said
@@ -132,7 +133,7 @@ def test_the_command_says_it_in_one_sentence(
 
 def test_a_disk_that_became_read_only_is_named_and_what_is_there_can_be_read(disk: Path) -> None:
     run = disk / "run"
-    train.run(config(run, num_generations=3))
+    run_config(config(run, num_generations=3))
     before = files(run)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     assert stopped(run, behavior_if_log_dir_exists="resume") == (
@@ -177,7 +178,7 @@ def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_witho
     for file_name, limit in CASES.items():
         run = tmp_path / file_name
         with largest_file(limit), pytest.raises(RunDirectoryError) as caught:
-            train.run(limited_config(run, file_name))
+            run_config(limited_config(run, file_name))
         assert re.fullmatch(
             rf"cannot (write|append to) {run}/{file_name}: File too large; raise the limit on a "
             r"file's size \(ulimit -f\) by at least \d+ bytes(; everything before it is safe)?",
@@ -186,8 +187,8 @@ def test_a_limit_on_file_sizes_stops_a_run_wherever_it_hits_and_it_goes_on_witho
         history = files(run).get("history.jsonl", b"") if run.exists() else b""
         assert len(history) <= limit and history.count(b"\n") == len(history.splitlines())
         whole = chz.replace(limited_config(run, file_name), log_path=str(tmp_path / "whole"))
-        train.run(chz.replace(whole, behavior_if_log_dir_exists="delete"))
-        train.run(limited_config(run, file_name))
+        run_config(chz.replace(whole, behavior_if_log_dir_exists="delete"))
+        run_config(limited_config(run, file_name))
         same_run(run, tmp_path / "whole")
         assert (run / "history.jsonl").read_bytes().startswith(history)
 
@@ -208,10 +209,10 @@ def test_a_slow_disk_makes_a_run_slow_and_nothing_else(
 
     async def cancelled() -> None:
         with anyio.move_on_after(0.4):
-            await train.main(made)
+            await train(made)
 
     anyio.run(cancelled)
     recorded = len(list(read_history(tmp_path / "run/history.jsonl")))
     assert 0 < recorded < 40 and waits[0] >= recorded
-    train.run(chz.replace(made, behavior_if_log_dir_exists="resume"))
+    run_config(chz.replace(made, behavior_if_log_dir_exists="resume"))
     same_run(tmp_path / "run", unbroken)

@@ -12,13 +12,15 @@ import chz
 import pytest
 
 from benchmarks.model_families import PAGE, counts, documented, said_of
-from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
+from es_cookbook.runs import program
+from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import run
 from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from tests.chat_templates import CHATML, tokenizer_with
 
@@ -38,9 +40,9 @@ def test_the_readmes_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     script = tmp_path / "example.py"
     script.write_text(example, encoding="utf-8")
-    given: list[train.Config] = []
+    given: list[Config] = []
     with monkeypatch.context() as patched:
-        patched.setattr(train, "run", given.append)
+        patched.setattr(program, "run", given.append)
         runpy.run_path(str(script))
     (config,) = given
     assert isinstance(config.optimizer, ES)
@@ -52,7 +54,7 @@ def test_the_readmes_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         num_generations=2,
         log_path=str(tmp_path / "run"),
     )
-    train.run(short)
+    run(short)
     assert len(list(read_history(tmp_path / "run/history.jsonl"))) == 2
 
 

@@ -21,8 +21,10 @@ import pytest
 import yaml
 from markdown_it import MarkdownIt
 
-from es_cookbook import train
 from es_cookbook.common.configs import config_to_json
+from es_cookbook.runs import program
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.test_docs_commands import PAGES, ROOT, lines, written
@@ -139,7 +141,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the runs that pages read."""
     path = tmp_path_factory.mktemp("runs")
     for name in ("mine", "es"):
-        train.run(
+        run_config(
             TinyConfig(
                 model_name=str(ROOT / "tests/data/base"),
                 log_path=str(path / "runs" / name),
@@ -164,21 +166,21 @@ def test_the_python_of_a_page_runs(page: str, runs: Path) -> None:
     """From top to bottom; what would train for minutes gives its Config, which is a valid one."""
     module = ModuleType("__main__")
     exec(SET_UP.get(page, ""), module.__dict__)
-    given: list[train.Config] = []
+    given: list[Config] = []
 
-    def run(config: train.Config) -> mock.Mock:
+    def run(config: Config) -> mock.Mock:
         given.append(config)
         return mock.Mock()
 
     with (
         contextlib.chdir(runs),
         mock.patch.dict(sys.modules, {"__main__": module}),
-        mock.patch.object(train, "run", run),
-        mock.patch.object(train, "cli", given.append),
+        mock.patch.object(program, "run", run),
+        mock.patch.object(program, "main", given.append),
     ):
         execute(page, module.__dict__)
         made: Mapping[str, Any] = module.__dict__
-        configs = [each for each in made.values() if isinstance(each, train.Config)]
+        configs = [each for each in made.values() if isinstance(each, Config)]
         assert all(config_to_json(config) for config in [*given, *configs])
 
 

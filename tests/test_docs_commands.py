@@ -22,30 +22,30 @@ import pytest
 from docs.pages import GENERATED, config_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
-from es_cookbook.baselines import policy_gradient, sft
-from es_cookbook.baselines.grpo import config as grpo
-from es_cookbook.commands.compare import Compare, runs
-from es_cookbook.commands.evaluate.evaluate import EvaluateConfig
-from es_cookbook.commands.evaluate.reconsider import ReconsiderConfig
-from es_cookbook.commands.fork import Fork
-from es_cookbook.commands.gradients.compare_gradients import CompareGradients, contestants
-from es_cookbook.commands.gradients.grpo import for_trl
-from es_cookbook.commands.gradients.policy_gradient import of_recipe, recipe_in
-from es_cookbook.commands.gradients.sft import SFTCommand, configured
-from es_cookbook.commands.options import recipe_config
-from es_cookbook.commands.prepare.sigma import Sigma
-from es_cookbook.commands.resume import Resume
-from es_cookbook.commands.sweep import Sweep, maker
-from es_cookbook.commands.train import TrainConfig, built_for, whole_names
+from es_cookbook.cli.compare import Compare, runs
+from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
+from es_cookbook.cli.fork import Fork
+from es_cookbook.cli.options import recipe_config
+from es_cookbook.cli.prepare.sigma import Sigma
+from es_cookbook.cli.resume import Resume
+from es_cookbook.cli.sweep import Sweep, maker
+from es_cookbook.cli.train import TrainConfig, built_for, whole_names
 from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
 from es_cookbook.common.configs import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
+from es_cookbook.plugins.generate.reconsider import ReconsiderConfig
+from es_cookbook.plugins.gradients import policy_gradient, sft
+from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
+from es_cookbook.plugins.gradients.commands.grpo import for_trl
+from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
+from es_cookbook.plugins.gradients.commands.sft import SFTCommand, configured
+from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.train.sweep.search import corners
+from es_cookbook.runs.sweep.search import corners
 from tests.adapters import make_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -140,8 +140,9 @@ def filled(line: str) -> list[str]:
 REQUIRED = {"study": "log_path=x", "errors": "after=x"}
 """Program of a recipe -> what it needs, if not an output."""
 RECIPE_PROGRAMS = {
-    f"es_cookbook.recipes.{path.parent.name}.{path.stem}": REQUIRED.get(path.stem, "output=x")
-    for path in (ROOT / "es_cookbook/recipes").glob("*/*.py")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): REQUIRED.get(path.stem, "output=x")
+    for folder in ("es_cookbook/recipes", "es_cookbook/plugins", "tools")
+    for path in (ROOT / folder).glob("*/*.py")
     if path.stem != "train_cli" and "run_cli(main, Config)" in path.read_text(encoding="utf-8")
 }
 
@@ -169,8 +170,8 @@ PARSED_ONLY = {
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"policy_gradient recipe=chat model_name=elsewhere .*": "the chat model, and minutes",
     r"resume .*trust=my_(package|taskset)": "a package of the reader's",
-    r"inspect .*": "a task of the reader's; tests/bridges/test_inspect_models.py has one",
-    r"evaluate environment=.*": "a package of the reader's; tests/bridges/verifiers runs it",
+    r"inspect .*": "a task of the reader's; tests/plugins/test_inspect_models.py has one",
+    r"evaluate environment=.*": "a package of the reader's; tests/plugins/verifiers runs it",
     r"evaluate log_path=runs/plain .*": "a run of 24 generations, of another recipe",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"evaluate .*voters=.*": "an Env that reads answers; evaluate/test_votes.py runs it",
@@ -178,13 +179,13 @@ PARSED_ONLY = {
     r"report .*watch=true": "serves until Ctrl-C; the command's test does",
     r"serve .*": "serves until Ctrl-C; the command's test does",
     r"plan model_name=SmolLM2.*": "the chat model; tests/test_guide.py runs it with another",
-    r"generate .*": "a server; tests/commands/prepare/test_generate.py has one",
+    r"generate .*": "a server; tests/plugins/generate/test_generate.py has one",
     r"countdown max_staleness=1 engine=ray .*": "a Ray; tests/integration/test_ray_pool.py has one",
     r"countdown model_name=(quantised|fp8) .*": "what the line before it writes",
     r"grpo config=run\.yaml .*": "a file of the reader's; the command's test runs it",
     r"grpo recipe=mixture .*": "a batch has another name; the trainer's test has one",
     r"grpo recipe=arithmetic dataset\.fold=1 .*": "takes minutes",
-    r"train .*": "data and a function of the reader's; tests/commands/test_train.py runs it",
+    r"train .*": "data and a function of the reader's; tests/cli/test_train.py runs it",
 }
 """Lines of which the Config alone is built, and what they would need."""
 SHORT = (
@@ -206,15 +207,15 @@ SHORTENED = {
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=4"),
     "grpo": (*(each for each in SHORT if "population" not in each), "attempts=2"),
     "es_cookbook.recipes.countdown.train_cli": SHORT,
-    "es_cookbook.recipes.countdown.demonstrations": ("count=4",),
+    "tools.bundled.countdown_demonstrations": ("count=4",),
 }
 """Command -> options that a reader in a hurry would add."""
 COVERED = {
     **dict.fromkeys(RECIPE_PROGRAMS.keys() - SHORTENED.keys(), "the recipe's own test runs it"),
-    "es_cookbook.recipes.countdown.warm_start": "measures on 500 problems, as its own test does",
-    "es_cookbook.baselines.sft": "PEFT takes long to import; tests/recipes/test_essa.py runs it",
+    "tools.bundled.countdown": "measures on 500 problems, as its own test does",
+    "es_cookbook.plugins.gradients.sft": "PEFT takes long to import; test_essa.py runs it",
     "sft": "the same",
-    "compare-gradients": "minutes; tests/commands/gradients runs it",
+    "compare-gradients": "minutes; tests/plugins/gradients runs it",
     "sweep": "processes of its own; the command's test runs it",
     "code": "needs the sandbox; the recipe's own test runs it",
     "mixture": "the recipe's own test runs it",
@@ -307,7 +308,7 @@ class InstalledConfig(TrainConfig):
 
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=Names(
-            {"verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems"},
+            {"verifiers": "es_cookbook.plugins.verifiers.dataset:TasksetProblems"},
             default="verifiers",
             settings={"verifiers": {"taskset": object}},
         ),
@@ -372,7 +373,10 @@ NEEDED = {
 }
 """Command that takes no options but its own -> those that must be given."""
 PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
-    **{n: plain(config_of(n, COMMANDS[n][0]), *needed.split()) for n, needed in NEEDED.items()},
+    **{
+        n: plain(config_of(n, COMMANDS[n].partition(":")[0]), *needed.split())
+        for n, needed in NEEDED.items()
+    },
     **{name: plain(recipe_config(name)) for name in RECIPES},
     **{
         name: plain(import_module(name).Config, required)
@@ -383,7 +387,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     "policy_gradient": parse_policy_gradient,
     "grpo": parse_grpo,
     "sft": parse_sft,
-    "es_cookbook.baselines.sft": parse_sft,
+    "es_cookbook.plugins.gradients.sft": parse_sft,
     "compare": fields_of(runs, Compare, "recipe=countdown", "optimizers=es,momentum"),
     "compare-gradients": fields_of(contestants, CompareGradients),
     "sweep": fields_of(make_corners, Sweep),
@@ -489,7 +493,7 @@ def type_line(name: str, options: Sequence[str], typed: str = "") -> str:
         mock.patch.object(sys, "stdin", io.StringIO(typed)),
         contextlib.redirect_stdout(out),
     ):
-        if name in COMMANDS | RECIPES or name == "--help":
+        if name in COMMANDS or name in RECIPES or name == "--help":
             with mock.patch.object(sys, "argv", ["es-cookbook", name, *options]):
                 es_cookbook_main()
         else:

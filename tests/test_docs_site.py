@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 
 import chz
@@ -15,7 +14,8 @@ import pytest
 from docs import pages as docs_pages
 from docs.pages import GENERATED, PAGES, WHOLE, about, classes, commands, renewed, table_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
-from es_cookbook.train import Config
+from es_cookbook.cli.options import recipe_config
+from es_cookbook.runs.config import Config
 from tests.test_house import ROOT, TREES
 
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -97,7 +97,7 @@ def test_a_file_that_is_made_of_pages_is_as_they_are(name: str) -> None:
 
 def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
     listed = re.findall(r"^- \[.*?\]\((.*?)\): \S", WHOLE["llms.txt"](), flags=re.MULTILINE)
-    recipes = (ROOT / "es_cookbook/recipes").glob("*/README.md")
+    recipes = (ROOT / "es_cookbook").glob("*/*/README.md")
     roots = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")]
     pages = [*PAGES, *recipes, *roots, ROOT / "benchmarks/README.md"]
     expected = {page.relative_to(ROOT).as_posix() for page in pages} - {"docs/index.md"}
@@ -187,7 +187,7 @@ def test_the_table_of_settings_is_that_of_the_recipes() -> None:
     }
     assert shown.keys() == RECIPES.keys()
     for name, cells in shown.items():
-        config = import_module(RECIPES[name][0]).CLIConfig()
+        config = recipe_config(name)()
         optimizer = config.optimizer
         settings = (
             *(optimizer.sigma, optimizer.learning_rate, optimizer.population_size),

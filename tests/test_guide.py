@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from es_cookbook import train
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import run as run_config
 from tests.chat_server import chat_server
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.said import typed
@@ -29,7 +30,7 @@ GUIDE = "docs/base_models.md"
 TASKS = "docs/tasks.md"
 SHORT = ("optimizer.population_size=4", "num_generations=1", "sampling.max_tokens=4")
 ELSEWHERE = r"es-cookbook math|python -m es_cookbook\.baselines\.sft"
-"""Lines of the page of tasks that need the Hub, or that tests/commands/gradients runs."""
+"""Lines of the page of tasks that need the Hub, or that tests/cli/gradients runs."""
 
 
 @pytest.fixture
@@ -129,8 +130,8 @@ def test_an_env_of_custom_tasks_trains(
     dataset: RLDatasetBuilder = data(
         source="rows.jsonl", problems_per_generation=2, num_train=8, num_test=2
     )
-    result = train.run(
-        train.Config(
+    result = run_config(
+        Config(
             model_name="../model",
             dataset=dataset,
             optimizer=ES(population_size=4, sigma=0.01, learning_rate=0.01),

@@ -62,12 +62,12 @@ sys.stdout = sys.__stdout__
 
 IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
-PROGRAMS = {"es_cookbook.commands.prepare.distilabel_pipeline"}
+PROGRAMS = {"es_cookbook.plugins.generate.distilabel_pipeline"}
 """Started as programs, and imported by nobody."""
 ABOUT_OTHERS = {
-    "es_cookbook.commands.evaluate.inspect_models",
-    *(f"es_cookbook.baselines.grpo.{name}" for name in ("arguments", "training")),
-    *(f"es_cookbook.bridges.verifiers.{name}" for name in ("env", "library", "tools")),
+    "es_cookbook.plugins.inspect.models",
+    *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
+    *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
 }
 """Made of another library's classes, and imported when that is used."""
 
@@ -310,9 +310,9 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.data.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
-    "es_cookbook.commands.play": {"importlib.import_module"},
-    "es_cookbook.evolution.optimizers.cma": {"importlib.import_module"},
-    "es_cookbook.commands": {"importlib.import_module"},
+    "es_cookbook.cli.play": {"importlib.import_module"},
+    "es_cookbook.plugins.cma.optimizers": {"importlib.import_module"},
+    "es_cookbook.cli": {"importlib.import_module"},
     # Machine code that numba made here and keeps beside the package, as numba itself reads it.
     "es_cookbook.common.compiled": {"pickle.loads"},
 }

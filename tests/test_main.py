@@ -9,7 +9,7 @@ import pytest
 
 from es_cookbook.__main__ import COMMANDS, RECIPES, main
 from es_cookbook.runs.history.store import read_history
-from tests.runs.test_damaged_directories import RUNS
+from tests.runs.directory.test_damaged_directories import RUNS
 from tests.test_house import ROOT, loaded_by
 
 NAMES = [*COMMANDS, *RECIPES]
@@ -54,8 +54,8 @@ def test_a_module_run_by_name_is_called_by_its_name(tmp_path: Path) -> None:
             "usage: python -m es_cookbook rewind PATH [name=value",
         ),
         (
-            ["es_cookbook.recipes.countdown.demonstrations", "-h"],
-            "usage: python -m es_cookbook.recipes.countdown.demonstrations [name=value",
+            ["tools.bundled.countdown_demonstrations", "-h"],
+            "usage: python -m tools.bundled.countdown_demonstrations [name=value",
         ),
     ):
         done = subprocess.run(

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 NOTEBOOKS = sorted((ROOT / "recipes/notebooks").glob("*.ipynb"))
-MODELS = sorted((ROOT / "es_cookbook/recipes").glob("*/model"))
+MODELS = sorted((ROOT / "es_cookbook").glob("*/*/model"))
 READ_BY_USERS = [
     *(
         path
@@ -107,7 +107,7 @@ def test_a_bundled_model_has_a_card(model: Path) -> None:
 
 
 def test_bundled_data_has_its_licence_beside_it() -> None:
-    files = sorted((ROOT / "es_cookbook/recipes").glob("*/*.jsonl"))
+    files = sorted((ROOT / "es_cookbook").glob("*/*/*.jsonl"))
     assert files
     for file in files:
         page = (file.parent / "README.md").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.__main__ import COMMANDS, RECIPES
+from es_cookbook.cli import command_of
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -18,8 +19,8 @@ DOCUMENTS = [
 """The changelog and lab notes say what was there on their day, references.py where classes were."""
 
 IMPORTED = {
-    "es_cookbook.train": "Config main run MAY_DIFFER recorded_config",
-    "es_cookbook.train.sweep": (
+    "es_cookbook.runs.config": "MAY_DIFFER recorded_config",
+    "es_cookbook.runs.sweep": (
         "Range SweepSettings Value Values refuse_unequal_rollouts run_all sweep"
     ),
     "es_cookbook.rl.types": (
@@ -42,14 +43,14 @@ IMPORTED = {
     "es_cookbook.recipes.countdown.dataset": "CountdownDatasetBuilder CountdownEnv",
     "es_cookbook.recipes.countdown.problems": "Problem generate_problems solve",
     "es_cookbook.recipes.countdown.train_cli": "BUNDLED_MODEL RECOMMENDED CLIConfig cli main",
-    "es_cookbook.recipes.countdown.warm_start": "Config main",
-    "es_cookbook.recipes.countdown.demonstrations": "Config main",
-    "es_cookbook.baselines.policy_gradient": "Config Expert Group Method PPO main",
-    "es_cookbook.baselines.sft": "cli main",
-    "es_cookbook.runs": "frames",
+    "tools.bundled.countdown": "Config main",
+    "tools.bundled.countdown_demonstrations": "Config main",
+    "es_cookbook.plugins.gradients.policy_gradient": "Config Expert Group Method PPO main",
+    "es_cookbook.plugins.gradients.sft": "cli main",
+    "es_cookbook.plugins.report": "frames",
     "es_cookbook.runs.files": "replace_file",
-    "es_cookbook.runs.report.curves": "grouped lines_of table",
-    "es_cookbook.runs.report.plots": "Line draw",
+    "es_cookbook.runs.tracking.curves": "grouped lines_of table",
+    "es_cookbook.plugins.report.plots": "Line draw",
     "es_cookbook.runs.tracking.jsonl": "JsonlTrackerBuilder read_metrics",
 }
 """Module -> the names in it that scripts use."""
@@ -73,8 +74,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
         *("conciseness", "mixture", "tic_tac_toe", "alignment", "pairwise"),
         *("guess_number", "calculator", "search", "markovian", "chat"),
     }
-    for module, _ in (COMMANDS | RECIPES).values():
-        assert callable(importlib.import_module(module).cli)
+    assert all(callable(command_of(name)) for name in (*COMMANDS, *RECIPES))
 
 
 def shown(pattern: str) -> set[tuple[str, str]]:
@@ -89,7 +89,7 @@ def shown(pattern: str) -> set[tuple[str, str]]:
 def test_every_command_that_a_document_shows_exists() -> None:
     commands = shown(r"(?:python -m es_cookbook|es-cookbook) ([a-z_]+)\b(?= [\w.]+=| --help|`)")
     assert len({name for _, name in commands}) > 5, "the search finds them"
-    assert {(path, name) for path, name in commands if name not in COMMANDS | RECIPES} == set()
+    assert {(path, name) for path, name in commands if name not in {*COMMANDS, *RECIPES}} == set()
 
 
 def test_every_module_that_a_document_runs_has_a_command_line() -> None:

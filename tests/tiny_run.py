@@ -6,11 +6,12 @@ from typing import Any
 
 import chz
 
-from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, SmallDatasetBuilder
 
@@ -19,7 +20,7 @@ BASE = Path(__file__).parent / "data/base"
 
 
 @chz.chz
-class TinyConfig(train.Config):
+class TinyConfig(Config):
     """A tiny run."""
 
     dataset: RLDatasetBuilder = chz.field(default_factory=SmallDatasetBuilder, doc="problems")
@@ -94,4 +95,4 @@ def assert_measured_as(old: Path, new: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_cli(train.run, TinyConfig)
+    run_cli(run, TinyConfig)

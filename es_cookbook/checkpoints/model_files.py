@@ -7,7 +7,7 @@ that it began with, with or without a network; `hf download owner/name` brings a
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 
 A GGUF file, `owner/name:file.gguf` on the Hub, stands for the directory that it is converted into
-(`es_cookbook.checkpoints.gguf`), and a run, `runs/mine@12`, for its centre after 12 generations.
+(`es_cookbook.plugins.gguf`), and a run, `runs/mine@12`, for its centre after 12 generations.
 The latter has to be rebuilt from a history, which this room knows nothing of: what does is named
 here as engines are, and imported when such a name comes.
 """
@@ -19,17 +19,17 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.checkpoints.gguf.conversion import SUFFIX, converted
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
 from es_cookbook.common.references import resolve
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
 from es_cookbook.common.servers.library import guard
 from es_cookbook.common.terminal import one_line, say
+from es_cookbook.plugins.gguf.conversion import SUFFIX, converted
 
 GENERATION_SIGN = "@"
 """Between a run and the number of its generation."""
-_OF_RUNS = "es_cookbook.runs.models:model_of_run"
+_OF_RUNS = "es_cookbook.runs.export.models:model_of_run"
 """The model directory that a run stands for, or None."""
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """What of a model must be there; with the weights also the rest."""

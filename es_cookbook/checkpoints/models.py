@@ -34,17 +34,6 @@ from es_cookbook.checkpoints.model_files import (
     model_directory,
     weight_paths,
 )
-from es_cookbook.checkpoints.quantised import (
-    QuantisedWeight,
-    QuantLinear,
-    parameter_name,
-    quantised_layers,
-)
-from es_cookbook.checkpoints.quantised_files import (
-    QuantisedCheckpoint,
-    is_quantised,
-    quantised_checkpoint,
-)
 from es_cookbook.checkpoints.tensors import (
     ReadTensors,
     first_line,
@@ -54,6 +43,17 @@ from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
+from es_cookbook.plugins.quantised.files import (
+    QuantisedCheckpoint,
+    is_quantised,
+    quantised_checkpoint,
+)
+from es_cookbook.plugins.quantised.layers import (
+    QuantisedWeight,
+    QuantLinear,
+    parameter_name,
+    quantised_layers,
+)
 
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """From a parameter's name and value to the names and values that stand for it."""

@@ -93,7 +93,7 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
 
 
 _DROPPED: Mapping[str, Mapping[str, object]] = {
-    "es_cookbook.evolution.optimizers.genetic:Genetic": {"antithetic": False},
+    "es_cookbook.plugins.genetic.optimizer:Genetic": {"antithetic": False},
 }
 """Fields that a class no longer has, each with the value that is how the class behaves now."""
 
@@ -255,6 +255,7 @@ class Names(chz.factories.MetaFactory):
         settings: name -> fields in which that choice differs from its class's own defaults; they
             hold on the command line and for `build_default` alike. `settings_of` may have more.
         functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
+        only: the names that are accepted; all if None.
     """
 
     def __init__(
@@ -264,12 +265,21 @@ class Names(chz.factories.MetaFactory):
         settings: Mapping[str, Mapping[str, object]] | None = None,
         *,
         functions: bool = False,
+        only: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self._functions = functions
         self._settings = dict(settings or {})
-        self.accepted = dict(accepted)
+        self._accepted = accepted
+        self._only = only
         self.default = default
+
+    @property
+    def accepted(self) -> Mapping[str, str]:
+        """Name -> "module:Class", as far as is known now."""
+        if self._only is None:
+            return self._accepted
+        return {name: self._accepted[name] for name in self._only}
 
     def field(self, doc: str, *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
         """The field of a config for such a part, with the default, or None where there is none.
@@ -295,9 +305,8 @@ class Names(chz.factories.MetaFactory):
             MetaFromString: None of that name; lists what is accepted, the nearest first.
             ConfigError: It is known but cannot be imported.
         """
-        for name, target in self.accepted.items():
-            if factory in (name, target, target.partition(":")[2]):
-                return self._load(name)
+        if name := self._name_of(factory):
+            return self._load(name)
         standard = chz.factories.standard(
             annotation=self.field_annotation, default_module=self.field_module
         )
@@ -308,6 +317,19 @@ class Names(chz.factories.MetaFactory):
             if self._functions:
                 hint += ", and functions as my_module:name or path/to/script.py:name"
             raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
+
+    def _name_of(self, factory: str) -> str | None:
+        """The name that a user's word is, or whose class it names."""
+        if factory in self.accepted:
+            return factory
+        for name in self.accepted:
+            with contextlib.suppress(
+                ConfigError
+            ):  # Of another part than the one that is asked for.
+                target = self.accepted[name]
+                if factory in (target, target.partition(":")[2]):
+                    return name
+        return None
 
     def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
         """Fields in which a choice differs from its class's own defaults.
@@ -528,13 +550,16 @@ class _Reader:
         A package that is trusted may have imported something of es_cookbook: that is not its own.
         """
         self._check_own(text, where, declared, is_part)
-        found = _at(where, functools.partial(resolve, trust=self.trust), text)
+        trust = {*self.trust}
+        if is_part and may_be_named(text, declared):
+            trust.add(text.partition(":")[0])  # Whoever installed it has trusted it.
+        found = _at(where, functools.partial(resolve, trust=trust), text)
         self._check_own(f"{found.__module__}:{found.__qualname__}", where, declared, is_part)
         return found
 
     def _check_own(self, text: str, where: str, declared: object, is_part: bool) -> None:
         """Refuse what is es_cookbook's and not a part that the field takes; imports nothing."""
-        if not is_own(text) or text in self.trust or text in FUNCTIONS:
+        if not is_own(text) or text in self.trust or text in FUNCTIONS.values():
             return
         if not is_part:
             raise ConfigError(

@@ -54,40 +54,6 @@ _LONGEST = 300
 
 _REFERENCES = ("$class", "$partial", "$import")
 """What stands before a name in a config."""
-_MOVED = {
-    "es_cookbook.baselines.sft_config": "es_cookbook.baselines.supervised",
-    "es_cookbook.engines.ray_pool": "es_cookbook.engines.ray.pool",
-    "es_cookbook.engines.torch_engine": "es_cookbook.engines.torch.engine",
-    "es_cookbook.engines.vllm_engine": "es_cookbook.engines.vllm.engine",
-    "es_cookbook.evolution.schedules": "es_cookbook.common.schedules",
-    "es_cookbook.rl.data.choosing": "es_cookbook.rl.data.selection",
-    "es_cookbook.rl.data.replay": "es_cookbook.rl.data.selection",
-    "es_cookbook.rl.gdpo": "es_cookbook.rl.objectives",
-    "es_cookbook.rl.regularisers.kl_to_base": "es_cookbook.rl.regularisers",
-    "es_cookbook.rl.regularisers.preference_pairs": "es_cookbook.rl.regularisers",
-    "es_cookbook.rl.reward_schedule": "es_cookbook.rl.objectives",
-    "es_cookbook.rl.rewards.number": "es_cookbook.rl.rewards.matching",
-    "es_cookbook.rl.rewards.regex": "es_cookbook.rl.rewards.matching",
-    "es_cookbook.recipes.markovian.template": "es_cookbook.recipes.markovian.env",
-    "es_cookbook.recipes.rush_hour.env": "es_cookbook.recipes.rush_hour.dataset",
-    "es_cookbook.recipes.rush_hour.rewards": "es_cookbook.recipes.rush_hour.dataset",
-    "es_cookbook.evolution.optimizers.clip_up": "es_cookbook.evolution.optimizers.momentum",
-    "es_cookbook.evolution.optimizers.genetic.genetic": "es_cookbook.evolution.optimizers.genetic",
-    "es_cookbook.evolution.optimizers.muon": "es_cookbook.evolution.optimizers.momentum",
-    "es_cookbook.evolution.optimizers.sep_cma": "es_cookbook.evolution.optimizers.cma",
-    "es_cookbook.evolution.spaces.quant_codes": "es_cookbook.evolution.spaces.quantised",
-    "es_cookbook.evolution.spaces.quant_scales": "es_cookbook.evolution.spaces.quantised",
-    "es_cookbook.runs.background_push": "es_cookbook.runs.hub.background_push",
-    "es_cookbook.runs.hub.checkpoint_push": "es_cookbook.runs.hub.background_push",
-    "es_cookbook.runs.tracking.tensorboard_tracker": "es_cookbook.runs.tracking.libraries",
-    "es_cookbook.runs.tracking.trackio_tracker": "es_cookbook.runs.tracking.libraries",
-    "es_cookbook.runs.tracking.wandb_tracker": "es_cookbook.runs.tracking.libraries",
-    "es_cookbook.commands.gradients.grpo:GRPOCommand": "es_cookbook.baselines.grpo.config:Config",
-    "es_cookbook.commands.gradients.policy_gradient:PolicyGradientConfig": (
-        "es_cookbook.baselines.policy_gradient:Config"
-    ),
-}
-"""Where modules and classes are now that recorded configs name by an earlier place."""
 
 
 def reference(thing: Callable[..., object]) -> str:
@@ -129,7 +95,7 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         ConfigError: The module is not trusted (says what `trust=` would allow), or no class or
             function of that name is defined in it; names the nearest.
     """
-    module_name, _, qualname = current(text).partition(":")
+    module_name, _, qualname = text.partition(":")
     if module_name in _MAIN and len(scripts := _loaded_scripts.keys() & set(trust)) == 1:
         (module_name,) = scripts  # Written before scripts had names of their own.
     is_main = module_name in (*_MAIN, _module_that_was_run())
@@ -157,24 +123,17 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     return found
 
 
-def current(text: str) -> str:
-    """A "module:qualname" of es_cookbook as it is written now."""
-    text = _MOVED.get(text, text)
-    module_name, colon, qualname = text.partition(":")
-    return f"{_MOVED.get(module_name, module_name)}{colon}{qualname}"
-
-
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
     return belongs_to(of_program(text).partition(":")[0], (_OWN,))
 
 
 def of_program(text: str) -> str:
-    """A "module:qualname" as written now; of the program that runs, by its module's own name."""
+    """A "module:qualname"; of the program that runs, by its module's own name."""
     module_name, colon, qualname = text.partition(":")
     if module_name in _MAIN and (run := _module_that_was_run()) not in (None, _OWN_MAIN):
-        return current(f"{run}{colon}{qualname}")
-    return current(text)
+        return f"{run}{colon}{qualname}"
+    return text
 
 
 def references_in(plain: object) -> set[str]:

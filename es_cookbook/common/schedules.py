@@ -18,18 +18,11 @@ import chz
 from es_cookbook.common.checks import LEAST, MOST, check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 
-SCHEDULE_NAMES = {
-    "none": "es_cookbook.common.schedules:Constant",
-    "linear": "es_cookbook.common.schedules:Linear",
-    "cosine": "es_cookbook.common.schedules:Cosine",
-    "exponential": "es_cookbook.common.schedules:Exponential",
-    "table": "es_cookbook.common.schedules:Table",
-    "hot": "es_cookbook.common.schedules:HotSteps",
-    "warmup": "es_cookbook.common.schedules:WarmUp",
-}
+SCHEDULE_NAMES = Registered("schedules")
 """What a user types on the command line."""
 
 
@@ -42,7 +35,7 @@ class Schedule(ABC):
         """The factor of `generation`, counted from 0, in a run of `num_generations`."""
 
 
-parts(Schedule, *SCHEDULE_NAMES.values())
+plugs_in(Schedule, "schedules")
 
 
 def schedule_field(doc: str, default: str = "none") -> Schedule:

@@ -21,7 +21,8 @@ import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import MAX_SEED, Genome, Step
@@ -32,11 +33,7 @@ if TYPE_CHECKING:
 
     from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
-ENGINE_NAMES = {
-    "torch": "es_cookbook.engines.torch.engine:TorchEngineBuilder",
-    "vllm": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder",
-    "ray": "es_cookbook.engines.ray.pool:RayPoolBuilder",
-}
+ENGINE_NAMES = Registered("engines")
 """What a user types on the command line."""
 _DEFAULT_CONTEXT = 4096
 
@@ -311,7 +308,7 @@ class EngineBuilder(ABC):
         """
 
 
-parts(EngineBuilder, *ENGINE_NAMES.values())
+plugs_in(EngineBuilder, "engines")
 
 
 @chz.chz

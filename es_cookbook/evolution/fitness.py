@@ -26,14 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 
-FITNESS_NAMES = {
-    "zscore": "es_cookbook.evolution.fitness:ZScore",
-    "centred_rank": "es_cookbook.evolution.fitness:CentredRank",
-    "raw": "es_cookbook.evolution.fitness:Raw",
-    "per_problem_baseline": "es_cookbook.evolution.fitness:PerProblemBaseline",
-}
+FITNESS_NAMES = Registered("fitness")
 """What a user types on the command line."""
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -68,7 +64,7 @@ class Fitness(ABC):
         """
 
 
-parts(Fitness, *FITNESS_NAMES.values())
+plugs_in(Fitness, "fitness")
 
 
 @chz.chz

@@ -27,6 +27,7 @@ from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Top
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.population.look import Heard, Look, Turn, look_at
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.population.underway import Rollouts, Underway
 from es_cookbook.rl.rollouts import Example, mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import (
@@ -38,7 +39,6 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.runs.tracking.underway import Rollouts, Underway
 
 SECONDS_BETWEEN_LINES = 5.0
 """Also between looks for something said, once time is up; at least."""

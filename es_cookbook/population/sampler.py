@@ -45,13 +45,12 @@ from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
+from es_cookbook.population.underway import Underway
 from es_cookbook.rl.data.problem_dataset import unchanged
 from es_cookbook.rl.regularisers import KLProblem
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
-from es_cookbook.runs.directory import LOG, add_to_log
-from es_cookbook.runs.tracking.underway import Underway
 
 _MOST_KINDS = 20
 """Kinds of lost rollouts that are told, and tracebacks that are kept."""
@@ -92,7 +91,8 @@ class PopulationSampler:
             or a `step` to the next; None for as long as in all of them.
         max_failed_fraction: stop when more than this fraction of a generation's rollouts is lost.
         run_seed: the run's seed, from which sampling seeds are derived.
-        log_path: run directory, whose log takes tracebacks of lost rollouts; None for no log.
+        log: takes a text with the traceback of a lost rollout, and returns in which file it is,
+            or None where it cannot be kept; None for no log.
         seconds: where the last call's time went.
         spans: takes when engines load and sample, and when Envs have control.
         underway: takes what rollouts in progress have brought.
@@ -106,7 +106,7 @@ class PopulationSampler:
     turn_timeout: float | None = None
     max_failed_fraction: float = 0.1
     run_seed: int = 0
-    log_path: Path | None = None
+    log: Callable[[str], Path | None] | None = None
     seconds: Seconds = dataclasses.field(default=Seconds(), init=False)
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
     underway: Underway = dataclasses.field(default_factory=Underway, init=False)
@@ -287,9 +287,9 @@ class PopulationSampler:
                 f"{one_line(first.problem)} by genome {first.genome}: "
                 f"{printable(first.lost.reason):.500}"
             )
-            log_path, trace = self.log_path, first.lost.traceback[-_MOST_CHARS:]
-            if log_path and trace and add_to_log(log_path, f"{sentence}\n{trace}"):
-                sentence += f"; its traceback is in {log_path / LOG}"
+            trace = first.lost.traceback[-_MOST_CHARS:]
+            if self.log and trace and (path := self.log(f"{sentence}\n{trace}")):
+                sentence += f"; its traceback is in {path}"
             _logger.warning("%s", sentence)
 
 

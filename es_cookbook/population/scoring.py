@@ -26,7 +26,6 @@ from es_cookbook.rl.rollouts import (
 )
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, TrajectoryGroup
-from es_cookbook.runs.tracking.measures import reward_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,3 +177,28 @@ def loaded(
     tokenizer, context_length = engine.tokenizer, engine.traits.context_length
     chosen = [regulariser for regulariser in regularisers if regulariser is not None]
     return [(each.weight, each(tokenizer, context_length, run_seed)) for each in chosen]
+
+
+def reward_metrics(rewards_P_G: NDArray[np.float64]) -> Mapping[str, float]:
+    """`reward/...` over problems and genomes; lost rollouts are left out, and NaN where all are.
+
+    >>> reward_metrics(np.array([[0.0, 1.0], [0.5, np.nan]]))["reward/max_genome"]
+    1.0
+    """
+    present_P_G = ~np.isnan(rewards_P_G)
+    rewards_G = np.array(
+        [
+            rewards_P[present_P].mean()
+            for rewards_P, present_P in zip(rewards_P_G.T, present_P_G.T, strict=True)
+            if present_P.any()
+        ]
+    )
+    if not len(rewards_G):
+        rewards_G = np.array([math.nan])
+    rewards = rewards_P_G[present_P_G]
+    return {
+        "reward/mean": float(rewards.mean()) if len(rewards) else math.nan,
+        "reward/max_genome": float(rewards_G.max()),
+        "reward/min_genome": float(rewards_G.min()),
+        "reward/std_genomes": float(rewards_G.std()),
+    }

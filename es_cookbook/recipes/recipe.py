@@ -10,7 +10,7 @@
 
     main, cli = program(CLIConfig)
 
-`CLIConfig` is what the command line builds: a `train.Config` whose defaults are the recipe's.
+`CLIConfig` is what the command line builds: a `Config` whose defaults are the recipe's.
 """
 
 import dataclasses
@@ -23,12 +23,14 @@ from typing import ClassVar, TypeVar, cast
 import chz
 from typing_extensions import override
 
-from es_cookbook import train
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.fields.chz_fields import doc_of
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.terminal import BEGAN
+from es_cookbook.evolution.optimizers.base import OptimizerNames
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import train_and_tell
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
 _T = TypeVar("_T")
@@ -65,6 +67,7 @@ class Recipe:
         num_generations: of the whole run.
         eval_every: generations between held-out evaluations.
         optimizers: settings of others than `es`, by name.
+        folder: where its bundled model lies; that of its name beside this module if None.
         model_of: the recipe whose bundled model it trains, if it brings none of its own.
         hub_model: of the Hub, in place of a bundled model.
         problems: what its problems are called.
@@ -79,6 +82,7 @@ class Recipe:
     num_generations: int
     eval_every: int
     optimizers: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+    folder: Path | None = None
     model_of: str = ""
     hub_model: str = ""
     problems: str = "problems"
@@ -87,7 +91,8 @@ class Recipe:
 
     @property
     def model(self) -> Path:
-        return Path(__file__).parent / (self.model_of or self.name) / "model"
+        folder = self.folder or Path(__file__).parent / (self.model_of or self.name)
+        return folder / "model"
 
     @property
     def model_name(self) -> str:
@@ -100,9 +105,9 @@ class Recipe:
 
     def fields(self) -> Mapping[str, object]:
         """The fields of a Config of which it has its own defaults."""
-        names = train.OptimizerNames(self.settings)
+        names = OptimizerNames(self.settings)
         given = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        doc = {name: doc_of(field) for name, field in chz.chz_fields(train.Config).items()}
+        doc = {name: doc_of(field) for name, field in chz.chz_fields(Config).items()}
         optimizer = chz.field(
             meta_factory=names, default_factory=names.build_default, doc=doc["optimizer"]
         )
@@ -122,7 +127,7 @@ class Recipe:
 
 
 @chz.chz
-class RecipeConfig(train.Config):
+class RecipeConfig(Config):
     """A run of a recipe, which has a default for everything: `class CLIConfig(..., recipe=...)`."""
 
     recipe: ClassVar[Recipe]
@@ -137,7 +142,7 @@ class RecipeConfig(train.Config):
     def __init_subclass__(cls, recipe: Recipe | None = None) -> None:
         if recipe is not None:
             cls.recipe = recipe
-            fields, known = recipe.fields(), chz.chz_fields(train.Config)
+            fields, known = recipe.fields(), chz.chz_fields(Config)
             own = inspect.get_annotations(cls)
             cls.__annotations__ = {name: known[name].x_type for name in fields} | own
             for name, field in fields.items():
@@ -155,7 +160,7 @@ def program(
     """`main`, which trains and says in one line what that brought, and `cli`, which calls it."""
 
     def main(config: RecipeConfig, began: float | None = None) -> None:
-        train.train_and_tell(config, config_class.recipe.name, began)
+        train_and_tell(config, config_class.recipe.name, began)
 
     def cli() -> None:
         run_cli(functools.partial(main, began=BEGAN), config_class)

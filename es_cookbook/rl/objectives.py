@@ -36,7 +36,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rewards.base import REWARD_NAMES, check_weights
 from es_cookbook.rl.rewards.length import (
     STRENGTH,
@@ -47,15 +48,7 @@ from es_cookbook.rl.rewards.length import (
 from es_cookbook.rl.rollouts import mean_of, mean_over_attempts, rollout_metrics
 from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
 
-OBJECTIVE_NAMES = {
-    "mean": "es_cookbook.rl.objectives:Mean",
-    "pass_at_k": "es_cookbook.rl.objectives:PassAtK",
-    "max_of_k": "es_cookbook.rl.objectives:MaxOfK",
-    "length_penalty": "es_cookbook.rl.objectives:LengthPenalty",
-    "gdpo": "es_cookbook.rl.objectives:Gdpo",
-    "reward_schedule": "es_cookbook.rl.objectives:RewardSchedule",
-    "by_performance": "es_cookbook.rl.objectives:ByPerformance",
-}
+OBJECTIVE_NAMES = Registered("objectives")
 """What a user types on the command line."""
 REWARD = "reward"
 """Names the reward itself in place of an Env metric."""
@@ -230,7 +223,7 @@ class Objective(ABC):
         """
 
 
-parts(Objective, *OBJECTIVE_NAMES.values())
+plugs_in(Objective, "objectives")
 
 
 @chz.chz

@@ -37,7 +37,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
@@ -55,10 +56,7 @@ from es_cookbook.rl.types import (
 
 _Weighted: TypeAlias = tuple[float, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
 
-SURROGATE_NAMES = {
-    "centre": "es_cookbook.rl.surrogate:Surrogate",
-    "gold": "es_cookbook.rl.surrogate:GoldAnswers",
-}
+SURROGATE_NAMES = Registered("surrogates")
 """What a user types on the command line."""
 
 _SCORED = "surrogate=gold has genomes score; leave surrogate out"
@@ -104,7 +102,7 @@ class AnswerSource(ABC):
         """
 
 
-parts(AnswerSource, *SURROGATE_NAMES.values())
+plugs_in(AnswerSource, "surrogates")
 
 
 @chz.chz

@@ -20,7 +20,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.rl.stops import check_stop, read_stop
 
 if TYPE_CHECKING:
@@ -585,14 +585,4 @@ class RLDatasetBuilder(ABC):
         """
 
 
-parts(
-    RLDatasetBuilder,
-    "es_cookbook.rl.data.task:Task",
-    "es_cookbook.rl.data.mixture:Mixture",
-    "es_cookbook.rl.judging.task:JudgedTask",
-    "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
-    "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
-    "es_cookbook.bridges.program.dataset:ProgramRows",
-    "es_cookbook.bridges.mcp.dataset:ToolRows",
-    "es_cookbook.recipes.*.dataset:*",
-)
+plugs_in(RLDatasetBuilder, "datasets")

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints import model_cache
-from es_cookbook.checkpoints.gguf.conversion import FloatType, converted
-from es_cookbook.checkpoints.gguf.header import read_header
-from es_cookbook.checkpoints.gguf_export import write_gguf
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import end_of_sequence_ids, load_causal_lm, load_tokenizer
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import as_program
+from es_cookbook.plugins.gguf.conversion import FloatType, converted
+from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.gguf.header import read_header
 from tests.gguf_models import CHAT_TEMPLATE, MODELS, TEXT, make_gguf_model
 from tests.hub_server import HubServer, Repository
 from tests.programs import ROOT, Programs
@@ -225,7 +225,7 @@ def test_two_processes_convert_a_file_once(
     program = tmp_path / "twice.py"
     program.write_text(
         "import os\n"
-        "from es_cookbook.checkpoints.gguf.conversion import *\n"
+        "from es_cookbook.plugins.gguf.conversion import *\n"
         "from es_cookbook.common.terminal import as_program\n"
         "first = os.fork()\n"
         f"with as_program(): print(converted(Path({str(file)!r})))\n"

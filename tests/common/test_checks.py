@@ -9,7 +9,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quantised import QuantScales
+from es_cookbook.plugins.quantised.spaces import QuantScales
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.optimizers.genetic import Genetic
+from es_cookbook.plugins.genetic.optimizer import Genetic
 
 TRUST = ["tests"]
 
@@ -271,7 +271,7 @@ def test_only_the_name_of_a_package_can_be_trusted(name: str) -> None:
 def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other() -> None:
     text = json.dumps(
         {
-            "$class": "es_cookbook.evolution.optimizers.genetic:Genetic",
+            "$class": "es_cookbook.plugins.genetic.optimizer:Genetic",
             "antithetic": False,
             "sigma": 0.25,
         }

@@ -41,7 +41,7 @@ def test_local_classes_have_no_reference() -> None:
 def test_a_class_is_found_where_it_was_once_and_where_it_is_offered() -> None:
     builder = resolve("es_cookbook.engines.torch_engine:TorchEngineBuilder")
     assert builder.__module__ == "es_cookbook.engines.torch.engine"
-    assert resolve("es_cookbook.train:Config").__module__ == "es_cookbook.train.config"
+    assert resolve("es_cookbook.runs:Config").__module__ == "es_cookbook.runs.config"
 
 
 def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> None:
@@ -58,9 +58,9 @@ def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> 
         ("es_cookbook.common.files:os.system", "leads through something that is not a class"),
         ("es_cookbook.common.files:Path", "of pathlib.*, is not part of es_cookbook"),
         ("es_cookbook.common.files:os", "must be a class or a function, found module"),
-        ("es_cookbook.runs.lock:RunLock.release.__globals__", "in letters of ASCII"),
-        ("es_cookbook.runs.lock:RunLock.mro", "has nothing called RunLock.mro"),
-        ("es_cookbook.runs.lock:Owner.index", "has nothing called Owner.index"),
+        ("es_cookbook.runs.directory.lock:RunLock.release.__globals__", "in letters of ASCII"),
+        ("es_cookbook.runs.directory.lock:RunLock.mro", "has nothing called RunLock.mro"),
+        ("es_cookbook.runs.directory.lock:Owner.index", "has nothing called Owner.index"),
         ("es_cookbook.__main__:main", "in letters of ASCII"),
         ("es_cookbooks.evil:X", "if you trust the code of es_cookbooks, add trust=es_cookbooks"),
         ("my_env.data:Builder", "my_env.data:Builder is not part .* add trust=my_env$"),

@@ -11,13 +11,13 @@ import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.export import vllm_answers
-from es_cookbook.checkpoints.gguf_export import write_gguf
 from es_cookbook.checkpoints.model_cache import CACHE
-from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.gguf.export import write_gguf
 from tests.gguf_models import make_gguf_model
 from tests.runs.export_runs import PROMPTS, engine_at, greedy, make_base, make_run
 from tests.runs.recorded_run import record_run

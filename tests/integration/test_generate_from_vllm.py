@@ -15,8 +15,8 @@ from unittest import mock
 import anyio.to_thread
 import pytest
 
-from es_cookbook.commands.prepare.generate import GenerateConfig, main
 from es_cookbook.common.errors import ServerError
+from es_cookbook.plugins.generate.generate import GenerateConfig, main
 from es_cookbook.recipes.countdown.dataset import question
 from es_cookbook.recipes.countdown.problems import generate_problems
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.baselines.grpo import main
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.plugins.gradients.grpo import main
 from tests.grpo_runs import Echoes, grpo_config, metrics_of
 from tests.integration.vllm_models import make_vllm_model
 

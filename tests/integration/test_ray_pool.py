@@ -18,7 +18,6 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook import train
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
 from es_cookbook.engines.base import EngineBuilder, SampleRequest
 from es_cookbook.engines.ray.pool import RayPool, RayPoolBuilder
@@ -26,6 +25,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.ray_fakes import NEVER, LightEngine, LightEngineBuilder
@@ -112,7 +112,7 @@ async def history(log_path: Path, model: Path, engine: EngineBuilder, **fields: 
         "trackers": JsonlTrackerBuilder(),
         "behavior_if_log_dir_exists": "resume",
     }
-    await train.main(TinyConfig(**settings | fields))
+    await train(TinyConfig(**settings | fields))
     return (log_path / "history.jsonl").read_bytes()
 
 

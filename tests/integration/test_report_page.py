@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from es_cookbook.runs.report.serving import ReportServer
-from es_cookbook.runs.report.writing import write_report
-from tests.runs.report.made_runs import GRADIENTS, grow, make_run, rollout
+from es_cookbook.plugins.report.serving import ReportServer
+from es_cookbook.plugins.report.writing import write_report
+from tests.plugins.report.made_runs import GRADIENTS, grow, make_run, rollout
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

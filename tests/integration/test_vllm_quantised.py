@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from es_cookbook.checkpoints.compression import write_rounded
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.engines.base import Engine, EngineBuilder, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder, has_quantised_product
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
-from es_cookbook.evolution.spaces.quantised import QuantScales
+from es_cookbook.plugins.quantised.compression import write_rounded
+from es_cookbook.plugins.quantised.spaces import QuantScales
 from tests.integration.vllm_models import make_vllm_model
 from tests.quantised_models import ByLibrary, How, quantise
 

@@ -12,7 +12,6 @@ import anyio
 import chz
 import pytest
 
-from es_cookbook import train
 from es_cookbook.common.errors import ConfigError, EngineError, HistoryError, RequestError
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
@@ -22,8 +21,8 @@ from es_cookbook.engines.ray.member import Ledger
 from es_cookbook.engines.ray.pool import RayPool
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
-from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.mixture import Mixture, Part
@@ -34,8 +33,9 @@ from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
+from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.recorded import open_run, rebuild
 from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
@@ -53,7 +53,7 @@ def config(log_path: Path, engine: EngineBuilder, **fields: Any) -> TinyConfig:
 
 
 async def history(log_path: Path, engine: EngineBuilder, **fields: Any) -> bytes:
-    await train.main(config(log_path, engine, **fields))
+    await train(config(log_path, engine, **fields))
     return (log_path / "history.jsonl").read_bytes()
 
 
@@ -189,7 +189,7 @@ async def test_every_rollout_comes_back_around_the_centre_where_its_genome_stood
     tmp_path: Path,
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
-    await train.main(
+    await train(
         TinyConfig(
             model_name=str(model),
             log_path=str(tmp_path / "run"),
@@ -335,7 +335,7 @@ async def test_batches_that_depend_on_results_are_refused_and_others_keep_their_
         run = config(
             tmp_path / str(staleness), FakeEngineBuilder(), dataset=mixture, max_staleness=staleness
         )
-        await train.main(run)
+        await train(run)
         rows_of_run = read_metrics(tmp_path / str(staleness) / "metrics.jsonl")
         shares.append([row["data/share/first"] for row in rows_of_run[:12]])
     assert shares[0] == shares[1]

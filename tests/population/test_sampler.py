@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+from es_cookbook.runs.directory.directory import add_to_log
 from tests.fakes import FakeEngine, FakePool
 
 pytestmark = pytest.mark.anyio
@@ -278,7 +280,12 @@ async def test_the_first_lost_rollout_of_each_kind_is_told_with_its_traceback_in
             raise ValueError(f"row {env.problem.number}: " + "no " * 9000)
 
     problems = [Problem(0, misbehave=misbehave_for_one), Problem(1)]
-    sample = sampler(FakeEngine(), rollout_timeout=0.1, max_failed_fraction=0.5, log_path=tmp_path)
+    sample = sampler(
+        FakeEngine(),
+        rollout_timeout=0.1,
+        max_failed_fraction=0.5,
+        log=functools.partial(add_to_log, tmp_path),
+    )
     for generation in (3, 4):
         await sample.rollout(generation, problems, GENOMES)
     boom, timeout, nan, done = (record.getMessage() for record in caplog.records)

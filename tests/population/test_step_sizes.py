@@ -8,7 +8,6 @@ import chz
 import numpy as np
 import pytest
 
-from es_cookbook import train
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Table
 from es_cookbook.common.seeds import derive_seed
@@ -21,18 +20,20 @@ from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.population import centre_answers, step_sizes
-from es_cookbook.population.config import closing
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.step_sizes import LOSS, FoundSigma, options_of
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.history.store import read_header
-from es_cookbook.runs.reading import read_run
+from es_cookbook.runs.program import run as run_config
+from es_cookbook.runs.recorded import open_run
+from es_cookbook.runs.run_config import closing
+from es_cookbook.runs.setup import tried_sigmas
 from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.train.setup import tried_sigmas
+from es_cookbook.runs.tracking.reading import read_run
 from tests.fakes import FakeEngine, problem
+from tests.runs.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
 from tests.said import refused, typed
 from tests.tiny_run import write_tiny_model
-from tests.train.test_optimizers_in_runs import ITSELF, SmallConfig, parsed
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,7 @@ def config(model: Path, log_path: Path, *options: str) -> SmallConfig:
 def recorded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that found its numbers; tests only read it."""
     path = tmp_path_factory.mktemp("recorded") / "run"
-    train.run(config(model, path, "num_generations=2"))
+    run_config(config(model, path, "num_generations=2"))
     return path
 
 
@@ -96,7 +97,7 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     assert rows[0]["time/total"] > rows[0]["time/find_sigma"] + rows[0]["time/sample"]
     assert "time/find_sigma" not in rows[1]
     assert read_run(recorded).config["optimizer.sigma"] == sigma
-    genome = train.open_run(recorded, trust=["tests"]).genome(1, 0)
+    genome = open_run(recorded, trust=["tests"]).genome(1, 0)
     assert abs(genome.terms[0].coefficient) == sigma
 
 

@@ -10,24 +10,24 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from es_cookbook import train
-from es_cookbook.baselines.sft import SFTConfig, main
-from es_cookbook.baselines.supervised import SupervisedRows
-from es_cookbook.commands import fork
-from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.cli import fork
+from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.optimizers.cma import CMA
 from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.plugins.cma.optimizers import CMA
+from es_cookbook.plugins.gradients.sft import SFTConfig, main
+from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.demonstrations import main as demonstrate
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.recipes.generated import RowsConfig as Demonstrations
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.engines.torch.reference import request, running_engine, sample_all
+from tools.bundled.countdown_demonstrations import main as demonstrate
 
 pytest.importorskip("peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -80,9 +80,9 @@ def test_the_adapter_has_learned_every_layer_and_nothing_else(adapter: Path) -> 
 async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
     adapter: Path, tmp_path: Path
 ) -> None:
-    await train.main(config(tmp_path / "whole", adapter, 4))
+    await train(config(tmp_path / "whole", adapter, 4))
     for num_generations in (2, 4):
-        await train.main(config(tmp_path / "resumed", adapter, num_generations))
+        await train(config(tmp_path / "resumed", adapter, num_generations))
     history = (tmp_path / "whole" / "history.jsonl").read_bytes()
     assert (tmp_path / "resumed" / "history.jsonl").read_bytes() == history
     steps = [record.step for record in read_history(tmp_path / "whole" / "history.jsonl")]
@@ -90,7 +90,7 @@ async def test_from_fine_tuning_to_an_adapter_that_peft_loads(
 
     forked = tmp_path / "forked"
     fork.main(fork.Fork(log_path=str(tmp_path / "whole"), output=str(forked)), {"seed": "1"})
-    await train.main(chz.replace(config(forked, adapter, 5), seed=1))
+    await train(chz.replace(config(forked, adapter, 5), seed=1))
     *taken, own = (record.step for record in read_history(forked / "history.jsonl"))
     assert taken == steps and isinstance(own.rule, OffsetsRule)
     (*_, last) = (step.rule for step in steps if isinstance(step.rule, OffsetsRule))

@@ -13,18 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from es_cookbook import train
-from es_cookbook.commands import RECIPES
-from es_cookbook.commands.options import recipe_config
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_config
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.recipes.recipe import Recipe
-from es_cookbook.recipes.warm_start import sampled
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.train.program import default_log_path
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import default_log_path
 from tests.recipe_problems import short_run
+from tools.warm_start import sampled
 
 OPTIONS = {
     "arithmetic": ("dataset.prompt=words", "dataset.fold=1"),
@@ -69,16 +69,16 @@ MADE = [pytest.param(name, marks=needs_reasoning_gym if name == "logic" else ())
 
 
 def recipe_of(name: str) -> Recipe:
-    return importlib.import_module(f"es_cookbook.recipes.{name}.train_cli").RECIPE
+    return importlib.import_module(RECIPES[name].partition(":")[0]).RECIPE
 
 
 def warm_start_of(name: str) -> ModuleType:
-    return importlib.import_module(f"es_cookbook.recipes.{name}.warm_start")
+    return importlib.import_module(f"tools.bundled.{name}")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_config_round_trips_and_names_the_run(name: str) -> None:
-    seen: list[train.Config] = []
+    seen: list[Config] = []
     options = ("optimizer.sigma=0.02", "num_generations=3", *OPTIONS.get(name, ()))
     run_cli(seen.append, recipe_config(name), options)
     again = config_from_json(config_to_json(seen[0]))
@@ -89,7 +89,7 @@ def test_the_config_round_trips_and_names_the_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
-    recipe, made = recipe_of(name), list[train.Config]()
+    recipe, made = recipe_of(name), list[Config]()
     run_cli(made.append, recipe_config(name), ())
     (config,) = made
     assert (config.model_name, config.log_path) == (recipe.model_name, "")

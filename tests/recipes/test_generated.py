@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from es_cookbook.cli import RECIPES
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.generated import SourcedDatasetBuilder, distinct, fold_of
 from es_cookbook.recipes.recipe import Recipe
@@ -33,7 +34,7 @@ SAME = {
 
 
 def recipe_of(name: str) -> Recipe:
-    return importlib.import_module(f"es_cookbook.recipes.{name}.train_cli").RECIPE
+    return importlib.import_module(RECIPES[name].partition(":")[0]).RECIPE
 
 
 def test_a_tenth_of_the_problems_is_in_each_held_out_fold() -> None:

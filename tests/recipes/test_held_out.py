@@ -10,9 +10,8 @@ import chz
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.commands import RECIPES
-from es_cookbook.commands.options import recipe_config
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_config
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.mixture import Mixture
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -20,6 +19,7 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.chat import ChatOptions
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDatasetBuilder
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ from typing import cast
 import chz
 import pytest
 
-from es_cookbook.commands import RECIPES
-from es_cookbook.commands.compare import Compare
-from es_cookbook.commands.compare import runs as compared_runs
-from es_cookbook.commands.options import recipe_config
-from es_cookbook.commands.sweep import Sweep, maker
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.compare import Compare
+from es_cookbook.cli.compare import runs as compared_runs
+from es_cookbook.cli.options import recipe_config
+from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.schedules import Constant, Cosine
 from es_cookbook.evolution.optimizers.adam import Adam

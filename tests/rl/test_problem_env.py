@@ -6,9 +6,7 @@ import pickle
 
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ModelError
-from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.messages import template as templates
 from es_cookbook.rl.problem_env import (
     Grade,
@@ -20,6 +18,8 @@ from es_cookbook.rl.problem_env import (
 )
 from es_cookbook.rl.types import Action, Observation
 from tests.fakes import Word
+from tools.bundled.countdown import CHARACTERS
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

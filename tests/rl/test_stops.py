@@ -6,7 +6,7 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook.commands.train import TrainConfig
+from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.chz_fields import CastError

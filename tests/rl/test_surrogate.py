@@ -13,14 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.baselines.learner import Learner
-from es_cookbook.baselines.policy_gradient import Group
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.plugins.gradients.learner import Learner
+from es_cookbook.plugins.gradients.policy_gradient import Group
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.problem_env import ProblemGroupBuilder

@@ -13,7 +13,6 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from es_cookbook import train
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
@@ -21,6 +20,7 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import lost_rollouts
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, EnvGroup, LostRollout, SamplingParams, StepResult
+from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.blocking import SIX_KINDS, Awaiting, BlockingConfig, DatasetBuilder, Problem
 from tests.fakes import FakeEngine
@@ -47,7 +47,7 @@ async def history(
         dataset=DatasetBuilder(where=where, kind=kind),
         rollout_timeout=timeout,
     )
-    await train.main(config)
+    await train(config)
     rows = read_metrics(log_path / "metrics.jsonl")
     lost = [row["rollouts/failed"] for row in rows if "rollouts/failed" in row]
     whole = where in ("make_envs", "group_rewards")

@@ -16,12 +16,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from es_cookbook import train
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.rl.types import Action
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
 from tests.engines.torch.reference import request, running_engine, sample_all
 from tests.tiny_models import save_with_tokenizer
 from tests.tiny_run import TinyConfig, tiny
@@ -77,7 +77,7 @@ async def make_run(
     log_path: Path, model: Path, space: SearchSpaceBuilder, dtype: str = "auto", **fields: Any
 ) -> Path:
     """Train; gives the run directory."""
-    await train.main(config(log_path, model, space, dtype, **fields))
+    await train(config(log_path, model, space, dtype, **fields))
     return log_path
 
 

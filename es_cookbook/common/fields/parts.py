@@ -1,41 +1,43 @@
-"""Which classes of es_cookbook a config that comes from a file may name, and where.
+"""Which classes a config that comes from a file may name, and where, without being trusted for it.
 
-A field takes the class that it declares. Where that is a kind of which there are several, the kind
-says which (`parts`), as "module:Class" that is imported only when a config has it. Anything else of
-es_cookbook (a command's options, a class beside the kind's own, a function that is not one of
-`FUNCTIONS`) is refused by its name.
+A field takes the class that it declares. Where that is a kind of which there are several, it takes
+what distributions have registered in the groups of the kind (`es_cookbook.common.registry`). All
+else (a command's options, a class beside the kind's own, a function that is not registered as one)
+is refused by its name, unless it is of a package or script that the user trusts.
 """
 
-import fnmatch
-import re
-
 from es_cookbook.common.fields.declared_types import ANYTHING, arms
-from es_cookbook.common.references import current
+from es_cookbook.common.registry import Part, Registered, part_of
 
-FUNCTIONS = frozenset({"es_cookbook.recipes.pairwise.additions:measured"})
-"""Functions of es_cookbook that a config may name: rewards of recipes, which only grade a text."""
-_KINDS: dict[type, re.Pattern[str]] = {}
+FUNCTIONS = Registered("functions")
+"""Functions that a config may name: rewards of recipes, which only grade a text."""
+_GROUPS: dict[type, tuple[str, ...]] = {}
 
 
-def parts(kind: type, *named: str) -> None:
-    """Say which classes of es_cookbook may stand where a field declares this kind.
+def plugs_in(kind: type, *groups: str) -> None:
+    """Say in which groups the classes are that may stand where a field declares this kind.
 
     Args:
         kind: a class that fields declare; fields of its subclasses take those that fit.
-        named: "module:Class"; `*` stands for any name.
+        groups: of entry points, without `es_cookbook.` before them.
     """
-    every = (f"{kind.__module__}:{kind.__qualname__}", *map(current, named))
-    _KINDS[kind] = re.compile("|".join(map(fnmatch.translate, every)))
+    _GROUPS[kind] = groups
 
 
 def may_be_named(text: str, declared: object) -> bool:
-    """Whether a config may name this class of es_cookbook at a field of that type."""
+    """Whether a config may name this class, "module:Class", at a field of that type."""
+    found = part_of(text)
     for arm in arms(declared):
         of_arm = arm if isinstance(arm, type) else None
         if of_arm is not None and text == f"{of_arm.__module__}:{of_arm.__qualname__}":
             return True
-        for kind, named in _KINDS.items():
+        for kind, groups in _GROUPS.items():
             fits = arm in ANYTHING or (of_arm is not None and issubclass(of_arm, kind))
-            if fits and named.match(text):
+            named = text == f"{kind.__module__}:{kind.__qualname__}"
+            if fits and (named or _is_in(found, groups)):
                 return True
     return False
+
+
+def _is_in(part: Part | None, groups: tuple[str, ...]) -> bool:
+    return part is not None and part.group in groups

@@ -24,7 +24,6 @@ from es_cookbook.checkpoints.models import (
     parameter_infos,
 )
 from es_cookbook.checkpoints.peft import read_adapter
-from es_cookbook.checkpoints.quantised_files import is_quantised
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.common.left_threads import ended
@@ -52,6 +51,7 @@ from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_b
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.plugins.quantised.files import is_quantised
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 

@@ -18,13 +18,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import save_model
-from es_cookbook.checkpoints.quantised import (
-    Kind,
-    QuantisedWeight,
-    parameter_name,
-    quantised_layers,
-)
-from es_cookbook.checkpoints.quantised_files import quantised_checkpoint
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
@@ -36,6 +29,13 @@ from es_cookbook.engines.torch.processor import rates
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.plugins.quantised.files import quantised_checkpoint
+from es_cookbook.plugins.quantised.layers import (
+    Kind,
+    QuantisedWeight,
+    parameter_name,
+    quantised_layers,
+)
 
 
 class ResidentWeights:

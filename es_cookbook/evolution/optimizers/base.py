@@ -19,24 +19,13 @@ from typing_extensions import override
 from es_cookbook.common.checks import LEAST, MOST, check_literals
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
-_HERE = "es_cookbook.evolution.optimizers"
-OPTIMIZER_NAMES = {
-    "es": f"{_HERE}.es:ES",
-    "momentum": f"{_HERE}.momentum:Momentum",
-    "adam": f"{_HERE}.adam:Adam",
-    "rmsprop": f"{_HERE}.adam:RMSProp",
-    "clip_up": f"{_HERE}.momentum:ClipUp",
-    "muon": f"{_HERE}.momentum:Muon",
-    "genetic": f"{_HERE}.genetic:Genetic",
-    "cma": f"{_HERE}.cma:CMA",
-    "sep_cma": f"{_HERE}.cma:SepCMA",
-    "qes": f"{_HERE}.qes:QES",
-}
+OPTIMIZER_NAMES = Registered("optimizers")
 """What a user types on the command line."""
 
 AUTO = "auto"
@@ -232,7 +221,7 @@ class OptimizerNames(Names):
         return "; ".join(changed)
 
 
-parts(OptimizerBuilder, *OPTIMIZER_NAMES.values(), f"{_HERE}.window:WindowedES")
+plugs_in(OptimizerBuilder, "optimizers")
 
 
 def refuse_zero_sigma(sigma: Callable[[int], float], num_generations: int) -> None:

@@ -49,7 +49,8 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind
@@ -68,14 +69,7 @@ from es_cookbook.evolution.spaces.factors import AdapterFactors, ReadAdapter
 if TYPE_CHECKING:
     import torch  # Named in signatures only: configs are read and shown without importing torch.
 
-SEARCH_SPACE_NAMES = {
-    "low_rank": "es_cookbook.evolution.spaces.low_rank:LowRank",
-    "full_rank": "es_cookbook.evolution.spaces.full_rank:FullRank",
-    "adapter": "es_cookbook.evolution.spaces.adapter:Adapter",
-    "singular_values": "es_cookbook.evolution.spaces.singular_values:SingularValues",
-    "quant_scales": "es_cookbook.evolution.spaces.quantised:QuantScales",
-    "quant_codes": "es_cookbook.evolution.spaces.quantised:QuantCodes",
-}
+SEARCH_SPACE_NAMES = Registered("search_spaces")
 """What a user types on the command line."""
 
 
@@ -472,7 +466,7 @@ class SearchSpaceBuilder(ABC):
         )
 
 
-parts(SearchSpaceBuilder, *SEARCH_SPACE_NAMES.values())
+plugs_in(SearchSpaceBuilder, "search_spaces")
 
 
 def linear_shapes(

@@ -64,7 +64,7 @@ class SingularValues(SearchSpaceBuilder):
         if self.start is None:
             raise ConfigError(
                 "search_space=singular_values needs search_space.start=..., the directory of a "
-                "trained PEFT LoRA adapter; python -m es_cookbook.baselines.sft makes one"
+                "trained PEFT LoRA adapter; python -m es_cookbook.plugins.gradients.sft makes one"
             )
 
     def __call__(
@@ -147,7 +147,7 @@ class _SingularValuesSpace(FullRankSpace):
                 raise ModelError(
                     f"search_space.start: {name} of the adapter in "
                     f"{str(self.adapter.start.path)!r} is 0, so its singular vectors mean nothing; "
-                    "train the adapter first, for example by python -m es_cookbook.baselines.sft"
+                    "train the adapter first"
                 )
         return {name: torch.zeros(shape) for name, shape in self.shapes.items()}
 

@@ -16,11 +16,11 @@ import chz
 import torch
 from transformers import AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from es_cookbook.baselines.small_model import answer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.dataset import held_out, question, without_last_term
 from es_cookbook.recipes.logic.train_cli import RECIPE
+from tools.small_model import answer
 
 NUM_TEST, SAMPLES = 500, 8
 """Held-out problems, and answers of the bundled model to each at temperature 1."""

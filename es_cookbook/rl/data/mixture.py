@@ -23,11 +23,9 @@ Left out: data sets that are not in memory. A part's own order and size of batch
 import dataclasses
 import hashlib
 import math
-import pkgutil
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Literal, TypeAlias
 
 import chz
@@ -38,6 +36,7 @@ from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.options import ITEMS
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ChangedProblem, ProblemDataset
@@ -68,15 +67,29 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
 )
 
-_RECIPES = "es_cookbook.recipes"
-_TASKS = {
-    "rows": "es_cookbook.rl.data.task:Task",
-    "verifiers": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
-    "textarena": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder",
-    "program": "es_cookbook.bridges.program.dataset:ProgramRows",
-    "tools": "es_cookbook.bridges.mcp.dataset:ToolRows",
-    "mixture": "es_cookbook.rl.data.mixture:Mixture",
-}
+_CLASSES = Registered("datasets")
+_RECIPES = Registered("recipes")
+
+
+class _Choices(Mapping[str, str]):
+    """Names of data sets and of recipes, whose problems are one.
+
+    Where a data set of a recipe has its name, it is as the recipe sets it.
+    """
+
+    def __getitem__(self, name: str) -> str:
+        if name not in _RECIPES:
+            return _CLASSES[name]
+        recipe = _RECIPES[name]
+        package = recipe.partition(":")[0].rpartition(".")[0]
+        others = name in _CLASSES and not _CLASSES[name].startswith(f"{package}.")
+        return _CLASSES[name] if others else recipe  # `mixture` is any.
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*_CLASSES, *_RECIPES]))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _DatasetNames(Names):
@@ -92,13 +105,7 @@ class _DatasetNames(Names):
         return of_recipe or found
 
 
-def _recipes() -> Iterator[tuple[str, str]]:
-    for _, name, is_package in pkgutil.iter_modules([str(Path(__file__).parents[2] / "recipes")]):
-        if is_package and name not in _TASKS:  # `mixture` is any.
-            yield name, f"{_RECIPES}.{name}.train_cli:CLIConfig"
-
-
-DATASETS = _DatasetNames({**_TASKS, **dict(_recipes())}, default="rows")
+DATASETS = _DatasetNames(_Choices(), default="rows")
 """What a user types for a data set."""
 
 _SHARES = {

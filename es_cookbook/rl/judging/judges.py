@@ -29,7 +29,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.servers.chat import AskAgainError
 from es_cookbook.rl.messages.encoder import Controls
 from es_cookbook.rl.messages.thoughts import spoken
@@ -58,10 +59,7 @@ _LONGEST_REPLY = 5000
 CUT = "[the rest is cut]"
 """Stands behind an answer that was too long."""
 
-JUDGE_NAMES = {
-    "base": "es_cookbook.rl.judging.judges:BaseJudge",
-    "server": "es_cookbook.rl.judging.judges:ServerJudge",
-}
+JUDGE_NAMES = Registered("judges")
 """What a user types on the command line."""
 
 
@@ -135,7 +133,7 @@ class PairJudge(ABC):
         return
 
 
-parts(PairJudge, *JUDGE_NAMES.values())
+plugs_in(PairJudge, "judges")
 
 
 @chz.chz

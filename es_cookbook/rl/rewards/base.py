@@ -23,7 +23,8 @@ from typing import Self, TypeAlias, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.types import ANSWER, Metrics, Tokenizer, check_metrics, is_measured, shown
@@ -35,19 +36,7 @@ Score: TypeAlias = float | tuple[float, Metrics]
 RewardFunction: TypeAlias = Callable[..., object]
 """`(text: str, row: Fields) -> Score | Awaitable[Score]`."""
 
-REWARD_NAMES = {
-    "exact": "es_cookbook.rl.rewards.matching:Exact",
-    "choice": "es_cookbook.rl.rewards.matching:Choice",
-    "number": "es_cookbook.rl.rewards.matching:Number",
-    "regex": "es_cookbook.rl.rewards.matching:Regex",
-    "math": "es_cookbook.rl.rewards.math_answers:Math",
-    "format": "es_cookbook.rl.rewards.format:Format",
-    "length": "es_cookbook.rl.rewards.length:Length",
-    "conciseness": "es_cookbook.rl.rewards.length:Conciseness",
-    "crossword": "es_cookbook.rl.rewards.crossword:Crossword",
-    "judge": "es_cookbook.rl.rewards.judge:Judge",
-    "sum": "es_cookbook.rl.rewards.weighted_sum:WeightedSum",
-}
+REWARD_NAMES = Registered("rewards")
 """What a user types on the command line."""
 
 
@@ -119,7 +108,7 @@ class Reward(ABC):
         self("", row)
 
 
-parts(Reward, *REWARD_NAMES.values())
+plugs_in(Reward, "rewards")
 
 
 async def graded(

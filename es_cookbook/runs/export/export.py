@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import es_cookbook
-from es_cookbook.checkpoints.gguf.conversion import FloatType
 from es_cookbook.checkpoints.model_files import is_on_hub
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import markdown, plural
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.plugins.gguf.conversion import FloatType
+from es_cookbook.runs.centre.replay import Replay
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.export.forms import (
     Place,
     Written,
@@ -33,7 +34,6 @@ from es_cookbook.runs.export.forms import (
     write_model,
     write_own_adapter,
 )
-from es_cookbook.runs.replay import Replay
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 
-from es_cookbook.checkpoints.gguf.conversion import FloatType
-from es_cookbook.checkpoints.gguf_export import write_gguf, write_gguf_adapter
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.model_files import gguf_file, is_on_hub, model_directory
 from es_cookbook.checkpoints.models import (
@@ -26,11 +24,14 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
 )
 from es_cookbook.checkpoints.peft import write_adapter
-from es_cookbook.checkpoints.quantised_files import is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
+from es_cookbook.plugins.gguf.conversion import FloatType
+from es_cookbook.plugins.gguf.export import write_gguf, write_gguf_adapter
+from es_cookbook.plugins.quantised.files import is_quantised, quantised_checkpoint
+from es_cookbook.runs.centre.replay import Replay
 from es_cookbook.runs.export.loading import (
     Lines,
     of_adapter,
@@ -39,7 +40,6 @@ from es_cookbook.runs.export.loading import (
     packages_for,
 )
 from es_cookbook.runs.export.model_directory import BaseFiles
-from es_cookbook.runs.replay import Replay
 
 _FULL_UP_TO = 512
 """Sides: below, a full decomposition costs less than a fifth of a second."""

@@ -19,7 +19,6 @@ import torch
 from es_cookbook.checkpoints.identity import tokenizer_files
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
-from es_cookbook.checkpoints.quantised_files import QUANTISATION, is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
@@ -28,6 +27,7 @@ from es_cookbook.checkpoints.tensors import (
 )
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
+from es_cookbook.plugins.quantised.files import QUANTISATION, is_quantised, quantised_checkpoint
 
 _ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -19,10 +19,10 @@ from typing import TypeAlias
 
 import chz
 
-from es_cookbook.common.fields.parts import parts
+from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.population.underway import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
-from es_cookbook.runs.tracking.underway import Underway
 
 GENERATION = "progress/generation"
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -95,15 +95,7 @@ class TrackerBuilder(ABC):
         """
 
 
-parts(
-    TrackerBuilder,
-    "es_cookbook.runs.tracking.standard:StandardTrackersBuilder",
-    "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder",
-    "es_cookbook.runs.tracking.live:LiveTrackerBuilder",
-    "es_cookbook.runs.tracking.libraries:TensorboardTrackerBuilder",
-    "es_cookbook.runs.tracking.libraries:TrackioTrackerBuilder",
-    "es_cookbook.runs.tracking.libraries:WandbTrackerBuilder",
-)
+plugs_in(TrackerBuilder, "trackers")
 
 
 class Trackers(Tracker):

@@ -26,13 +26,13 @@ from rich.text import Text
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.terminal import done_saying, is_screen, plural, printable
+from es_cookbook.population.underway import Rollouts
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, choose_rollouts
 from es_cookbook.runs.tracking.findings import Findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, read_metrics, reported_key
 from es_cookbook.runs.tracking.remaining import Remaining
 from es_cookbook.runs.tracking.result import duration_in_words
-from es_cookbook.runs.tracking.underway import Rollouts
 
 SPEEDS = {
     "throughput/answers_per_second": "answers/s",

@@ -4,9 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.rl.rollouts import count_tokens
@@ -71,28 +68,3 @@ class Progress:
             "progress/tokens": self._tokens,
             "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared),
         }
-
-
-def reward_metrics(rewards_P_G: NDArray[np.float64]) -> Mapping[str, float]:
-    """`reward/...` over problems and genomes; lost rollouts are left out, and NaN where all are.
-
-    >>> reward_metrics(np.array([[0.0, 1.0], [0.5, np.nan]]))["reward/max_genome"]
-    1.0
-    """
-    present_P_G = ~np.isnan(rewards_P_G)
-    rewards_G = np.array(
-        [
-            rewards_P[present_P].mean()
-            for rewards_P, present_P in zip(rewards_P_G.T, present_P_G.T, strict=True)
-            if present_P.any()
-        ]
-    )
-    if not len(rewards_G):
-        rewards_G = np.array([math.nan])
-    rewards = rewards_P_G[present_P_G]
-    return {
-        "reward/mean": float(rewards.mean()) if len(rewards) else math.nan,
-        "reward/max_genome": float(rewards_G.max()),
-        "reward/min_genome": float(rewards_G.min()),
-        "reward/std_genomes": float(rewards_G.std()),
-    }

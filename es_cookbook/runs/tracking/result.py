@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from es_cookbook.common.terminal import plural
-from es_cookbook.runs.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.tracking.jsonl import (
     CORRECT,
     MEASURES,

@@ -3,13 +3,13 @@
 import chz
 from typing_extensions import override
 
-from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.runs.tracking.libraries import (
+from es_cookbook.plugins.trackers.libraries import (
     TensorboardTrackerBuilder,
     TrackioTrackerBuilder,
     WandbTrackerBuilder,
 )
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.live import LiveTrackerBuilder
 
 

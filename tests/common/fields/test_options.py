@@ -1,21 +1,21 @@
 """Options of configs: those that are shown, those of a file, and those that make a config again."""
 
-import importlib
 from pathlib import Path
 
 import chz
 import pytest
 
-from es_cookbook.commands import RECIPES
+from es_cookbook.cli import RECIPES
 from es_cookbook.common.cli import built, options_file
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.options import each_option, options_in, options_of
+from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.hub.background_push import CheckpointPush
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
 from es_cookbook.rl.regularisers import KLToBase
-from es_cookbook.runs.hub.background_push import CheckpointPush
 
 YAML = """\
 num_generations: 7   # how long
@@ -101,7 +101,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_all_that_a_recipe_shows_can_be_typed(recipe: str) -> None:
-    config_class = importlib.import_module(RECIPES[recipe][0]).CLIConfig
+    config_class = resolve(RECIPES[recipe])
     shown = {each.path: each.value for each in options_of(config_class) if each.value is not None}
     assert len(shown) > 30
     assert built(config_class, shown) == config_class()

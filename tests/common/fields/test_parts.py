@@ -13,11 +13,11 @@ import pytest
 from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.plugins.hub.background_push import CheckpointPush, HubPush
 from es_cookbook.rl.judging.judges import PairJudge
 from es_cookbook.rl.objectives import Objective
 from es_cookbook.rl.rewards.base import Reward
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.hub.background_push import CheckpointPush, HubPush
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from tests.every_reference import found_in_source
 
@@ -44,7 +44,7 @@ def test_every_function_and_class_as_every_field_is_a_part_or_is_refused_unread(
         f"{marker} {text}" for marker in ("$import", "$partial") for text in FUNCTIONS
     }
     of_commands = {text for text in found["taken"] if ".commands." in text}
-    assert of_commands <= {"$class es_cookbook.commands.view.plot:Around"}, "Plot's own"
+    assert of_commands <= {"$class es_cookbook.plugins.report.commands.plot:Around"}, "Plot's own"
 
 
 def test_a_kind_names_all_of_its_parts_that_a_user_can_choose() -> None:

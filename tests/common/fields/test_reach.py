@@ -10,11 +10,11 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook import train
-from es_cookbook.baselines.gradient_config import GradientConfig
 from es_cookbook.common.configs import read_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import address_of, is_plain_option
+from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.runs.config import Config
 from tests.every_reference import found_in_source
 
 ROOT = Path(__file__).parents[3]
@@ -24,27 +24,30 @@ JUDGE = {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "https://evil.ex
 SERVER = {"$class": "es_cookbook.rl.judging.judges:ServerJudge", "url": "http://evil.example/v1"}
 EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
 JUDGED = TASK | {"$class": "es_cookbook.rl.judging.task:JudgedTask", "reward": EXACT}
-HUB = {"$class": "es_cookbook.runs.hub.background_push:HubPush", "repo_id": "evil/run"}
+HUB = {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "evil/run"}
 TRACKERS = {"$class": "es_cookbook.runs.tracking.standard:StandardTrackersBuilder"}
-WANDB = {"$class": "es_cookbook.runs.tracking.libraries:WandbTrackerBuilder"}
-TRACKIO = {"$class": "es_cookbook.runs.tracking.libraries:TrackioTrackerBuilder"}
+WANDB = {"$class": "es_cookbook.plugins.trackers.libraries:WandbTrackerBuilder"}
+TRACKIO = {"$class": "es_cookbook.plugins.trackers.libraries:TrackioTrackerBuilder"}
 RAY = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
 VLLM = {"$class": "es_cookbook.engines.vllm.engine:VLLMEngineBuilder"}
-GAME = {"$class": "es_cookbook.bridges.textarena:TextArenaDatasetBuilder", "game": "TowerOfHanoi"}
+GAME = {
+    "$class": "es_cookbook.plugins.textarena.env:TextArenaDatasetBuilder",
+    "game": "TowerOfHanoi",
+}
 PROGRAM = {
-    "$class": "es_cookbook.bridges.program.dataset:ProgramRows",
+    "$class": "es_cookbook.plugins.program.dataset:ProgramRows",
     "source": "rows.jsonl",
     "program": "rm -r .",
 }
 TOOLS = {
-    "$class": "es_cookbook.bridges.mcp.dataset:ToolRows",
+    "$class": "es_cookbook.plugins.mcp.dataset:ToolRows",
     "source": "rows.jsonl",
     "reward": EXACT,
     "tools": "mcp:rm -r .",
 }
 LOGIC = {"$class": "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"}
 TASKSET = {
-    "$class": "es_cookbook.bridges.verifiers.dataset:TasksetProblems",
+    "$class": "es_cookbook.plugins.verifiers.dataset:TasksetProblems",
     "taskset": {"$import": "tests.common.fields.test_reach:Taskset"},
 }
 
@@ -76,10 +79,10 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-def read(part: str, value: object, *trust: str, typed: tuple[str, ...] = ()) -> train.Config:
+def read(part: str, value: object, *trust: str, typed: tuple[str, ...] = ()) -> Config:
     """The Config of a stranger's run."""
     text = json.dumps(CONFIG | {part: value})
-    return read_config(Path("config.json"), text, train.Config, ["tests", *trust], typed)
+    return read_config(Path("config.json"), text, Config, ["tests", *trust], typed)
 
 
 @pytest.mark.parametrize(("field", "value", "word"), REACHED)
@@ -146,13 +149,13 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
 @pytest.mark.parametrize(
     "written",
     [
-        "es_cookbook.baselines.grpo.config:Config",
-        "es_cookbook.commands.gradients.grpo:GRPOCommand",  # Its name before.
+        "es_cookbook.plugins.gradients.grpo.config:Config",
+        "es_cookbook.plugins.gradients.commands.grpo:GRPOCommand",  # Its name before.
     ],
 )
 def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
     """`hub.evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
-    push = HUB | {"$class": "es_cookbook.runs.hub.background_push:CheckpointPush"}
+    push = HUB | {"$class": "es_cookbook.plugins.hub.background_push:CheckpointPush"}
     options = ["recipe=countdown", "engine=t.helper2:X"]
     plain = {
         "$class": written,

@@ -1,8 +1,8 @@
 """Whatever a server does, there is an answer or one sentence, in bounded time and memory.
 
 The table has what servers do, each against `generate` and the question to the Hub, and a judge's
-share of it; `tests/runs/hub/test_bad_hubs.py` has it against pushes. A check before a push asks in
-a process of its own, which is tried with the worst of them.
+share of it; `tests/plugins/hub/test_bad_hubs.py` has it against pushes. A check before a push asks
+in a process of its own, which is tried with the worst of them.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
-from es_cookbook.commands.prepare.generate import GenerateConfig
-from es_cookbook.commands.prepare.generate import main as generate
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.servers.hub import repository_files
+from es_cookbook.plugins.generate.generate import GenerateConfig
+from es_cookbook.plugins.generate.generate import main as generate
+from es_cookbook.plugins.hub.client import check_push
 from es_cookbook.rl.rewards.judge import Judge
-from es_cookbook.runs.hub.client import check_push
 from tests.bad_servers import BEHAVIOURS, fails, serving
 
 SETTING = "HF_HUB_ETAG_TIMEOUT"

@@ -15,7 +15,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.runs.snapshots import SnapshotWriter
+from es_cookbook.runs.centre.snapshots import SnapshotWriter
 from tests.engines.torch.reference import (
     Reference,
     request,

@@ -17,7 +17,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
+from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from tests.engines.torch.reference import request, running_engine, sample_all, score_all
 from tests.quantised_models import ByLibrary, How, quantise
 from tests.runs.recorded_run import record_run

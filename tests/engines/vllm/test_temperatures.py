@@ -14,7 +14,7 @@ from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.train.config import Config
+from es_cookbook.runs.config import Config
 
 VLLM = VLLMEngineBuilder()
 

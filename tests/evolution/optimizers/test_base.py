@@ -8,10 +8,10 @@ import pytest
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.base import refuse_zero_sigma
-from es_cookbook.evolution.optimizers.cma import SepCMA
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.plugins.cma.optimizers import SepCMA
+from es_cookbook.plugins.genetic.optimizer import Genetic
 
 
 @chz.chz

@@ -25,10 +25,10 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma, merged, step_length
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Muon
-from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.plugins.quantised.qes import QES
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (4,)})

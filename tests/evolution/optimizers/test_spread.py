@@ -7,9 +7,9 @@ import pytest
 
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
-from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.plugins.genetic.optimizer import Genetic
 
 NAN = math.nan
 SPACE = FullRankSpace({"x": (4,)})

@@ -19,7 +19,7 @@ from es_cookbook.evolution.spaces.base import (
 )
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quantised import QuantCodes
+from es_cookbook.plugins.quantised.spaces import QuantCodes
 
 PARAMETERS = [
     ParameterInfo("embed_tokens.weight", (10, 4), "embedding"),

@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.arithmetic import warm_start
 from es_cookbook.recipes.arithmetic.dataset import (
     ArithmeticDatasetBuilder,
     ArithmeticEnv,
@@ -23,8 +21,10 @@ from es_cookbook.recipes.arithmetic.dataset import (
     without_carries,
 )
 from es_cookbook.recipes.arithmetic.train_cli import RECIPE
-from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.types import Observation
+from tools.bundled import arithmetic as warm_start
+from tools.small_model import build_tokenizer
+from tools.warm_start import measured
 
 
 def grade(text: str, *terms: int, words: bool = False) -> tuple[float, dict[str, float]]:

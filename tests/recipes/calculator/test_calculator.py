@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 
-from es_cookbook.recipes.calculator import warm_start
 from es_cookbook.recipes.calculator.dataset import (
     CalculatorDatasetBuilder,
     CalculatorEnv,
@@ -15,12 +14,13 @@ from es_cookbook.recipes.calculator.dataset import (
     chat_of,
     generate_problems,
 )
-from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, Trajectory
 from tests.chat_templates import CHATML, LLAMA, tokenizer_with
+from tools.bundled import calculator as warm_start
+from tools.warm_start import chat_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.baselines.small_model import build_model, build_tokenizer
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
 from es_cookbook.recipes.chat.problems import (
@@ -18,6 +17,7 @@ from es_cookbook.recipes.chat.problems import (
 )
 from es_cookbook.runs.history.store import read_header
 from tests.recipe_problems import build, short_run
+from tools.small_model import build_model, build_tokenizer
 
 TASKS: tuple[Task, ...] = (
     *("sums", "differences", "chain_sum"),

@@ -11,7 +11,6 @@ from typing import Any
 import datasets
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, SandboxError
 from es_cookbook.recipes.code import dataset as code_dataset
 from es_cookbook.recipes.code.dataset import (
@@ -22,7 +21,6 @@ from es_cookbook.recipes.code.dataset import (
     question,
     read_problem,
 )
-from es_cookbook.recipes.countdown.warm_start import CHARACTERS
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
@@ -33,6 +31,8 @@ from es_cookbook.rl.types import Action, EnvGroupBuilder
 from tests.byte_tokenizers import byte_tokenizer
 from tests.recipe_problems import short_run, write_rows
 from tests.sandboxes import needs_sandbox
+from tools.bundled.countdown import CHARACTERS
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.baselines.small_model import EOS, build_tokenizer
-from es_cookbook.recipes.conciseness import warm_start
 from es_cookbook.recipes.conciseness.questions import generate_questions
 from es_cookbook.recipes.conciseness.train_cli import RECIPE, CLIConfig
-from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, check_second_row_is_named, parsed, short_run
+from tools.bundled import conciseness as warm_start
+from tools.small_model import EOS, build_tokenizer
+from tools.warm_start import measured
 
 pytestmark = pytest.mark.anyio
 

@@ -11,15 +11,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import es_cookbook.recipes.countdown as countdown
-from es_cookbook.baselines import small_model
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.countdown import warm_start
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import Problem, Split, generate_problems, solve
 from es_cookbook.recipes.countdown.train_cli import RECIPE
-from es_cookbook.recipes.countdown.warm_start import CHARACTERS
-from es_cookbook.recipes.warm_start import measured
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.arithmetic import (
     PAPER_REWARD,
@@ -29,6 +24,11 @@ from es_cookbook.rl.rewards.arithmetic import (
 )
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named
+from tools import small_model
+from tools.bundled import countdown as warm_start
+from tools.bundled.countdown import CHARACTERS
+from tools.small_model import build_tokenizer
+from tools.warm_start import measured
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.integers(1, 99))

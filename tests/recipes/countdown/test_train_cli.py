@@ -14,8 +14,8 @@ import pytest
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.runs.program import default_log_path
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.train.program import default_log_path
 from tests.recipe_problems import parsed
 from tests.said import whole_lines
 

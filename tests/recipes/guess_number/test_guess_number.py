@@ -7,19 +7,19 @@ from typing import Literal
 
 import pytest
 
-from es_cookbook.recipes.guess_number import warm_start
 from es_cookbook.recipes.guess_number.dataset import (
     GuessEnv,
     Problem,
     generate_problems,
     halving,
 )
-from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
 from tests.chat_templates import CHATML, tokenizer_with
+from tools.bundled import guess_number as warm_start
+from tools.warm_start import chat_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import chz
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.logic import errors
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
@@ -18,6 +17,7 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
 from tests.recipe_problems import Builders, parsed
 from tests.recipe_problems import build as built
+from tools.small_model import build_tokenizer
 
 pytest.importorskip("reasoning_gym")
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder, MathEnv, PromptStyle, reward_of
-from es_cookbook.recipes.math.warm_start import BOX, CHARACTERS, demonstrate, demonstrate_carelessly
 from es_cookbook.recipes.math.word_problems import (
     STORIES,
     WordProblem,
@@ -24,6 +22,8 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rewards.answers import boxed
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
+from tools.bundled.math import BOX, CHARACTERS, demonstrate, demonstrate_carelessly
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.recipes.arithmetic.dataset import Problem, generate_problems
-from es_cookbook.recipes.pairwise import additions, warm_start
+from es_cookbook.recipes.pairwise import additions
 from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, RECIPE, CLIConfig
 from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
 from tests.recipe_problems import APART, parsed, short_run
+from tools.bundled import pairwise as warm_start
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

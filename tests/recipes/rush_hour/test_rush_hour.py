@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.rush_hour import warm_start
 from es_cookbook.recipes.rush_hour.boards import canonical, format_moves, parse_board
 from es_cookbook.recipes.rush_hour.dataset import (
     RushHourDatasetBuilder,
@@ -22,10 +20,12 @@ from es_cookbook.recipes.rush_hour.dataset import (
     question,
 )
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
-from es_cookbook.recipes.rush_hour.warm_start import CHARACTERS
 from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Metrics, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named, write_rows
+from tools.bundled import rush_hour as warm_start
+from tools.bundled.rush_hour import CHARACTERS
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 

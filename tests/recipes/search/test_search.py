@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from es_cookbook.recipes.search import warm_start
 from es_cookbook.recipes.search.dataset import (
     BM25,
     SearchEnv,
@@ -15,11 +14,12 @@ from es_cookbook.recipes.search.dataset import (
     people_of,
     search,
 )
-from es_cookbook.recipes.warm_start import chat_tokenizer
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Trajectory
+from tools.bundled import search as warm_start
+from tools.warm_start import chat_tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
-from es_cookbook.commands import rewind
+from es_cookbook.cli import rewind
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.tic_tac_toe import warm_start
 from es_cookbook.recipes.tic_tac_toe.dataset import (
     OpeningGroup,
     TicTacToeDatasetBuilder,
@@ -42,6 +40,8 @@ from es_cookbook.rl.types import (
 )
 from tests.fakes import FakePolicy
 from tests.recipe_problems import short_run
+from tools.bundled import tic_tac_toe as warm_start
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 TOKENIZER = build_tokenizer(warm_start.CHARACTERS)

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from es_cookbook.baselines.supervised import SupervisedRows
-from es_cookbook.commands.train import built_for
+from es_cookbook.cli.train import built_for
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.options import OptionError
 from es_cookbook.common.terminal import as_program
+from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.judging.task import JudgedTask

@@ -8,9 +8,9 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook.bridges.program.dataset import ProgramRows
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.population.results import problem_names
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset

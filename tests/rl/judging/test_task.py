@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.baselines.small_model import build_tokenizer
 from es_cookbook.common.errors import ConfigError, DataError, TooManyLostError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
@@ -20,6 +19,7 @@ from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, rollout_metrics
 from es_cookbook.rl.types import SamplingParams, Trajectory
 from tests.fakes import FakeEngine
 from tests.recipe_problems import write_rows
+from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
 GENOMES = [Genome((Term(seed, 0.1),)) for seed in range(4)]

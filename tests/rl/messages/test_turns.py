@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from es_cookbook.bridges.endpoint.requests import chat_request
-from es_cookbook.bridges.endpoint.translator import Translator
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.endpoint.requests import chat_request
+from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
 from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, Script, ToolEnv

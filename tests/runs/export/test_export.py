@@ -20,15 +20,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import es_cookbook.__main__
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.commands.export import ExportConfig, export, main
+from es_cookbook.cli.export import ExportConfig, export, main
 from es_cookbook.common.errors import ConfigError, HistoryError, ModelError, RunDirectoryError
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.qes import QES
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quantised import QuantCodes, QuantScales
+from es_cookbook.plugins.quantised.qes import QES
+from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.runs.export.model_directory import BaseFiles
 from es_cookbook.runs.history import store
 from tests.gguf_models import make_gguf_model

@@ -17,9 +17,9 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.export.forms import fit
-from es_cookbook.runs.replay import open_replay
 from tests.causal_lms import build
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.runs.recorded_run import record_run

@@ -21,16 +21,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from es_cookbook.checkpoints.gguf_export import write_gguf
 from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.commands.export import ExportConfig, export
+from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.quantised import QuantScales
-from tests.checkpoints.test_quantised import ALL
+from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.quantised.spaces import QuantScales
 from tests.gguf_models import make_gguf_model
+from tests.plugins.quantised.test_layers import ALL
 from tests.programs import Programs
 from tests.quantised_models import ByLibrary, How, quantise
 from tests.runs.recorded_run import record_run

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from es_cookbook import train
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
@@ -26,14 +25,15 @@ from es_cookbook.evolution.noise import noise, philox
 from es_cookbook.evolution.noise.tensors import Mask
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.optimizers.genetic import Genetic
 from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace, Shares
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace
-from es_cookbook.evolution.spaces.quantised import QuantCodesSpace
+from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
+from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.history.store import read_header, read_history
-from es_cookbook.runs.replay import open_replay
+from es_cookbook.runs.program import run
 from tests.runs.recorded_run import as_bfloat16
 from tests.tiny_run import tiny, write_tiny_model
 
@@ -80,7 +80,7 @@ def test_the_page_alone_rebuilds_a_trained_run(
     tmp_path: Path, models: dict[str, Path], which: str, stored: str, dtype: Any
 ) -> None:
     own = {"model_name": str(models[stored]), "engine": TorchEngineBuilder(dtype=dtype)}
-    train.run(tiny(tmp_path / "run", num_generations=6, **own, **RUNS[which]))
+    run(tiny(tmp_path / "run", num_generations=6, **own, **RUNS[which]))
     header = read_header(tmp_path / "run/history.jsonl")
     assert header is not None and header.dtype == (stored if dtype == "auto" else dtype)
     steps = [record.step for record in read_history(tmp_path / "run/history.jsonl")]

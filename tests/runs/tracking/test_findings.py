@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.commands import RECIPES
+from es_cookbook.cli import RECIPES
 from es_cookbook.runs.tracking.findings import Findings, all_findings
 from es_cookbook.runs.tracking.jsonl import read_metrics
 

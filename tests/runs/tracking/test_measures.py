@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.population.scoring import reward_metrics
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -16,7 +17,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from es_cookbook.runs.tracking.measures import Progress, reward_metrics
+from es_cookbook.runs.tracking.measures import Progress
 
 LOST = LostRollout("OSError: no", "")
 THREE_TOKENS = Trajectory(

@@ -1,1 +1,0 @@
-"""Environments of other libraries, played by a policy of this one."""

@@ -1,0 +1,105 @@
+"""The command line: what people do with a run, and how the commands of all parts are found.
+
+`main` runs a command, or a recipe, by its name.
+"""
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.registry import Registered, part
+from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
+
+COMMANDS = Registered("commands")
+"""Name -> "module:function"."""
+RECIPES = Registered("recipes")
+"""Name -> "module:CLIConfig"; its module has a `cli`, too."""
+_ALIASES = {"continue": "resume", "extend": "resume"}
+"""What people look for, and what it is called here."""
+_FIRST_LINE = re.compile(r'r?"""(.*?)(?:\.?"""|\.?\n|[:;,] )')
+
+
+def main() -> None:
+    """Run the command or the recipe that is named first; without one, list them."""
+    name, *options = sys.argv[1:] or ["--help"]
+    if name in ("--help", "-h"):
+        with until_stdout_closes():
+            print(_overview())
+        return
+    try:
+        with ended_at_once():  # Imports take a second.
+            command = command_of(name)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
+    sys.argv = [f"{sys.argv[0]} {name}", *options]
+    command()
+
+
+def command_of(name: str) -> Callable[[], object]:
+    """What a command or a recipe does, with the options of `sys.argv`.
+
+    Raises:
+        ConfigError: There is none of that name; or its distribution is made for another version of
+            the interface, or cannot be imported.
+    """
+    if name in COMMANDS:
+        registered, value = part("commands", name), COMMANDS[name]
+    elif name in RECIPES:
+        registered, value = part("recipes", name), f"{RECIPES[name].partition(':')[0]}:cli"
+    else:
+        found = nearest(_ALIASES.get(name, name), [*COMMANDS, *RECIPES])
+        raise ConfigError(f"unknown command {name!r}: {found}")
+    module, _, function = value.partition(":")
+    try:
+        return cast("Callable[[], object]", getattr(importlib.import_module(module), function))
+    except Exception as error:
+        if registered.is_own:
+            raise
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{name}, which {registered} has, cannot be imported: {said}") from error
+
+
+def _overview() -> str:
+    lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
+    own = {name for name in COMMANDS if _is_of_core(COMMANDS.first(name))}
+    for title, registered, names in (
+        ("Commands", COMMANDS, sorted(own, key=_place)),
+        ("Commands of plug-ins", COMMANDS, sorted(COMMANDS.keys() - own)),
+        ("Recipes", RECIPES, sorted(RECIPES)),
+    ):
+        lines += [f"{title}:", ""]
+        lines += [f"  {name:<19}{summary(registered.first(name))}" for name in names]
+        lines += [""]
+    return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
+
+
+def _is_of_core(value: str) -> bool:
+    return value.startswith(f"{__name__}.")
+
+
+def _place(name: str) -> int:
+    order = ("train", "resume", "fork", "rewind", "play", "runs", "show", "evaluate", "export")
+    return order.index(name) if name in order else len(order)
+
+
+def summary(value: str) -> str:
+    """The first line about what is registered as "module:name", as half a sentence.
+
+    It is read, not imported. A recipe's is that of its package.
+    """
+    module = value.partition(":")[0]
+    if module.endswith(".train_cli"):
+        module = module.rpartition(".")[0]
+    try:
+        found = importlib.util.find_spec(module)
+        text = Path(str(found and found.origin)).read_text(encoding="utf-8")
+    except (ImportError, OSError, ValueError):
+        return "(cannot be found)"
+    line = "".join(_FIRST_LINE.findall(text)[:1])
+    return line[:1].lower() + line[1:]

@@ -1,0 +1,165 @@
+"""Compare optimizers on a recipe: the same rollouts, several seeds, a table and a plot.
+
+    python -m es_cookbook compare optimizers=es,momentum
+    ... optimizers=es,genetic seeds=0,1 num_generations=30 genetic.optimizer.sigma=0.02
+    ... optimizers=es,genetic genetic.optimizer.population_size=32 genetic.num_generations=100
+    ... optimizers=es,decayed:es decayed.optimizer.weight_decay=0.03
+
+Each optimizer starts as `optimizer=<name>` does in the recipe's `train_cli`. An option of
+`train_cli` applies to every run; prefixed with an optimizer's name, only to that optimizer's runs.
+`label:optimizer` compares an optimizer with itself under other options. Whatever is changed, all
+must make the same number of rollouts.
+
+Runs are ordinary ones, in `<log_path>/<label>-seed<seed>`. The same command continues where it was
+interrupted and skips complete runs, so an optimizer is added by naming it. The results are printed,
+and written to `comparison.md`, `.png` and `.svg` there.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import chz
+
+from es_cookbook.cli.options import (
+    by_label,
+    check_comparison,
+    check_options,
+    recipe_config,
+)
+from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.terminal import say
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.plugins.report.plots import draw, require_matplotlib
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.sweep import refuse_unequal_rollouts, run_all
+from es_cookbook.runs.tracking.curves import is_share, lines_of, table
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.reading import read_run
+
+METRIC = "test/env/all/correct"
+_REFUSED = {
+    "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
+    "OPTIMIZER.optimizer.NAME"
+}
+_check = functools.partial(check_options, command="comparison", refused=_REFUSED)
+
+
+@chz.chz
+class Compare:
+    """Compare optimizers on a recipe, at equal rollouts."""
+
+    optimizers: tuple[str, ...] = chz.field(
+        doc="names, separated by commas; label:name for the same one with other options"
+    )
+    seeds: tuple[int, ...] = chz.field(
+        default=(0, 1, 2), doc="seeds of each optimizer's runs; the table has their mean and range"
+    )
+    recipe: str = chz.field(default="countdown", doc="recipe to train on")
+    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
+    log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/compare-<recipe>")
+
+    @chz.validate
+    def _lists(self) -> None:
+        taken = self.taken
+        for label, name in self.labelled:
+            if name not in OPTIMIZER_NAMES:
+                raise ConfigError(f"unknown optimizer {name!r}: {nearest(name, OPTIMIZER_NAMES)}")
+            if label != name and (label in taken or not re.fullmatch(r"[\w-]+", label)):
+                raise ConfigError(
+                    f"label {label!r} of optimizer {name} must be of letters, digits, _ and -, and "
+                    "no optimizer's or option's own name"
+                )
+        labels = [label for label, _ in self.labelled]
+        check_comparison(self.metric, {"optimizers": labels, "seeds": self.seeds})
+
+    @property
+    def labelled(self) -> list[tuple[str, str]]:
+        """Label and name of each optimizer; the name is its label where it has no other."""
+        parts = [entry.rpartition(":") for entry in self.optimizers]
+        return [(label if colon else name, name) for label, colon, name in parts]
+
+    @property
+    def config_class(self) -> Callable[..., Config]:
+        """The config of the recipe's command.
+
+        Raises:
+            ConfigError: There is no such recipe.
+        """
+        return recipe_config(self.recipe)
+
+    @property
+    def taken(self) -> list[str]:
+        """What stands before the dot of an option without a label."""
+        return [*chz.chz_fields(self.config_class), *chz.chz_fields(Compare), *OPTIMIZER_NAMES]
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.log_path or f"runs/compare-{self.recipe}")
+
+
+def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]:
+    """By label, the Configs of every optimizer's runs, one a seed; only inside `run_cli`.
+
+    `fields` are of every run's Config, as a user types them, or of one optimizer's: `label.field`.
+
+    Raises:
+        ConfigError: A field that is not one, or that the comparison sets; unequal rollouts.
+    """
+    labels = [label for label, _ in compare.labelled]
+    of_all, of_one = by_label(fields, labels, OPTIMIZER_NAMES, "an optimizer")
+    for label, own in of_one.items():
+        _check(own, compare.taken, prefix=f"{label}.")
+    _check(of_all, [*compare.taken, *of_one])
+
+    default = compare.config_class(trackers=JsonlTrackerBuilder())
+    found: dict[str, list[Config]] = {}
+    for label, name in compare.labelled:
+        config = changed(default, {"optimizer": name, **of_all, **of_one[label]})
+        found[label] = [
+            chz.replace(config, seed=seed, log_path=str(compare.directory / f"{label}-seed{seed}"))
+            for seed in compare.seeds
+        ]
+    refuse_unequal_rollouts(found)
+    return found
+
+
+def main(compare: Compare, fields: Mapping[str, str]) -> None:
+    """Run what is not complete yet; print and write the table, and draw the curves."""
+    compared = runs(compare, fields)
+    require_matplotlib()
+    run_all([config for configs in compared.values() for config in configs])
+    found = {
+        name: [read_run(Path(config.log_path)) for config in configs]
+        for name, configs in compared.items()
+    }
+    for problem in (problem for of in found.values() for run in of for problem in run.problems):
+        say(problem)
+    text = table(found, compare.metric)
+    written = compare.directory / "comparison"
+    replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
+    in_percent = is_share(compare.metric)
+    what = "held-out exact answers" if compare.metric == METRIC else compare.metric
+    count = len(compare.seeds)
+    title = compare.recipe.replace("_", " ").capitalize()
+    draw(
+        written,
+        lines_of(found, compare.metric, "rollouts", 100 if in_percent else 1),
+        title=f"{title}, mean and range of {count} seeds" if count > 1 else f"{title}, one seed",
+        x_label="training rollouts",
+        y_label=f"{what} (%)" if in_percent else what,
+    )
+    print(f"\n{text}\n\nwritten to {written}.md, and drawn in {written}.png and .svg")
+
+
+def cli() -> None:
+    more_help = (
+        "\n\nAn option of train_cli (num_generations=30, dataset.num_test=100) holds for every "
+        "run; with an\noptimizer's name or label before it, for that optimizer's runs alone "
+        "(es.optimizer.sigma=0.02).\n"
+        f"optimizers: {', '.join(OPTIMIZER_NAMES)}"
+    )
+    run_with_fields(main, Compare, more_help)

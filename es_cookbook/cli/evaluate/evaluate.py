@@ -1,0 +1,395 @@
+"""Measure a run's centre or a model on held-out problems, alone or against another.
+
+    python -m es_cookbook evaluate runs/mine
+    python -m es_cookbook evaluate runs/mine against=base answers=10
+    python -m es_cookbook evaluate runs/mine generation=20 attempts=8 temperature=1
+    python -m es_cookbook evaluate runs/mine voters=16 against=base
+    python -m es_cookbook evaluate model_name=Qwen/Qwen2.5-0.5B-Instruct recipe=rush_hour
+    python -m es_cookbook evaluate model_name=exported data=rows.jsonl reward=my_rewards:score
+
+The problems are the run's own held-out ones, a recipe's, or rows as in `train`. Options of the data
+set and of the engine are those of a run: `dataset.num_test=1000`, `sampling.max_tokens=64`,
+`engine=vllm`. Without options a run is measured as it measures itself, so the numbers are those in
+its `metrics.jsonl`, bit for bit.
+
+With `voters=16` the best 16 genomes of a generation answer once each in place of its centre, and
+the answer that most of them give counts.
+
+`against=` names another run or model, another generation, or the file of an earlier evaluation.
+Both attempt the same problems with the same sampling seeds.
+
+The run directory is only read; the run may be in progress.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import chz
+
+from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.evaluate.measuring import Evaluation, Setting, Subject, measure
+from es_cookbook.cli.evaluate.report import (
+    answers_text,
+    compared,
+    estimates_of,
+    print_text,
+    read,
+    report,
+    to_json,
+)
+from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
+from es_cookbook.cli.train import SHORT, TrainConfig, whole_names
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import arguments, built, changed, run_with_fields
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
+from es_cookbook.engines.base import ModelEngineBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.population.results import VOTE
+from es_cookbook.rl.objectives import REWARD
+from es_cookbook.rl.types import ANSWER
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.config_differences import differences
+from es_cookbook.runs.directory.directory import CONFIG, check_is_run
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.recorded import RecordedRun, Split, open_run
+from es_cookbook.runs.run_config import RunConfig
+from es_cookbook.runs.signals import result_until_signal
+
+_TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")
+_PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
+"""What an evaluation has of a run's options."""
+
+
+@chz.chz
+class OnProblems(RunOrModel):
+    """What is measured, on which problems, and how."""
+
+    recipe: str = chz.field(
+        default="", doc="recipe whose problems are attempted; empty: the run's own"
+    )
+    split: Split = chz.field(
+        default="test", doc="test: held-out problems; train: training problems"
+    )
+    temperature: float | None = chz.field(
+        default=None, doc="0 is greedy; None: the run's eval_temperature"
+    )
+    seed: int | None = chz.field(default=None, doc="sampling seed; None: the run's own")
+    metric: str = chz.field(
+        default="",
+        doc="metric to show by tag, to compare in words and to count by pass@k; empty: correct or "
+        "solved, whichever is reported, else reward",
+    )
+
+    @chz.validate
+    def _seed(self) -> None:
+        check_range(self, "seed", at_least=0)
+
+
+@chz.chz
+class EvaluateConfig(OnProblems):
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
+
+    against: str = chz.field(
+        default="",
+        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
+        ".json file of an earlier evaluation",
+    )
+    attempts: int | None = chz.field(
+        default=None,
+        doc="attempts per problem; more than one also measures pass@k; None: the run's "
+        "eval_attempts",
+    )
+    voters: int = chz.field(
+        default=0,
+        doc="the best genomes of the generation, by fitness, that answer in place of the centre, "
+        "once each; the answer that most of them give is the vote",
+    )
+    answers: int = chz.field(default=0, doc="problems whose answers are printed, to read")
+    output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
+
+    @chz.validate
+    def _answers(self) -> None:
+        check_range(self, "answers", "voters", at_least=0)
+        if self.voters and not self.log_path:
+            raise ConfigError("voters are genomes of a run: give log_path=RUN")
+        if self.voters and (self.attempts or 1) > 1:
+            raise ConfigError(f"voters answer once each: leave attempts={self.attempts} out")
+
+
+def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
+    """On what is measured, and who; `fields` are options of a run, as a user types them.
+
+    Only inside `run_cli`.
+
+    Raises:
+        ESCookbookError: They are not there, or cannot be measured like that.
+    """
+    _check_fields(fields, of_model=not config.log_path)
+    if not config.log_path:
+        task = _task(config, None, fields)
+        subject = Subject(task.model_name, task.model_name, task.engine, task.space)
+    else:
+        run = _run(config, fields)
+        task = _task(config, run.config, fields, run.model_name)
+        subject = _of_run(config.log_path, run, config.generation, fields)
+    return _setting(config, task, fields), subject
+
+
+def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple[Setting, Subject]:
+    """The genomes of a run in place of its centre, once each; refused before a model is loaded."""
+    run = subject.run
+    if run is None:
+        raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
+    generation = config.generation
+    if generation is None:
+        generation = min(run.last_with_genomes, len(run.records) - 1)
+    run.best(generation, config.voters)
+    if run.centre_of(generation) != generation:
+        raise ConfigError(
+            f"the genomes of generation {generation} stand around an earlier centre "
+            "(max_staleness=1), so they cannot vote in an evaluation"
+        )
+    once = dataclasses.replace(setting, config=chz.replace(setting.config, eval_attempts=1))
+    return once, dataclasses.replace(subject, voters=config.voters, generations=(generation,))
+
+
+def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
+    """Refuse options that have no effect here."""
+    known = (*_PARTS, "search_space") if of_model else _PARTS
+    for path in fields:
+        if path == "sampling.temperature":
+            raise ConfigError("sampling.temperature is temperature=... in an evaluation")
+        if _first(path) in known:
+            continue
+        if _first(path) in chz.chz_fields(Config):
+            raise ConfigError(
+                f"{path} has no effect on an evaluation; of the options of a run there are "
+                f"{', '.join(known)}"
+            )
+        hint = did_you_mean(path, [*chz.chz_fields(EvaluateConfig), *known])
+        raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
+
+
+_open = functools.partial(open_run, or_of_gradients=True)
+
+
+def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
+    try:
+        return _open(Path(config.log_path), config.model_name, config.trust, fields)
+    except RunDirectoryError as error:
+        if not (Path(config.log_path) / CONFIG).is_file():
+            raise
+        hint = f"a model is evaluated by model_name={config.log_path} recipe=..."
+        raise RunDirectoryError(f"{error}; {hint}") from error
+
+
+def _task(
+    config: OnProblems,
+    run: RunConfig | None,
+    fields: Mapping[str, str],
+    model_name: str | None = None,
+) -> RunConfig:
+    """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
+    if run is not None and not config.recipe:
+        return changed(run, fields)
+    if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
+        raise ConfigError(
+            f"recipe=... says which problems are attempted ({', '.join(RECIPES)}); or give "
+            "rows by data=... prompt=... reward=..., a package by environment=..., or a run by "
+            "log_path=..."
+        )
+    config_class = recipe_config(config.recipe) if config.recipe else TrainConfig
+    given = dict(fields)
+    if run is not None:  # On its own engine, whose options need not be the recipe's.
+        given = {path: text for path, text in fields.items() if _first(path) != "engine"}
+        model_name = model_name or run.model_name
+    if model_name := model_name or config.model_name:
+        given["model_name"] = model_name
+    return built(config_class, given)
+
+
+def _setting(config: OnProblems, task: RunConfig, fields: Mapping[str, str]) -> Setting:
+    attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
+    attempts = task.eval_attempts if attempts is None else attempts
+    temperature = task.eval_temperature if config.temperature is None else config.temperature
+    check_evaluation(attempts, temperature, prefix="")
+    seed = task.seed if config.seed is None else config.seed
+    how = {"eval_attempts": attempts, "eval_temperature": temperature, "seed": seed}
+    given = "" if config.log_path else fields.get("dataset.source", task.dataset.label)
+    return Setting(config.recipe or given, chz.replace(task, **how), config.split)
+
+
+def _of_run(
+    name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
+) -> Subject:
+    """A run at a generation; one of gradients is its last checkpoint, or its base, as a model."""
+    generation = run.resolved(generation, "centre")
+    config, checkpoint = run.config, run.checkpoint
+    given = {path: text for path, text in fields.items() if _first(path) == "engine"}
+    engine, trained = changed(config, given).engine, (Path(name), config.dataset)
+    if isinstance(config, Config):
+        return Subject(name, run.model_name, engine, config.space, run, (generation,), trained)
+    if generation == 0 or checkpoint is None:
+        title = f"{name} before its first generation"
+        return Subject(title, run.model_name, engine, config.space)
+    if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
+        engine = chz.replace(engine, dtype=checkpoint.dtype)
+    return Subject(name, str(checkpoint.model), engine, config.space, trained=trained)
+
+
+def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
+    """Everybody that is to be measured, the first one first."""
+    against = "@0" if config.against == "base" else config.against
+    matched = re.fullmatch(r"(.*)@(\d+)", against)
+    name, generation = (matched[1], int(matched[2])) if matched else (against, None)
+    is_own = name in ("", config.log_path)
+    if is_own and not config.log_path:
+        raise ConfigError(
+            f"against={config.against} is a generation of the run that is evaluated, and "
+            "there is none: give log_path=RUN, or another run or model to compare with"
+        )
+    if is_own and first.run is not None:
+        other = _of_run(first.name, first.run, generation, fields)
+        if first.voters:
+            return [first, other]
+        if other.generations == first.generations:
+            raise ConfigError(
+                f"against={config.against} is what is evaluated itself; give another one"
+            )
+        return [dataclasses.replace(first, generations=(*first.generations, *other.generations))]
+    if not is_own and generation is None and not _is_run(Path(name)):
+        space = LowRank() if first.run is not None else first.search_space
+        return [first, Subject(name, name, first.engine, space)]
+    name = name or config.log_path
+    run = _open(Path(name), config.model_name if is_own else None, config.trust, fields)
+    return [first, _of_run(name, run, generation, fields)]
+
+
+def _is_run(path: Path) -> bool:
+    with contextlib.suppress(RunDirectoryError):
+        check_is_run(path, or_of_gradients=True)
+        return True
+    return False
+
+
+def _check_saved(name: str, settings: Mapping[str, object], setting: Setting) -> str:
+    """Refuse an earlier evaluation that was not made in the same way.
+
+    Returns:
+        Which options of its dataset were others.
+
+    Raises:
+        ConfigError: Says which option would make them alike.
+    """
+    for option, value in setting.comparable.items():
+        then = settings.get(option)
+        if then != value:
+            raise ConfigError(
+                f"against={name} was measured with {option}={then}, and this would be with "
+                f"{option}={value}; give {option}={then}, or compare with what it measured"
+            )
+    now = config_to_json(setting.config.dataset)
+    found = differences(json.dumps(settings.get("dataset")), now, ())
+    return f"{name}: other options of the dataset: {'; '.join(found)}" if found else ""
+
+
+def _first(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
+    """Evaluate, write the file, and print the table; only inside `run_cli`.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+        KeyboardInterrupt: It was stopped.
+    """
+    if config.output and Path(config.output).suffix != ".json":
+        raise ConfigError(f"output must be a .json file, found {config.output!r}")
+    output = new_output(config.output, config.log_path) if config.output else None
+    setting, first = resolve(config, fields)
+    if config.voters:
+        setting, first = _voting(config, setting, first)
+    subjects, against, notes = [first], None, ""
+    if config.against.endswith(".json"):
+        against, settings = read(Path(config.against))
+        notes = _check_saved(config.against, settings, setting)
+    elif config.against:
+        subjects = _against(config, first, fields)
+    setting.config.dataset.check()
+    for subject in subjects:
+        _check_model(config, subject)
+    names_P = against and against.results.names_P
+    evaluation, *others = result_until_signal(
+        functools.partial(measure, subjects, setting, names_P),
+        "interrupted; nothing was written",
+    )
+    against = others[0] if others else against
+    if config.voters:
+        evaluation = _voted(evaluation, config.metric)
+        against = against and _voted(against, config.metric)
+    results, seed = evaluation.results, setting.config.seed
+    solved = config.metric if config.metric in results.metrics else results.solved_metric
+    estimates = estimates_of(results, seed, solved)
+    comparisons = compared(results, against.results, seed) if against else []
+    if output is not None:
+        text = to_json(setting, evaluation, estimates, against, comparisons)
+        replace_file(output, [text.encode()])
+    metric = _metric(config, evaluation)  # After the file, which has them all.
+    parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
+    before_and_after = [*filter(None, [against]), evaluation]
+    parts += [answers_text(before_and_after, config.answers)]
+    parts += [notes, f"written to {output}" if output is not None else ""]
+    print_text("\n\n".join(filter(None, parts)))
+
+
+def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
+    """With the metric `vote`; of one policy's attempts, too, so that both can be compared."""
+    results = evaluation.results
+    if not results.can_vote:
+        raise ConfigError(
+            f"{evaluation.name}: votes need answers that can be compared, and the Envs of these "
+            f"problems report none (the log {ANSWER!r} of a StepResult, or `read` of a Reward)"
+        )
+    of_votes = results.voted(metric or results.solved_metric or REWARD)
+    return dataclasses.replace(evaluation, results=of_votes)
+
+
+def _check_model(config: EvaluateConfig, subject: Subject) -> None:
+    """Fetch a model, or say that there is none, before another is measured for an hour."""
+    try:
+        model_directory(subject.model_name)
+    except ModelError as error:
+        if subject.run is None and subject.name == config.against:
+            raise ModelError(
+                f"against={subject.name} is no run directory, no .json file and no model; as a "
+                f"model: {error}"
+            ) from error
+        raise
+
+
+def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
+    results = evaluation.results
+    of_votes = VOTE if evaluation.voters else ""
+    metric = of_votes or config.metric or results.solved_metric or REWARD
+    results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
+    return metric if metric in results.metrics else REWARD
+
+
+def cli() -> None:
+    short = "\n  ".join(f"{name}: {option}" for name, option in SHORT.items())
+    more_help = (
+        "\n\nOptions of a run or a recipe (RECIPE --help lists them) that also apply here: "
+        "dataset.*, sampling.*,\nengine.*, rollout_timeout, turn_timeout, max_failed_fraction, "
+        "and for a model "
+        f"search_space.*\nShort forms:\n  {short}"
+    )
+    run_with_fields(main, EvaluateConfig, more_help, whole_names(arguments()))

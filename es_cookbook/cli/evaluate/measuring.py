@@ -1,0 +1,285 @@
+"""Who is evaluated, on what and how; and that the engine is closed again however it ends.
+
+A run is only read, and may be going on. Two generations of one run share an engine.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+import chz
+
+from es_cookbook.cli.options import RunOrModel
+from es_cookbook.common.errors import ConfigError, ESCookbookError
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.engines.base import Engine, EngineBuilder, Target
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.population.evaluate import attempt, summary
+from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.golds import check_attempted
+from es_cookbook.rl.problem_env import TrainedOn
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    LostRollout,
+    RLDatasetBuilder,
+    Trajectory,
+    TrajectoryGroup,
+)
+from es_cookbook.runs.directory.directory import read_trained_on
+from es_cookbook.runs.history.store import header_of
+from es_cookbook.runs.recorded import RebuiltRun, RecordedRun, Split, open_run, rebuild
+from es_cookbook.runs.run_config import RunConfig, closing
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Subject:
+    """A model, or a run at some of its generations.
+
+    Attributes:
+        name: the model's name or the run directory, as it was given.
+        run: None for a model.
+        generations: at which it is evaluated; (0,) for a model.
+        trained: by which run: its directory and data set; None where nothing tells.
+        voters: how many of a generation's best genomes answer in place of the centre; 0: none.
+    """
+
+    name: str
+    model_name: str
+    engine: EngineBuilder
+    search_space: SearchSpaceBuilder
+    run: RecordedRun | None = None
+    generations: Sequence[int] = (0,)
+    trained: tuple[Path, RLDatasetBuilder] | None = None
+    voters: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """On what it is evaluated, and how.
+
+    Attributes:
+        problems: the recipe or file that they are of; empty for a run's own.
+        config: has the problems, and says how they are attempted: as its run evaluates.
+    """
+
+    problems: str
+    config: RunConfig
+    split: Split
+
+    @property
+    def comparable(self) -> Mapping[str, object]:
+        """What two evaluations must have in common, as a user types it: chance, too."""
+        config = self.config
+        found: dict[str, object] = {
+            "split": self.split,
+            "attempts": config.eval_attempts,
+            "temperature": config.eval_temperature,
+            "sampling.max_tokens": config.sampling.max_tokens,
+        }
+        if config.eval_temperature > 0:
+            found |= {"sampling.top_p": config.sampling.top_p, "seed": config.seed}
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came out for one subject at one generation.
+
+    Attributes:
+        name: as in `Subject`.
+        generation: None for a model.
+        model: what was evaluated, to the bit: base and fingerprint.
+        metrics: means by the names that a run gives them, without `test/`.
+        trained_on: how many of the problems its run may have trained on; None if that is not known.
+        answers_P: what was said last at the first attempt; empty of one that was read from a file.
+        voters: how many genomes answered in place of the centre; 0: none.
+    """
+
+    name: str
+    generation: int | None
+    model: Mapping[str, str | None]
+    metrics: Mapping[str, float]
+    results: Results
+    trained_on: int | None = None
+    answers_P: Sequence[str] = ()
+    voters: int = 0
+
+    @property
+    def title(self) -> str:
+        if self.generation is None:
+            return self.name
+        if self.voters:
+            best = f"the best {plural(self.voters, 'genome')}" if self.voters > 1 else "best genome"
+            return f"{self.name}, {best} of generation {self.generation}"
+        if self.generation == 0:
+            return f"{self.name} before its first generation (the base)"
+        return f"{self.name} after {plural(self.generation, 'generation')}"
+
+
+async def measure(
+    subjects: Sequence[Subject], setting: Setting, names_P: Sequence[str] | None = None
+) -> list[Evaluation]:
+    """Evaluate each subject at each of its generations.
+
+    `names_P` are those that the problems must have.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    found: list[Evaluation] = []
+    for subject in subjects:
+        async with opened(subject) as (engine, rebuilt):
+            problems_P = await problems_of(setting, engine)
+            here_P = problem_names(problems_P)
+            check_same_problems(here_P, here_P if names_P is None else names_P)
+            names_P = here_P
+            for generation in subject.generations:
+                if rebuilt is not None:
+                    await rebuilt.go_to(generation)
+                found.append(await _evaluation(subject, generation, setting, engine, problems_P))
+    return found
+
+
+def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "centre") -> Subject:
+    """A run at the generation in which somebody is asked for, or a model, on an engine.
+
+    Raises:
+        ESCookbookError: There is no such run, or nobody like that in it.
+    """
+    if not config.log_path:
+        name = str(config.model_name)
+        return Subject(name, name, engine or TorchEngineBuilder(), LowRank())
+    run = open_run(Path(config.log_path), config.model_name, config.trust)
+    return Subject(
+        config.log_path,
+        run.model_name,
+        engine or run.config.engine,
+        run.config.space,
+        run,
+        [run.resolved(config.generation, who)],
+    )
+
+
+@asynccontextmanager
+async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
+    """Inside, an engine with the model; for a run, what goes to its generations, too."""
+    say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
+    if subject.run is not None:
+        rebuilt = await rebuild(subject.run, subject.engine)
+        async with closing(rebuilt.engine) as engine:
+            yield engine, rebuilt
+        return
+    model_name, search_space = subject.model_name, subject.search_space
+    built = await subject.engine(model_name=model_name, search_space=search_space)
+    async with closing(built) as engine:
+        yield engine, None
+
+
+async def problems_of(setting: Setting, engine: Engine) -> Sequence[EnvGroupBuilder]:
+    """The problems to attempt, checked.
+
+    Raises:
+        ConfigError: There are none.
+        DataError: A prompt is as long as the context, or a gold answer cannot be said.
+    """
+    datasets = await setting.config.dataset(engine.tokenizer)
+    problems_P = datasets.test_P
+    if setting.split == "train":
+        if not isinstance(datasets.train, ProblemDataset):
+            raise ConfigError(
+                f"split=train: a {type(datasets.train).__name__} chooses its problems batch by "
+                "batch and has no list of them; take split=test"
+            )
+        problems_P = cast("Sequence[EnvGroupBuilder]", datasets.train.builders)
+    if not problems_P:
+        raise ConfigError(
+            f"{setting.problems or 'the run'}: there are no held-out problems; hold some out "
+            "(dataset.num_test=200) or give others (dataset.test_source=...), or take those that "
+            "are trained on (split=train)"
+        )
+    context_length, sampling = engine.traits.context_length, setting.config.sampling
+    await check_attempted(problems_P, engine.tokenizer, context_length, sampling)
+    return problems_P
+
+
+async def _evaluation(
+    subject: Subject,
+    generation: int,
+    setting: Setting,
+    engine: Engine,
+    problems_P: Sequence[EnvGroupBuilder],
+) -> Evaluation:
+    after = f" after {plural(generation, 'generation')}" if subject.run is not None else ""
+    say(f"evaluating {subject.name}{after} on {plural(len(problems_P), 'problem')}")
+    config = setting.config
+    if subject.run is not None and subject.voters:
+        voters = subject.run.best(generation, subject.voters)
+        sampling = chz.replace(config.sampling, temperature=config.eval_temperature)
+        sampler = config.sampler(engine, sampling=sampling)
+        groups_P = list(map(_as_attempts, await sampler.rollout(generation, problems_P, voters)))
+    else:
+        how = config.eval_attempts, config.eval_temperature
+        groups_P = await attempt(config.sampler(engine), problems_P, *how)
+    return Evaluation(
+        name=subject.name,
+        generation=None if subject.run is None else generation,
+        model=await _identity(subject, generation, engine),
+        metrics=summary(groups_P, len(groups_P[0].trajectories_G_K[0])),
+        results=results_of(problems_P, groups_P),
+        trained_on=await trained_on(subject, generation, engine, problems_P),
+        answers_P=[_said_last(group.trajectories_G_K[0][0]) for group in groups_P],
+        voters=subject.voters,
+    )
+
+
+def _as_attempts(group: TrajectoryGroup) -> TrajectoryGroup:
+    """One attempt of each genome as the attempts of one policy."""
+    given_G_K = group.group_rewards_G_K
+    return dataclasses.replace(
+        group,
+        trajectories_G_K=[list(itertools.chain(*group.trajectories_G_K))],
+        group_rewards_G_K=given_G_K and [list(itertools.chain(*given_G_K))],
+    )
+
+
+def _said_last(trajectory: Trajectory | LostRollout) -> str:
+    return "" if isinstance(trajectory, LostRollout) else trajectory.transitions[-1].action.text
+
+
+async def trained_on(
+    subject: Subject, generation: int, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
+) -> int | None:
+    """How many of the problems a run may have trained on by this generation; None if unknown."""
+    if subject.trained is None or (subject.run is not None and generation == 0):
+        return None if subject.trained is None else 0
+    log_path, dataset = subject.trained
+    known = read_trained_on(log_path)
+    fork = subject.run and subject.run.header and subject.run.header.fork
+    if known is None and not (fork and fork.generation):
+        with contextlib.suppress(ESCookbookError):  # Its rows need not be here any more.
+            train = (await dataset(engine.tokenizer)).train
+            known = TrainedOn.of(problem.digests for problem in train.training_problems)
+    return known and known.overlap(problem.digests for problem in problems_P)
+
+
+async def _identity(subject: Subject, generation: int, engine: Engine) -> Mapping[str, str | None]:
+    run, dtype = subject.run, engine.traits.base_dtype
+    header = run.header if run is not None else None
+    if header is None or header.weights is None:
+        header = await anyio.to_thread.run_sync(header_of, subject.model_name, dtype)
+    records = run.records[:generation] if run is not None else ()
+    return {
+        "model_name": subject.model_name,
+        "weights": header.weights,
+        "tokenizer": header.tokenizer,
+        "dtype": dtype,
+        "fingerprint": f"{records[-1].fingerprint:016x}" if records else None,
+    }

@@ -1,0 +1,70 @@
+"""Start a new run from the first generations of another, with some fields changed.
+
+    python -m es_cookbook fork runs/a generation=30 output=runs/b optimizer.sigma=0.005
+    python -m es_cookbook resume runs/b
+
+The new run takes the recorded steps as given: they made the centre from which it starts, whatever
+its own optimizer would have done. Its optimizer takes over at generation t; one with state
+(momentum, say) starts there as at the start of a run. The other run is only read.
+"""
+
+from pathlib import Path
+
+import chz
+
+from es_cookbook.cli.options import Recorded
+from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import command
+from es_cookbook.runs.config import Config, recorded_config
+from es_cookbook.runs.directory.branches import fork_run
+from es_cookbook.runs.directory.directory import HISTORY
+from es_cookbook.runs.directory.trusted import trust_option
+from es_cookbook.runs.history.store import read_header
+
+_REFUSED = ("model_name", "search_space")
+"""What the recorded steps mean depends on these."""
+_ALLOWED = sorted(set(chz.chz_fields(Config)) - {*_REFUSED, "log_path"})
+
+
+@chz.chz
+class Fork(Recorded):
+    """Start a new run from the first generations of another, with some fields changed."""
+
+    output: str = chz.field(doc="directory of the new run")
+    generation: int | None = chz.field(default=None, doc="number of generations to take; None: all")
+
+
+def main(fork: Fork, fields: dict[str, str]) -> None:
+    """Make the new run's directory, with these fields of its Config, and say how to go on."""
+    for path in fields:
+        if path.partition(".")[0] in _REFUSED:
+            raise ConfigError(
+                f"{path} cannot change in a fork, since the recorded steps would mean something "
+                f"else; what may change: {', '.join(_ALLOWED)}"
+            )
+    source, output = Path(fork.log_path), Path(fork.output)
+    recorded = recorded_config(source, fork.trust, fields)
+    forked = chz.replace(changed(recorded, fields), log_path=fork.output)
+    header = read_header(source / HISTORY)
+    is_alike = type(forked.optimizer) is type(recorded.optimizer)
+    forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.
+    config = config_to_json(forked)
+    taken = fork_run(source, fork.generation, output, config, recorded.model_name)
+    begins = (
+        f"with generations 1 to {taken} of {fork.log_path}; to go on"
+        if taken
+        else f"like {fork.log_path}, with no generation of it; to start"
+    )
+    trust = trust_option(output, config)
+    print(f"{fork.output} begins {begins}: {command('resume', log_path=fork.output)}{trust}")
+
+
+def cli() -> None:
+    more_help = (
+        f"\n\nFields of the run's Config that may change: {', '.join(_ALLOWED)}.\n"
+        f"Those that may not, since the recorded steps would mean something else: "
+        f"{', '.join(_REFUSED)}."
+    )
+    run_with_fields(main, Fork, more_help)

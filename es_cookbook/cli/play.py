@@ -1,0 +1,369 @@
+"""Talk to a run: its centre, its base, or any genome of any generation, rebuilt from seeds.
+
+    python -m es_cookbook play runs/mine
+    python -m es_cookbook play runs/mine generation=12 genome=3
+    python -m es_cookbook play runs/mine problem=7
+    echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
+
+In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe there is no
+decoration: one line per answer, with newlines and control characters escaped as in a Python string,
+and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
+A line that ends in a backslash continues on the next, so a prompt may hold newlines. Prompts are
+independent: there is no conversation.
+
+The run directory is only read; the run may be in progress.
+"""
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import chz
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from es_cookbook.cli.options import Answering, RecordedAt
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, DataError, RequestError, nearest
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import command, plural, printable, say
+from es_cookbook.engines.base import Target
+from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.types import LostRollout, Observation
+from es_cookbook.runs.recorded import Played, RebuiltRun, Split, open_run, rebuild
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+_USERS_MISTAKES = (ConfigError, DataError, RequestError)
+"""After these the next prompt may well be answered."""
+
+_Result = TypeVar("_Result")
+
+
+@chz.chz
+class PlayConfig(RecordedAt, Answering):
+    """Answer prompts with the centre, the base or any genome of a run; /help lists commands."""
+
+    chat: bool = chz.field(
+        default=True, doc="apply the tokenizer's chat template to prompts, if it has one"
+    )
+    temperature: float | None = chz.field(
+        default=None, doc="0 is greedy; None: the run's own, and greedy for held-out problems"
+    )
+    max_tokens: int | None = chz.field(
+        default=None, doc="maximum tokens per answer; None: the run's own"
+    )
+    seed: int | None = chz.field(
+        default=None, doc="sampling seed; None: the run's own for problems, 0 for prompts"
+    )
+    problem: int | None = chz.field(
+        default=None, doc="play this problem of the run through its Env, then exit"
+    )
+    split: Split = chz.field(
+        default="test", doc="test: held-out problems; train: the generation's batch"
+    )
+
+
+COMMANDS = {
+    "genome": ("G", "answer as genome G of this generation"),
+    "centre": ("", "answer as the centre"),
+    "base": ("", "answer as the base model"),
+    "generation": ("[T]", "go to the centre after T generations, or to the latest"),
+    "problem": ("[train|test] I", "play problem I of the run through its Env"),
+    "temperature": ("X", "sample at temperature X; 0 is greedy"),
+    "max_tokens": ("N", "sample at most N tokens"),
+    "seed": ("N", "seed of the sampling"),
+    "help": ("", "this list"),
+    "quit": ("", "exit; so does the end of the input"),
+}
+"""What a command takes, and what it does."""
+_HELP = "\n".join(
+    [
+        *(f"/{name} {takes}".ljust(26) + what for name, (takes, what) in COMMANDS.items()),
+        "Anything else is a prompt. A line that ends in \\ continues on the next; "
+        "// begins a prompt with /.",
+    ]
+)
+
+
+def is_at_terminal() -> bool:
+    """Whether a person types and reads, rather than a script."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
+    """An attempt at a problem; `which` has its generation, genome, split and number."""
+    name = f" ({played.problem})" if played.problem else ""
+    lines = [f"{which['split']} problem {which['problem']}{name}"]
+    rollout = played.rollout
+    if isinstance(rollout, LostRollout):
+        lines.append(f"lost: {rollout.reason}")
+    else:
+        for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True):
+            cut = ", cut" if turn.action.stop_reason == "length" else ""
+            lines += [f"{kind}:", _indented(decode(new_T))]
+            lines += [f"answer ({plural(len(turn.action.tokens_T), 'token')}{cut}):"]
+            lines += [_indented(turn.action.text)]
+            lines += [f"{name}: {text}" for name, text in turn.logs.items()]
+            metrics = {"reward": turn.reward, **turn.metrics}
+            lines.append("  ".join(f"{name} {value:g}" for name, value in metrics.items()))
+        if len(rollout.transitions) > 1:
+            lines.append(f"reward of all turns {played.reward:g}")
+    if played.without_group_reward:
+        lines.append("without the reward that compares genomes: nobody else attempted it")
+    return printable("\n".join(lines))
+
+
+def problem_json(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
+    """The same as a line of JSON."""
+    what = {**which, "name": played.problem, "reward": played.reward}
+    rollout = played.rollout
+    if isinstance(rollout, LostRollout):
+        what |= {"lost": rollout.reason, "reward": None}
+    else:
+        what["turns"] = [
+            {
+                kind: decode(new_T),
+                "action": turn.action.text,
+                "stop_reason": turn.action.stop_reason,
+                "reward": turn.reward,
+                "metrics": dict(turn.metrics),
+                "logs": dict(turn.logs),
+            }
+            for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
+        ]
+    # In ASCII JSON escapes all that could be a command, except for DEL.
+    return json.dumps(what).replace("\x7f", r"\u007f")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.removesuffix("\n").split("\n"))
+
+
+class _Session:
+    """What is set now, and what the commands do, for a person or a script.
+
+    The engine's event loop is behind `portal`, in another thread: this one reads.
+    """
+
+    def __init__(self, config: PlayConfig, rebuilt: RebuiltRun, portal: BlockingPortal) -> None:
+        self._rebuilt, self._portal = rebuilt, portal
+        self._person = is_at_terminal()
+        if self._person:
+            with contextlib.suppress(ImportError):
+                importlib.import_module("readline")  # Gives `input` arrow keys and a memory.
+        # Bytes that are no text in this encoding, and characters that it lacks, stop nothing.
+        for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors=errors)
+        self._chat, self._seed = config.chat, config.seed
+        self._who: Target = "centre"
+        self._overrides: dict[str, object] = {}
+        self._override("temperature", config.temperature)
+        self._override("max_tokens", config.max_tokens)
+        self._run_stop: tuple[str, ...] | None = None
+        self._num_lines = 0
+        self._over = False
+
+    def go_to(self, generation: int | None) -> None:
+        """Go to a generation's centre; to the latest one if None."""
+        run = self._rebuilt.run
+        run.refresh()
+        self._call(
+            lambda: self._rebuilt.go_to(len(run.records) if generation is None else generation)
+        )
+        self._who = "centre"
+
+    def answer_as(self, who: Target) -> None:
+        if isinstance(who, int):
+            self._rebuilt.run.genome(self._rebuilt.generation, who)
+        self._who = who
+
+    def play(self, split: Split, number: int) -> None:
+        rebuilt, who = self._rebuilt, self._who
+        played = self._call(lambda: rebuilt.play(who, split, number, self._overrides, self._seed))
+        decode = rebuilt.engine.tokenizer.decode
+        which = {"generation": rebuilt.generation, "genome": who, "split": split, "problem": number}
+        shown = problem_text if self._person else problem_json
+        print(shown(played, lambda tokens_T: str(decode(list(tokens_T))), which), flush=True)
+
+    def run(self, split: Split) -> None:
+        """Answer until the input ends; `split` has the problems that are played by number alone."""
+        while not self._over and (text := self._read()) is not None:
+            try:
+                self._handle(text, split)
+            except _USERS_MISTAKES as error:
+                if not self._person:  # Whoever counts lines would take the next answer for this.
+                    raise type(error)(f"line {self._num_lines}: {error}") from error
+                print(printable(str(error)), flush=True)
+            except KeyboardInterrupt:
+                if not self._person:
+                    raise
+                print("\n[stopped]")
+
+    def _read(self) -> str | None:
+        """The next prompt, or None at the end. A line that ends in a backslash goes on."""
+        who = f"genome {self._who}" if isinstance(self._who, int) else self._who
+        text, prefix = "", f"generation {self._rebuilt.generation}, {who}> "
+        while (line := self._read_line(prefix)) is not None:
+            # Two backslashes at the end of a line are two backslashes, as LaTeX has them.
+            if (len(line) - len(line.rstrip("\\"))) % 2 == 0:
+                return text + line
+            text += line[:-1] + "\n"
+            prefix = "... "
+        return text or None
+
+    def _read_line(self, prefix: str) -> str | None:
+        self._num_lines += 1
+        if not self._person:
+            line = sys.stdin.readline()
+            return line.removesuffix("\n") if line else None
+        try:
+            return input(prefix)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+
+    def _handle(self, text: str, split: Split) -> None:
+        if text.startswith("/") and not text.startswith("//"):
+            name, *arguments = text[1:].split() or [""]
+            if name not in COMMANDS:
+                raise ConfigError(
+                    f"there is no command /{name}; {nearest(name, COMMANDS)} (a prompt that "
+                    "begins with / is written with //)"
+                )
+            if not self._run_command(name, arguments, split):
+                takes = COMMANDS[name][0] or "nothing"
+                raise ConfigError(f"/{name} takes {takes}, found {text!r}")
+        elif text or not self._person:
+            self._answer(text.removeprefix("/") if text.startswith("//") else text)
+
+    def _run_command(self, name: str, arguments: Sequence[str], split: Split) -> bool:
+        """Whether the command takes such arguments; then it is done."""
+        match name, arguments:
+            case "genome", [number]:
+                self._to_genome(_whole(name, number))
+            case ("centre" | "base") as who, []:
+                self.answer_as(who)
+            case "generation", []:
+                self.go_to(None)
+            case "generation", [number]:
+                self.go_to(_whole(name, number))
+            case "problem", [number]:
+                self.play(split, _whole(name, number))
+            case "problem", [("train" | "test") as other, number]:
+                self.play(other, _whole(name, number))
+            case "temperature", [number]:
+                self._override(name, _number(name, number, float))
+            case "max_tokens", [number]:
+                self._override(name, _whole(name, number))
+            case "seed", [number]:
+                self._seed = _whole(name, number)
+            case "help", []:
+                print(_HELP, flush=True)
+            case "quit", []:
+                self._over = True
+            case _:
+                return False
+        return True
+
+    def _answer(self, text: str) -> None:
+        rebuilt = self._rebuilt
+        tokens_T = render_prompt(rebuilt.engine.tokenizer, text, chat=self._chat)
+        params = chz.replace(rebuilt.run.config.sampling, **self._overrides)
+        seed = derive_seed(self._seed or 0, "play")
+        observation = Observation(tokens_T, usual_stop=self._usual_stop())
+        action = self._call(lambda: rebuilt.answer(self._who, observation, params, seed))
+        shown = printable(action.text)
+        print(shown if self._person else shown.replace("\n", r"\n"), flush=True)
+        if self._person and action.stop_reason == "length":
+            print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
+
+    def _usual_stop(self) -> tuple[str, ...]:
+        """As in the run; only plain prompts have any."""
+        if self._chat and self._rebuilt.engine.tokenizer.chat_template is not None:
+            return ()
+        if self._run_stop is None:
+            try:
+                self._run_stop = self._call(self._rebuilt.usual_stop)
+            except (ConfigError, DataError) as error:
+                say(f"answers may go on for longer than in the run: {error}")
+                self._run_stop = ()
+        return self._run_stop
+
+    def _to_genome(self, number: int) -> None:
+        run = self._rebuilt.run
+        if (end := self._rebuilt.generation) > run.last_with_genomes:
+            run.genome(run.last_with_genomes, number)
+            self.go_to(run.last_with_genomes)
+            self.say(
+                f"generation {end} is the end of the run and has no genomes: this is generation "
+                f"{run.last_with_genomes}"
+            )
+        self.answer_as(number)
+
+    def say(self, text: str) -> None:
+        """Tell a person something that is no answer."""
+        if self._person:
+            print(printable(text), flush=True)
+
+    def _override(self, name: str, value: float | None) -> None:
+        """Set a sampling parameter, if it can be; None leaves it."""
+        if value is not None:
+            chz.replace(self._rebuilt.run.config.sampling, **{name: value})
+            self._overrides[name] = value
+
+    def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run it on the engine's event loop; a Ctrl-C cancels it."""
+        future = self._portal.start_task_soon(function)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            with contextlib.suppress(CancelledError):
+                future.result()
+            raise
+
+
+def _number(what: str, text: str, kind: type[float] = int) -> float:
+    try:
+        return kind(text)
+    except ValueError as error:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"/{what} takes {wanted}, found {text!r}") from error
+
+
+def _whole(what: str, text: str) -> int:
+    return int(_number(what, text))
+
+
+def main(config: PlayConfig) -> None:
+    run = open_run(Path(config.log_path), config.model_name, config.trust)
+    generation = run.resolved(config.generation, config.genome)
+    engine = config.engine or run.config.engine
+    say(f"{config.log_path}: loading {run.model_name} on {engine.name}")
+    with contextlib.ExitStack() as stack:
+        # The engine has an event loop and a thread of its own: this one waits for a person.
+        portal = stack.enter_context(start_blocking_portal())
+        rebuilt = portal.call(rebuild, run, engine)
+        stack.callback(portal.call, rebuilt.close)
+        session = _Session(config, rebuilt, portal)
+        session.go_to(generation)
+        session.answer_as(config.genome)
+        if config.problem is not None:
+            session.play(config.split, config.problem)
+            return
+        session.say(
+            f"{len(run.records)} of {run.config.num_generations} generations are recorded. "
+            "A line is a prompt; /help lists commands. "
+            f"For other programs: {command('serve', log_path=config.log_path)}"
+        )
+        session.run(config.split)
+
+
+def cli() -> None:
+    run_cli(main, PlayConfig)

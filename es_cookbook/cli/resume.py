@@ -1,0 +1,41 @@
+"""Continue a run from its directory alone.
+
+    python -m es_cookbook resume runs/my-run
+    python -m es_cookbook resume runs/my-run engine=ray engine.num_engines=2
+
+    python -m es_cookbook resume runs/my-run trust=my_package
+
+The Config is rebuilt exactly from the directory, whichever recipe or script it came from. Classes
+that are not es_cookbook's own are imported only from packages in `trust`.
+"""
+
+from pathlib import Path
+
+import chz
+
+from es_cookbook.cli.options import Recorded
+from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.terminal import BEGAN
+from es_cookbook.runs.config import MAY_DIFFER, recorded_config
+from es_cookbook.runs.program import train_and_tell
+
+
+@chz.chz
+class Resume(Recorded):
+    """Continue a run from its directory alone."""
+
+
+def main(resume: Resume, fields: dict[str, str]) -> None:
+    """Train on, with these fields of the run's Config, and say in one line what it brought."""
+    recorded = recorded_config(Path(resume.log_path), resume.trust, fields)
+    config = changed(recorded, fields)
+    config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
+    train_and_tell(config, began=BEGAN)
+
+
+def cli() -> None:
+    more_help = (
+        f"\n\nFields of the run's Config that may change: {', '.join(sorted(MAY_DIFFER))}.\n"
+        "model_name and engine as long as the base is the same, bit for bit."
+    )
+    run_with_fields(main, Resume, more_help)

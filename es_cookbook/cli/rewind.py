@@ -1,0 +1,49 @@
+"""Cut a run back to an earlier generation, in place; nothing is lost.
+
+    python -m es_cookbook rewind runs/a generation=30
+    python -m es_cookbook resume runs/a
+
+The run as it was is kept in `rewound/<n>/` inside its directory, which is a run directory itself:
+`fork` starts a new run from it. What W&B and Trackio have of it stays as it is, and the run goes on
+there as a new run, `<name>-rewound-<n>`.
+"""
+
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.files import LARGEST_CONFIG, read_file
+from es_cookbook.common.terminal import command, plural
+from es_cookbook.runs.directory.branches import rewind_run
+from es_cookbook.runs.directory.directory import CONFIG, WANDB_ID
+from es_cookbook.runs.directory.trusted import trust_option
+
+
+@chz.chz
+class Rewind:
+    """Cut a run back to an earlier generation, in place; the rest is kept in rewound/."""
+
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
+    generation: int = chz.field(doc="number of generations to keep")
+
+
+def main(rewind: Rewind) -> None:
+    """Cut, and say where the rest is and how to go on."""
+    log_path = Path(rewind.log_path)
+    kept = rewind_run(log_path, rewind.generation)
+    config = read_file(log_path / CONFIG, LARGEST_CONFIG, log_path).decode("utf-8", "replace")
+    print(
+        f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as it "
+        f"stood; to go on: {command('resume', log_path=log_path)}{trust_option(log_path, config)}"
+    )
+    libraries = ["W&B"] * (kept / WANDB_ID).exists() + ["Trackio"] * ("TrackioTracker" in config)
+    if libraries:
+        print(
+            f"in {' and '.join(libraries)} it goes on as a new run, *-rewound-{kept.name}, from "
+            f"generation {rewind.generation}; the one that is there stays as it is"
+        )
+
+
+def cli() -> None:
+    run_cli(main, Rewind)

@@ -1,0 +1,194 @@
+"""List the runs in a directory: where each stands, how far it is, and how good it was.
+
+    python -m es_cookbook runs
+    python -m es_cookbook runs runs/compare-countdown
+
+All folders below are looked through, but not those of a run itself (`rewound/`, say). Runs are only
+read, and may be in progress; the one that wrote last comes first.
+
+Colours go to a terminal alone, and there lines fit its width; through a pipe they are plain text
+and whole. Names and values come from files of strangers, so all of them go through `one_line`.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import chz
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+from typing_extensions import override
+
+from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.terminal import command, one_line, plural
+from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, ROLLOUTS, check_access
+from es_cookbook.runs.tracking.naming import best_score
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
+
+STYLES = {"running": "bold cyan", "complete": "green", "interrupted": "yellow", "not begun": "dim"}
+"""State of a run -> how it is printed."""
+_UNITS = (("day", 86_400), ("h", 3600), ("min", 60))
+_NAMES = ("run", "state", "kind", "generation", "best held-out", "updated")
+_SHORTEST = 16
+"""Columns of a run's path; in a terminal that has not as many, the last of `_LEFT_OUT` go first."""
+_LEFT_OUT = ("best held-out", "updated", "kind")
+
+
+@chz.chz
+class Runs:
+    """List the runs in a directory and its subdirectories, most recently updated first."""
+
+    directory: str = chz.field(default="runs", doc="directory to search", metadata=UNNAMED)
+
+
+def found_in(directory: Path) -> Iterator[RunFiles]:
+    """Every run in a directory and its folders, but for those within a run.
+
+    Raises:
+        RunDirectoryError: There is no such directory.
+    """
+    check_access(directory)
+    if not directory.is_dir():
+        found = "a file" if directory.exists() else "nothing there"
+        raise RunDirectoryError(f"directory {directory} must be a directory, found {found}")
+    for folder, inner, files in os.walk(directory):
+        if not {CONFIG, HISTORY, METRICS}.intersection(files):
+            continue
+        try:
+            yield read_run(Path(folder))
+        except RunDirectoryError:  # A model, say.
+            continue
+        inner.clear()
+
+
+def main(config: Runs) -> None:
+    directory = Path(config.directory)
+    runs = sorted(found_in(directory), key=lambda run: last_update(run.path), reverse=True)
+    if not runs:
+        print(f"no runs in {shown_path(directory)}")
+        return
+    columns = {
+        name: [name, *cells]
+        for name, cells in zip(_NAMES, zip(*map(_row, runs), strict=True), strict=True)
+    }
+    for text in _lines(columns, screen_width()):
+        print_line(text)
+    if damaged := [run for run in runs if run.problems]:
+        print_line(
+            f"{plural(len(damaged), 'run')} could not be read in full; what is wrong: "
+            f"{command('show', log_path=shown_path(damaged[0].path))}"
+        )
+
+
+def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
+    """The columns beside each other; in a terminal, of so many columns at most."""
+    widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
+    if width is not None:
+        room = width - sum(widths[name] + 2 for name in _NAMES[1:])
+        left_out = list(_LEFT_OUT)
+        while room < _SHORTEST and left_out:
+            room += widths.pop(left_out.pop()) + 2
+        widths["run"] = min(widths["run"], max(room, _SHORTEST))
+    for number in range(len(columns["run"])):
+        text = Text(style="dim" if number == 0 else "")
+        for name, wide in widths.items():
+            cell = shortened(columns[name][number], wide)
+            text.append(set_cell_size(cell, wide), STYLES.get(cell, "")).append("  ")
+        yield text
+
+
+def _row(run: RunFiles) -> tuple[str, ...]:
+    score = best_score(run)
+    return (
+        shown_path(run.path),
+        run.state,
+        kind(run),
+        generations(run),
+        "{:.3f} {}".format(*score) if score else "-",
+        updated(run.path),
+    )
+
+
+def screen_width() -> int | None:
+    """Columns of the terminal that stdout is now; None where it is none."""
+    console = _Console(file=sys.stdout)
+    return console.width if console.is_terminal else None
+
+
+def print_line(text: Text | str = "") -> None:
+    """Print one line to stdout as it is now, neither wrapped nor cut."""
+    plain = Text(text) if isinstance(text, str) else text
+    plain.rstrip()
+    _Console(file=sys.stdout, highlight=False).print(plain, soft_wrap=True)
+
+
+class _Console(Console):
+    """Leaves it to `until_stdout_closes` that nobody reads any more."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def shortened(text: str, width: int) -> str:
+    """A name in so many columns; of a longer one, its end.
+
+    >>> shortened("runs/compare/es-seed0", 12)
+    '…re/es-seed0'
+    """
+    if cell_len(text) <= width:
+        return text
+    kept = text[-max(width - 1, 1) :]
+    while cell_len(kept) > max(width - 1, 1):
+        kept = kept[1:]
+    return f"…{kept}"
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was.
+
+    >>> ago(5), ago(185), ago(7300), ago(90_000), ago(200_000)
+    ('just now', '3 min ago', '2 h ago', '1 day ago', '2 days ago')
+    """
+    for unit, size in _UNITS:
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'s' if unit == 'day' and count > 1 else ''} ago"
+    return "just now"
+
+
+def last_update(log_path: Path) -> float:
+    """When a run last wrote something, in seconds of `time.time`; 0 where that is not known."""
+    times = [0.0]
+    for name in (HISTORY, METRICS, ROLLOUTS, CONFIG):
+        try:
+            times.append((log_path / name).stat().st_mtime)
+        except OSError:  # Not there, or not readable: the others tell.
+            continue
+    return max(times)
+
+
+def updated(log_path: Path) -> str:
+    return ago(time.time() - last_update(log_path))
+
+
+def kind(run: RunFiles) -> str:
+    return "gradient" if run.is_gradient else "ES"
+
+
+def generations(run: RunFiles) -> str:
+    """How far it is: generations that count, of all."""
+    return f"{run.generations_done}/{run.num_generations or '?'}"
+
+
+def shown_path(path: Path) -> str:
+    """A path as text that a terminal shows and never obeys."""
+    return one_line(str(path)).replace("\\\\", "\\")
+
+
+def cli() -> None:
+    run_cli(main, Runs)

@@ -1,0 +1,224 @@
+"""Print a summary of a run: what it is, how far it is, what it reached, and what of it is damaged.
+
+    python -m es_cookbook show runs/mine
+
+The run directory is only read, and the run may be in progress. Nothing that its config.json names
+is imported, but for the recipe of this package whose defaults it is compared with.
+"""
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import chz
+from rich.text import Text
+
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_defaults
+from es_cookbook.cli.view.runs import (
+    STYLES,
+    generations,
+    print_line,
+    screen_width,
+    shown_path,
+    updated,
+)
+from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.terminal import one_line, show_bytes
+from es_cookbook.runs.directory.config_differences import flattened
+from es_cookbook.runs.tracking.findings import all_findings
+from es_cookbook.runs.tracking.live import (
+    PROBLEMS,
+    SPEEDS,
+    compact,
+    duration,
+    interval,
+    label,
+    number,
+    reported,
+    shown,
+    sparkline,
+)
+from es_cookbook.runs.tracking.naming import (
+    class_name,
+    is_of_training,
+    main_measure,
+    method_of,
+    task_of,
+)
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
+
+_ALWAYS = (
+    *("model_name", "dataset", "method", "optimizer", "optimizer.sigma", "optimizer.learning_rate"),
+    *("optimizer.population_size", "learning_rate", "attempts", "sampling.temperature"),
+    *("num_generations", "seed"),
+)
+"""Fields that are shown of a run that is no recipe's, in this order."""
+_MOST = 16
+"""Fields of a Config that are shown."""
+_NARROW = 80
+
+
+@chz.chz
+class Show:
+    """Print a summary of a run, with trends of its reward, held-out score and speed."""
+
+    log_path: str = chz.field(doc="run directory", metadata=UNNAMED)
+
+
+def main(config: Show) -> None:
+    """Print it.
+
+    Raises:
+        RunDirectoryError: It is not a run directory.
+    """
+    run, width = read_run(Path(config.log_path)), screen_width()
+    problems = list(run.problems)
+    for _ in run.rollouts(problems.append):
+        pass
+    for text in _head(run):
+        print_line(text)
+    defaults = _recipe_defaults(run)
+    config_title = "Config, where not the recipe's default" if defaults else "Config"
+    sections = {
+        config_title: _fields(run, defaults, width or math.inf),
+        "held-out, before -> after": _gains(run),
+        "to look at": map(one_line, all_findings(run.metrics)),
+        "trends": _trends(run, (width or _NARROW) - 40),
+        "on the disk": _sizes(run.path),
+        "could not be read": map(one_line, problems),
+    }
+    for title, lines in sections.items():
+        for i, line in enumerate(lines):
+            if i == 0:
+                print_line()
+                print_line(Text(title, style="bold"))
+            print_line(f"  {line}")
+
+
+def _head(run: RunFiles) -> Iterator[Text]:
+    yield Text(shown_path(run.path), style="bold")
+    trained = "" if run.is_gradient else "evolution strategies: "
+    parts = [trained + method_of(run), class_name(run.config.get("search_space"))]
+    yield Text(f"{task_of(run.config)}, trained by {', '.join(filter(None, parts))}")
+    state = Text(run.state, style=STYLES[run.state])
+    yield state.append(f", generation {generations(run)}, updated {updated(run.path)}", "default")
+    if run.header is not None and run.header.fork is not None:
+        fork = run.header.fork
+        yield Text(f"forked from {one_line(fork.log_path)} after generation {fork.generation}")
+    if run.header is not None and run.header.products is not None:
+        weights = f"weights in {run.header.dtype}, " if run.header.dtype else ""
+        yield Text(f"{weights}products in {run.header.products}")
+    if facts := _facts(run.metrics):
+        yield Text(facts)
+
+
+def _facts(rows: Sequence[Mapping[str, float]]) -> str:
+    """Rollouts, tokens and time, as far as they were measured."""
+    last = {key: value for row in rows for key, value in row.items() if math.isfinite(value)}
+    facts = [
+        f"{compact(last[f'progress/{name}'])} {name}"
+        for name in ("rollouts", "tokens")
+        if f"progress/{name}" in last
+    ]
+    if seconds := math.fsum(filter(math.isfinite, (row.get("time/total", 0.0) for row in rows))):
+        facts.append(f"{duration(seconds)} in generations")
+    return ", ".join(facts)
+
+
+def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
+    """The recipe's own Config by dotted path; None if the run has another."""
+    names = {RECIPES.first(name): name for name in RECIPES}
+    recipe = names.get(str(run.config.get("")))
+    return flattened(json.loads(config_to_json(recipe_defaults(recipe)))) if recipe else None
+
+
+def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) -> list[str]:
+    """`field  value (default)`, of the fields that tell this run from others."""
+    if defaults is None:
+        found = {path: "" for path in _ALWAYS if path in run.config}
+    else:
+        found = {
+            path: f"  (default {_value(defaults[path])})" if path in defaults else ""
+            for path, value in run.config.items()
+            if (path not in defaults or defaults[path] != value) and is_of_training(path)
+        }
+    shown_fields = list(found)[:_MOST]
+    wide = max(map(len, shown_fields), default=0)
+    lines = [
+        f"{one_line(path):<{wide}}  {_value(run.config[path])}{found[path]}"
+        for path in shown_fields
+    ]
+    if len(found) > _MOST:
+        lines.append(f"and {len(found) - _MOST} more, in config.json")
+    return [_cut(line, int(min(width, 1000)) - 2) for line in lines]
+
+
+def _cut(line: str, width: int) -> str:
+    text = Text(line)
+    text.truncate(width, overflow="ellipsis")
+    return text.plain
+
+
+def _value(value: object) -> str:
+    """A value as a user would type it; a class without its module."""
+    if isinstance(value, str):
+        return class_name(value) or one_line(value)
+    return one_line(json.dumps(value))
+
+
+def _gains(run: RunFiles) -> Iterator[str]:
+    rows = [shown(row) for row in run.metrics]
+    for key in dict.fromkeys(key for row in rows for key in row if key.startswith("test/")):
+        values = [row[key] for row in rows if math.isfinite(row.get(key, math.nan))]
+        if values:
+            name = label(key).removeprefix("held-out ")
+            change = f"{number(values[0])} -> {number(values[-1])}"
+            highest = f"highest {number(max(values))}"
+            yield f"{name:<24}  {change:<18}  {highest:<16}{_sure(run.metrics, key)}".rstrip()
+
+
+def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
+    """The interval of the last value of a held-out metric, and the problems that it is over."""
+    last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
+    within, few = interval(last, key), reported(last, key)
+    over = few.removeprefix("of ") or (f"{last[PROBLEMS]:.0f} problems" if PROBLEMS in last else "")
+    return f"95 %: {within}, {over}" if within and over else within or few
+
+
+def _trends(run: RunFiles, width: int) -> Iterator[str]:
+    speed = next((key for key in SPEEDS if any(key in row for row in run.metrics)), "")
+    keys = dict.fromkeys(("reward/mean", main_measure(run.metrics) or "", speed))
+    for key in keys:
+        values = [value for row in run.metrics if math.isfinite(value := row.get(key, math.nan))]
+        if values:
+            line = sparkline(values, max(min(width, 60), 8))
+            yield f"{label(key):<16}  {number(values[0]):>8} {line} {number(values[-1])}"
+
+
+def _sizes(log_path: Path) -> Iterator[str]:
+    """What takes room, the largest first."""
+    sizes: dict[str, int] = {}
+    for entry in os.scandir(log_path):
+        with contextlib.suppress(OSError):  # A run that is in progress replaces its files.
+            sizes[entry.name] = _bytes_of(entry)
+    names = {name: one_line(name) for name in sizes}
+    wide = max(map(len, names.values()), default=0)
+    for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])[:_MOST]:
+        yield f"{names[name]:<{min(wide, 40)}}  {show_bytes(size):>10}"
+
+
+def _bytes_of(entry: os.DirEntry[str]) -> int:
+    """A file's own, or of all files in a folder; links are not followed."""
+    if not entry.is_dir(follow_symlinks=False):
+        return entry.stat(follow_symlinks=False).st_size
+    paths = (Path(folder, name) for folder, _, names in os.walk(entry.path) for name in names)
+    return sum(path.lstat().st_size for path in paths)
+
+
+def cli() -> None:
+    run_cli(main, Show)

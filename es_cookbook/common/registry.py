@@ -1,0 +1,196 @@
+"""Parts by name: what this and other distributions have registered as entry points.
+
+A part plugs in by its distribution's metadata alone (`importlib.metadata`): in the group of its
+kind, `es_cookbook.optimizers` for one, a name stands for "module:Class", which is imported when it
+is chosen. The parts of es_cookbook itself, of its plug-ins and of other distributions register in
+the same way; whoever installs a distribution trusts what it has registered.
+
+    [project.entry-points."es_cookbook.optimizers"]
+    walk = "my_package.walk:Walk"
+
+    [project.entry-points."es_cookbook.api"]
+    1 = "my_package"
+
+The second says for which version of the interface a distribution is made.
+
+Source: https://packaging.python.org/en/latest/specifications/entry-points/
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from typing_extensions import override
+
+from es_cookbook.common.errors import ConfigError
+
+API = "1"
+"""Version of what plug-ins may rely on."""
+_OWN = "es-cookbook"
+_PREFIX = "es_cookbook."
+_API_GROUP = f"{_PREFIX}api"
+_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Part:
+    """What a distribution has registered.
+
+    Attributes:
+        group: of its kind, without `es_cookbook.` before it.
+        name: what a user types.
+        value: "module:Class".
+        distribution: that has it, as its metadata calls it.
+        version: of the distribution.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is of es_cookbook itself."""
+        return self.distribution == _OWN
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+class Registered(Mapping[str, str]):
+    """Name -> "module:Class" of one group; nothing is looked up until somebody asks.
+
+    Raises:
+        ConfigError: When a name is asked for that two distributions have registered, or one that is
+            made for another version of the interface; names them.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> str:
+        return part(self._group, name).value
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in parts(self._group)
+
+    def first(self, name: str) -> str:
+        """What a name stands for, without a check of who has registered it; for lists."""
+        return parts(self._group)[name][0].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(parts(self._group))
+
+    def __len__(self) -> int:
+        return len(parts(self._group))
+
+
+def part(group: str, name: str) -> Part:
+    """The part of a name.
+
+    Raises:
+        KeyError: There is none.
+        ConfigError: As of `Registered`.
+    """
+    found, *others = parts(group)[name]
+    if others:
+        raise ConfigError(
+            f"{_singular(group)} {name!r} is registered by "
+            f"{' and by '.join(map(str, (found, *others)))}; uninstall one of them"
+        )
+    check_api(found.distribution)
+    return found
+
+
+def parts(group: str) -> Mapping[str, tuple[Part, ...]]:
+    """Name -> the parts that distributions have registered in a group, by their names."""
+    return _registered().get(group, {})
+
+
+def groups() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
+    """Group -> its parts, of all groups."""
+    return _registered()
+
+
+def part_of(value: str) -> Part | None:
+    """The part that is registered as this "module:Class", if one is."""
+    return _by_value().get(value)
+
+
+def check_api(distribution: str) -> None:
+    """Check that a distribution is made for this version of the interface.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    made_for = _versions().get(distribution, ())
+    if distribution != _OWN and API not in made_for:
+        said = f"version {', '.join(made_for)}" if made_for else "none that it names"
+        raise ConfigError(
+            f"{distribution} registers parts for {_API_GROUP} {said}, and this es_cookbook has "
+            f"version {API}: install a version of {distribution} that is made for it"
+        )
+
+
+def forget() -> None:
+    """Look again what is installed when somebody asks next, as after an installation."""
+    for function in (_distributions, _registered, _by_value, _versions):
+        function.cache_clear()
+
+
+@functools.cache
+def _registered() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
+    found: dict[str, dict[str, list[Part]]] = {}
+    for distribution in _distributions():
+        for entry in distribution.entry_points:
+            if entry.group.startswith(_PREFIX) and _VALUE.fullmatch(entry.value):
+                group = entry.group.removeprefix(_PREFIX)
+                made = Part(group, entry.name, entry.value, distribution.name, distribution.version)
+                found.setdefault(group, {}).setdefault(entry.name, []).append(made)
+    if not any(each.is_own for each in found.get("engines", {}).get("torch", ())):
+        raise ConfigError(
+            f"{_OWN} is on Python's path but not installed, so none of its parts is known by its "
+            "name; install it (pip install --editable . in its folder)"
+        )
+    return {
+        group: {name: tuple(named) for name, named in sorted(names.items())}
+        for group, names in sorted(found.items())
+    }
+
+
+@functools.cache
+def _by_value() -> Mapping[str, Part]:
+    every = (each for names in _registered().values() for same in names.values() for each in same)
+    return {each.value: each for each in every}
+
+
+@functools.cache
+def _versions() -> Mapping[str, tuple[str, ...]]:
+    return {
+        distribution.name: tuple(
+            sorted(each.name for each in distribution.entry_points if each.group == _API_GROUP)
+        )
+        for distribution in _distributions()
+    }
+
+
+@functools.cache
+def _distributions() -> Sequence[importlib.metadata.Distribution]:
+    """Those that register anything here; of two of a name, as Python does, the first on its path.
+
+    Metadata of all others, which may be hundreds, is not read.
+    """
+    found: dict[str, importlib.metadata.Distribution] = {}
+    for each in importlib.metadata.distributions():
+        if f"[{_PREFIX}" in (each.read_text("entry_points.txt") or ""):
+            found.setdefault(re.sub(r"[-_.]+", "-", each.name).lower(), each)
+    return tuple(found.values())
+
+
+def _singular(group: str) -> str:
+    return group.removesuffix("s").replace("_", " ")

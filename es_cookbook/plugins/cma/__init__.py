@@ -1,0 +1,1 @@
+"""CMA-ES and its separable form, for small explicit spaces."""

@@ -1,0 +1,122 @@
+"""What a request may cost, and a key at once: counted before anything is made for it.
+
+A body of a few kilobytes can ask for any number of answers, each of which is a task, a place in an
+engine's queue and a text. So each request has a budget of answers and of tokens, which no request
+of those programs comes near that evaluate or roll out, and a key has one of answers.
+"""
+
+import contextlib
+from collections.abc import Generator, Sequence
+
+from es_cookbook.common.files import check_values
+from es_cookbook.common.terminal import plural
+from es_cookbook.plugins.endpoint.requests import ChatRequest, RefusedRequest, TextRequest
+
+MOST_VALUES = 1 << 20
+"""Of a body: 512 prompts of 2,048 tokens. As Python's objects they take up to 70 MB."""
+MOST_ANSWERS = 2048
+"""To one request: 16 prompts with the most that OpenAI gives, or a batch of an evaluation."""
+MOST_UNDER_WAY = 2 * MOST_ANSWERS
+"""Of a key. They take 10 KB each while they wait."""
+MOST_TOKENS = 1 << 22
+"""Of a request's prompts and answers: 128 answers of 32,768. As Python's objects, 40 bytes each."""
+MOST_LOGPROBS = 1 << 20
+"""The same where log-probabilities are asked for, each of which is an object in the reply."""
+LONGEST_STOPS = 2048
+"""Characters of a request's stop strings together: each new token is compared with them."""
+
+
+class UnderWay:
+    """The answers that a key has asked for and not got yet.
+
+    Args:
+        most: of them at once.
+
+    Attributes:
+        answers: of them now.
+    """
+
+    def __init__(self, most: int = MOST_UNDER_WAY) -> None:
+        self._most, self.answers = most, 0
+
+    @contextlib.contextmanager
+    def admit(self, answers: int) -> Generator[None]:
+        """Inside, a request's answers are under way.
+
+        Raises:
+            RefusedRequest: They are too many, by themselves or with those of other requests.
+        """
+        if answers > self._most:
+            raise RefusedRequest(
+                f"the request asks for {answers} answers, and a key may have {self._most} under "
+                "way at once; send fewer prompts, or a smaller n"
+            )
+        if answers > self._most - self.answers:
+            raise RefusedRequest(
+                f"{plural(self.answers, 'answer')} of this key are under way, and {self._most} may "
+                f"be at once; send the request for {plural(answers, 'answer')} again when there "
+                "are fewer",
+                status=429,
+                code="rate_limit_exceeded",
+            )
+        self.answers += answers
+        try:
+            yield
+        finally:
+            self.answers -= answers
+
+
+def check_body(body: bytes) -> None:
+    """Raise RefusedRequest for JSON of more values than a request has."""
+    try:
+        check_values(body, MOST_VALUES)
+    except ValueError as error:
+        raise RefusedRequest(f"the body of the request is too large: {error}") from error
+
+
+def check_asked(asked: ChatRequest | TextRequest) -> None:
+    """Refuse what is too much whatever the texts of its prompts are.
+
+    Raises:
+        RefusedRequest: It asks for too many answers or tokens, or has too long stop strings.
+    """
+    if asked.answers > MOST_ANSWERS:
+        raise RefusedRequest(
+            f"the request asks for {asked.answers} answers, and may for {MOST_ANSWERS}; send fewer "
+            "prompts, or a smaller n",
+            param="n" if isinstance(asked, ChatRequest) else "prompt",
+        )
+    if (length := sum(map(len, asked.draw.stop or ()))) > LONGEST_STOPS:
+        raise RefusedRequest(
+            f"stop has {length} characters, and may have {LONGEST_STOPS} in all its strings",
+            param="stop",
+        )
+    prompts = asked.prompts if isinstance(asked, TextRequest) else ()
+    lengths = [0 if isinstance(each, str) else len(each) for each in prompts] or [0]
+    check_tokens(asked, lengths, 0)
+
+
+def check_tokens(asked: ChatRequest | TextRequest, lengths: Sequence[int], context: int) -> None:
+    """Refuse too many tokens.
+
+    Args:
+        asked: the request.
+        lengths: of its prompts.
+        context: that an answer may fill where the request says nothing of `max_tokens`.
+
+    Raises:
+        RefusedRequest: Prompts and answers together may have more than a request's.
+    """
+    draw = asked.draw
+    most = MOST_LOGPROBS if draw.logprobs else MOST_TOKENS
+    shown = draw.n if draw.logprobs and isinstance(asked, TextRequest) and asked.echo else 1
+    rooms = (context - each if draw.max_tokens is None else draw.max_tokens for each in lengths)
+    total = shown * sum(lengths) + draw.n * sum(max(room, 0) for room in rooms)
+    if total > most:
+        what = " with logprobs" if draw.logprobs else ""
+        raise RefusedRequest(
+            f"{plural(len(lengths), 'prompt')} and {plural(asked.answers, 'answer')} may come to "
+            f"{total} tokens, and may{what} to {most} in a request; set a smaller max_tokens or n, "
+            "or send fewer prompts",
+            param="max_tokens",
+        )

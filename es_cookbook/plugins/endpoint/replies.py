@@ -1,0 +1,302 @@
+"""Answers in the form of OpenAI's API, whole or as a stream of events."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import secrets
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, cast, overload
+
+from typing_extensions import override
+
+from es_cookbook.plugins.endpoint.aside import aside
+from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
+from es_cookbook.plugins.endpoint.token_bytes import bytes_reader
+from es_cookbook.plugins.endpoint.translator import Answer, Prompt
+from es_cookbook.rl.messages.message import as_json
+from es_cookbook.rl.types import Tokenizer
+
+DONE = b"data: [DONE]\n\n"
+_AT_ONCE = 512
+"""Values of a list that are written at once."""
+
+Piece: TypeAlias = tuple[int, str | Answer]
+"""The number of an answer, and what its content goes on with; at last all of it."""
+
+
+@dataclasses.dataclass
+class Reply:
+    """What a request is answered.
+
+    Attributes:
+        model: as it was asked for.
+        prompts: of each group of answers.
+        tokenizer: of the model.
+        answers: by number: all answers to the first prompt, then to the second, and so on.
+        cached: prompt tokens whose keys and values were there already, if the engine tells.
+    """
+
+    model: str
+    prompts: Sequence[Prompt]
+    tokenizer: Tokenizer
+    answers: dict[int, Answer] = dataclasses.field(default_factory=dict)
+    cached: int | None = None
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The same for the same prompt and answers, so that a program that logs it repeats.
+
+        A stream that begins before its answers are known has one that is drawn.
+        """
+        if not self.answers:
+            return secrets.token_hex(12)
+        found = hashlib.sha256(repr(self.model).encode())
+        for tokens_T in (
+            *(prompt.tokens_T for prompt in self.prompts),
+            *(answer.action.tokens_T for answer in self.in_order),
+        ):
+            found.update(array("q", (len(tokens_T), *tokens_T)))
+        return found.hexdigest()[:24]
+
+    def size(self, request: ChatRequest | TextRequest) -> int:
+        """Tokens that it says something of."""
+        wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
+        echoed = request.draw.n if isinstance(request, TextRequest) and request.echo else 0
+        return wrote + echoed * sum(len(prompt.tokens_T) for prompt in self.prompts)
+
+    @property
+    def in_order(self) -> list[Answer]:
+        """All answers."""
+        return [self.answers[at] for at in sorted(self.answers)]
+
+    @property
+    def usage(self) -> dict[str, object]:
+        read = sum(len(prompt.tokens_T) for prompt in self.prompts)
+        wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
+        told = self.cached is not None
+        details = {"prompt_tokens_details": {"cached_tokens": self.cached}} if told else {}
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": wrote,
+            "total_tokens": read + wrote,
+            **details,
+        }
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Of answers that are complete."""
+        for at, answer in enumerate(self.in_order):
+            yield at, answer
+
+    def _head(self, kind: str, prefix: str) -> dict[str, object]:
+        return {
+            "id": f"{prefix}-{self.digest}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def chat(self, request: ChatRequest) -> dict[str, object]:
+        """`chat.completion`; the choices are made one by one."""
+        answers = self.in_order
+
+        def choice(at: int) -> object:
+            logprobs = self._of_tokens(answers[at]) if request.draw.logprobs else None
+            message, finish = self.message(at), answers[at].finish
+            return {"index": at, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+        head = self._head("chat.completion", "chatcmpl")
+        return {**head, "choices": Each(len(answers), choice), "usage": self.usage}
+
+    async def chat_events(
+        self, request: ChatRequest, pieces: AsyncIterator[Piece]
+    ) -> AsyncIterator[bytes]:
+        """`chat.completion.chunk`s: for each answer who speaks, what, and why it ends."""
+        head = self._head("chat.completion.chunk", "chatcmpl")
+
+        def piece(at: int, delta: object, finish: str | None, logprobs: object) -> bytes:
+            choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            usage = {"usage": None} if request.usage else {}
+            return event({**head, "choices": [choice], **usage})
+
+        sent: dict[int, int] = {}
+        async for at, said in pieces:
+            if at not in sent:
+                sent[at] = 0
+                yield piece(at, {"role": "assistant", "content": ""}, None, None)
+            is_whole = isinstance(said, Answer)
+            if content := said.content[sent[at] :] if is_whole else said:
+                sent[at] += len(content)
+                delta, logprobs = {"content": content}, None
+                if isinstance(said, Answer) and request.draw.logprobs:
+                    logprobs = await aside(_length(said), self._of_tokens, said)
+                yield await aside(_length(said), piece, at, delta, None, logprobs)
+            if is_whole:
+                if said.calls:
+                    calls = enumerate(self._calls(at, said))
+                    numbered = [{"index": i, **call} for i, call in calls]
+                    yield piece(at, {"tool_calls": numbered}, None, None)
+                yield piece(at, {}, said.finish, None)
+        if request.usage:
+            yield event({**head, "choices": [], "usage": self.usage})
+        yield DONE
+
+    def text(self, request: TextRequest) -> dict[str, object]:
+        """`text_completion`; the choices are made one by one."""
+        head = self._head("text_completion", "cmpl")
+        answers = self.in_order
+        texts = Each(len(answers), lambda at: self._text(at, answers[at], request))
+        return {**head, "choices": texts, "usage": self.usage}
+
+    async def text_events(
+        self, request: TextRequest, pieces: AsyncIterator[Piece]
+    ) -> AsyncIterator[bytes]:
+        """`text_completion`s, the last of an answer with why it ends."""
+        head = self._head("text_completion", "cmpl")
+        usage = {"usage": None} if request.usage else {}
+        sent: dict[int, int] = {}
+        async for at, said in pieces:
+            if isinstance(said, Answer):
+                size = _length(said) * (1 + request.draw.logprobs)
+                choice = await aside(size, self._text, at, said, request, sent.get(at, 0))
+            else:
+                choice = {"index": at, "text": said, "logprobs": None, "finish_reason": None}
+                sent[at] = sent.get(at, 0) + len(said)
+            yield await aside(_length(said), event, {**head, "choices": [choice], **usage})
+        if request.usage:
+            yield event({**head, "choices": [], "usage": self.usage})
+        yield DONE
+
+    def _text(
+        self, at: int, answer: Answer, request: TextRequest, sent: int = 0
+    ) -> dict[str, object]:
+        prompt, text = self.prompts[at // request.draw.n], answer.content[sent:]
+        if request.echo:
+            text = (
+                str(self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)) + text
+            )
+        return {
+            "index": at,
+            "text": text,
+            "logprobs": self._of_texts(prompt, answer, request.tops)
+            if request.draw.logprobs
+            else None,
+            "finish_reason": answer.finish,
+        }
+
+    def message(self, at: int) -> dict[str, object]:
+        """An answer as the assistant's message."""
+        answer = self.answers[at]
+        message: dict[str, object] = {"role": "assistant", "content": answer.content}
+        message["refusal"] = None
+        if answer.calls:
+            message["content"] = answer.content or None
+            message["tool_calls"] = self._calls(at, answer)
+        return message
+
+    def _calls(self, at: int, answer: Answer) -> list[dict[str, object]]:
+        return [
+            {
+                "id": f"call_{self.digest}{at:02x}{i:02x}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": as_json(dict(call.arguments))},
+            }
+            for i, call in enumerate(answer.calls)
+        ]
+
+    def _one(self, token: int) -> str:
+        return str(self.tokenizer.decode([token]))
+
+    def _of_tokens(self, answer: Answer) -> dict[str, object]:
+        found = map(bytes_reader(self.tokenizer), answer.action.tokens_T)
+        content = [
+            {
+                "token": raw.decode("utf-8", "replace"),
+                "logprob": logprob,
+                "bytes": [*raw],
+                "top_logprobs": [],
+            }
+            for raw, logprob in zip(found, answer.action.logprobs_T or (), strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _of_texts(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
+        """Of sampled tokens; where `tops` are there, of the prompt's before them."""
+        tokens_T, tops = answer.action.tokens_T, answer.tops
+        logprobs: Sequence[float | None] = answer.action.logprobs_T or ()
+        if tops is not None:  # Nothing comes before the first token that could predict it.
+            tokens_T = prompt.tokens_T + tokens_T
+            logprobs = [None, *(top.logprob for top in tops)]
+        texts = [self._one(token) for token in tokens_T]
+        best: list[dict[str, float] | None] = [None]
+        for text, top in zip(texts[1:], tops or (), strict=False):
+            best.append({text: top.logprob, self._one(top.best): top.best_logprob})
+        return {
+            "tokens": texts,
+            "token_logprobs": logprobs,
+            "top_logprobs": best if asks_tops else None,
+            "text_offset": [*itertools.accumulate(map(len, texts), initial=0)][:-1],
+        }
+
+
+def _length(said: str | Answer) -> int:
+    """Tokens of a whole answer; pieces of one are short."""
+    return len(said.action.tokens_T) if isinstance(said, Answer) else 0
+
+
+class Each(Sequence[object]):
+    """Values that are made when they are asked for, one by one."""
+
+    def __init__(self, count: int, make: Callable[[int], object]) -> None:
+        self._count, self._make = count, make
+
+    @override
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> object: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[object]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> object:
+        found = range(self._count)[index]
+        return self._make(found) if isinstance(found, int) else [self._make(at) for at in found]
+
+
+def json_parts(value: object) -> Iterator[str]:
+    """A value as JSON, in parts of which none takes long; values of `Each` come alone."""
+    if isinstance(value, Mapping):
+        mark = "{"
+        for name, inner in cast("Mapping[str, object]", value).items():
+            yield f"{mark}{json.dumps(name)}:"
+            yield from json_parts(inner)
+            mark = ","
+        yield "{}" if mark == "{" else "}"
+    elif isinstance(value, Each):
+        mark = "["
+        for inner in value:
+            yield mark
+            yield from json_parts(inner)
+            mark = ","
+        yield "[]" if mark == "[" else "]"
+    elif isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) > _AT_ONCE:
+        values = cast("Sequence[object]", value)
+        for at in range(0, len(values), _AT_ONCE):
+            yield ("," if at else "[") + _json(values[at : at + _AT_ONCE])[1:-1]
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def event(body: Mapping[str, object], is_named: bool = False) -> bytes:
+    """One of a stream's; the Responses API also names its type before it."""
+    name = f"event: {body['type']}\n" if is_named else ""
+    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

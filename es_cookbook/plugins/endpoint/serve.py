@@ -1,0 +1,406 @@
+"""Serve a run over OpenAI's API: its centre, its base, any generation and any genome; or a model.
+
+    python -m es_cookbook serve runs/mine
+    python -m es_cookbook serve runs/mine generation=12 port=8001
+    python -m es_cookbook serve runs/mine also=runs/other,runs/third
+    python -m es_cookbook serve model_name=Qwen/Qwen2.5-0.5B-Instruct
+    curl http://127.0.0.1:8000/v1/models -H 'Authorization: Bearer KEY'
+
+The models of a run are `centre` (after the last generation, or generation=), `base`,
+`generation-12` (the centre after 12 generations) and `genome-3` (of that generation). One of them
+is in the engine at a time, but for the centre and the base together: who asks for another waits
+until those before have their answers. Several runs of one base are in one engine, since they are
+seeds; their models are `mine/centre`, `other/genome-3` and so on, and `base`. A model without a run
+has its own name.
+
+A request that says nothing of temperature, top_p and stop has the run's. It needs a key, which is
+printed. The run directory is only read.
+"""
+
+import dataclasses
+import gc
+import os
+import re
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+import chz
+from anyio.abc import TaskGroup, TaskStatus
+from typing_extensions import override
+
+from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
+from es_cookbook.cli.options import RunOrModel
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, serving
+from es_cookbook.common.terminal import say
+from es_cookbook.engines.base import (
+    ENGINE_NAMES,
+    Engine,
+    EngineBuilder,
+    Host,
+    LogprobsRequest,
+    Progress,
+    SampleRequest,
+    Target,
+    Top,
+)
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
+from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.requests import Draw
+from es_cookbook.plugins.endpoint.translator import Translator
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.runs.history.store import check_same_base
+from es_cookbook.runs.recorded import RebuiltRun, RecordedRun, open_run
+
+_BASE = "base"
+_NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
+
+
+@chz.chz
+class ServeConfig(RunOrModel):
+    """Answer requests in the form of OpenAI's API."""
+
+    also: tuple[str, ...] = chz.field(
+        default=(), doc="run directories of the same base and search space, served beside log_path"
+    )
+    engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
+        "engine; None: the run's own, or torch for a model"
+    )
+    host: str = chz.field(default="127.0.0.1", doc="address; others than this machine's are open")
+    port: int = chz.field(default=8000, doc="0: one that is free")
+    key: str = chz.field(default="", doc="that requests have to show; empty: made, and printed")
+    temperature: float | None = chz.field(
+        default=None, doc="of requests that say none; None: the run's own, and 1 of a model"
+    )
+
+    @chz.validate
+    def _valid(self) -> None:
+        check_range(self, "port", at_least=0, at_most=65535)
+        if not self.log_path and self.model_name is None:
+            raise ConfigError("who is served? Give log_path=RUN or model_name=MODEL")
+        if self.key and not re.fullmatch(r"[!-~]+", self.key):
+            raise ConfigError("key must be of letters, digits and signs, without blanks")
+        if self.also:
+            if not self.log_path or self.generation is not None:
+                raise ConfigError(
+                    "also= is beside a run at its end: give log_path=RUN, and no generation="
+                )
+            if len(set(self.labels)) < len(self.labels):
+                raise ConfigError(
+                    f"the runs are called {', '.join(self.labels)}: models have their directories' "
+                    "names before them, so no two may be alike"
+                )
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """What stands before the names of each run's models."""
+        return [Path(path).resolve().name for path in (self.log_path, *self.also)]
+
+
+class _Held:
+    """A genome that is in the engine, from a task of its own."""
+
+    def __init__(self, host: Host, target: Target) -> None:
+        self.host = host
+        self.target: Target = target
+        self.leave, self.left = anyio.Event(), anyio.Event()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run, the generation after which its `centre` is and whose genomes there are, its sampling.
+
+    Attributes:
+        params: of requests that say nothing.
+        usual_stop: texts that end answers to plain prompts where `params.stop` is None.
+    """
+
+    rebuilt: RebuiltRun
+    generation: int
+    params: SamplingParams
+    usual_stop: tuple[str, ...] = ()
+
+    def names(self) -> Sequence[str]:
+        """Its models, but for the base."""
+        run = self.rebuilt.run
+        last = run.last_generation
+        if run.checkpoint is not None:  # of gradients, which keeps no generation but the last
+            return ["centre", f"generation-{last}"]
+        found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
+        if self.generation <= run.last_with_genomes:
+            found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]
+        return found
+
+
+_Place: TypeAlias = tuple[str, int, int | None]
+"""A run's label, a generation, and a genome if one."""
+
+
+class Served(Endpoint):
+    """Who answers: a model, or those of runs, one generation or genome at a time.
+
+    Args:
+        runs: by the label before their models' names; "" for the only one. None of a model.
+        name: of the model.
+        params: of requests to it, or to the base, that say nothing.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        runs: Mapping[str, ServedRun],
+        name: str,
+        key: str,
+        params: SamplingParams,
+        tasks: TaskGroup,
+    ) -> None:
+        self._engine, self._runs, self._name = engine, runs, name
+        self._key = OneKey(key)
+        self._params = params
+        self._translator = Translator(engine.tokenizer, engine.traits.context_length)
+        self._kept: dict[str, KeptTurns] = {}
+        self._under_way = UnderWay()
+        self._door = anyio.Lock()
+        self._there: _Place | None = None
+        self._running = 0
+        self._idle = anyio.Event()
+        self._tasks = tasks
+        self._genome: _Held | None = None
+
+    @override
+    def check(self, key: str) -> None:
+        self._key.check(key)
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self.check(key)
+        if not self._runs:
+            return [self._name]
+        found = [
+            f"{label}/{name}".removeprefix("/")
+            for label, served in self._runs.items()
+            for name in served.names()
+        ]
+        return [found[0], _BASE, *found[1:]]
+
+    @override
+    async def speaker(self, key: str, name: str) -> Speaker:
+        check_name(name, self.names(key))
+        kept = self._kept.setdefault(name, KeptTurns(next(iter(self._kept.values()), None)))
+        speaker = _Speaker(self, name, self._translator, kept)
+        speaker.under_way = self._under_way
+        place = self._place_of(name)
+        stop = (self._runs[place[0]].params if place else self._params).stop
+        speaker.chat_stop = stop or ()
+        usual = self._runs[place[0]].usual_stop if place else ()
+        speaker.text_stop = usual if stop is None else stop
+        return speaker
+
+    async def sample(
+        self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        """One answer of a model of `names`."""
+        place = self._place_of(name)
+        default = self._runs[place[0]].params if place else self._params
+        own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
+        params = chz.replace(draw.params(default), **own)
+        seed = draw.seed_of(number)
+        if seed is None:
+            seed = secrets.randbits(63)
+        async with self._at(place):
+            host, target = self._whom(name)
+            return await host.sample(SampleRequest(target, observation, params, seed, progress))
+
+    async def tops(self, name: str, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        """Of the tokens behind the first one, by a model of `names`."""
+        if len(tokens_T) == 1:
+            return ()
+        async with self._at(self._place_of(name)):
+            host, target = self._whom(name)
+            return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
+
+    def _whom(self, name: str) -> tuple[Host, Target]:
+        """To ask for a model that is there."""
+        if self._genome is not None:
+            return self._genome.host, self._genome.target
+        return self._engine, "base" if name == _BASE else "centre"
+
+    def _place_of(self, name: str) -> _Place | None:
+        """Where a model is; the base is wherever no genome is. None without a run."""
+        if not self._runs:
+            return None
+        if name == _BASE and self._there is not None and self._there[2] is None:
+            return self._there
+        label, _, own = name.rpartition("/")
+        if name == _BASE:
+            label = next(iter(self._runs))
+        matched = _NUMBERED.fullmatch(own)
+        generation = self._runs[label].generation
+        if matched is None:
+            return label, generation, None
+        if matched[1] == "generation":
+            return label, int(matched[2]), None
+        return label, generation, int(matched[2])
+
+    @asynccontextmanager
+    async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
+        """Inside, this generation's centre is in the engine, and this genome."""
+        async with self._door:  # first come, first served: nobody waits for ever
+            if place is not None and self._there != place:
+                if self._running:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+                # A thread may be writing weights, which goes on where its caller is cancelled.
+                with anyio.CancelScope(shield=True):
+                    await self._go_to(place)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    async def _go_to(self, place: _Place) -> None:
+        self._there = None
+        if self._genome is not None:
+            self._genome.leave.set()
+            await self._genome.left.wait()
+            self._genome = None
+        label, generation, genome = place
+        rebuilt = self._runs[label].rebuilt
+        await rebuilt.go_to(generation)
+        if genome is not None:
+            self._genome = await self._tasks.start(self._hold, rebuilt, genome)
+        self._there = place
+
+    async def _hold(
+        self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
+    ) -> None:
+        """Have a genome in the engine until it is to leave: who lends a host takes it back."""
+        async with rebuilt.answering(genome) as (host, target):
+            held = _Held(host, target)
+            task_status.started(held)
+            await held.leave.wait()
+        held.left.set()
+
+
+class _Speaker(Speaker):
+    """One of the models."""
+
+    tells = True
+
+    def __init__(self, served: Served, name: str, translator: Translator, kept: KeptTurns) -> None:
+        self._served, self._name = served, name
+        self.translator, self.kept = translator, kept
+
+    @override
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        return await self._served.sample(self._name, observation, draw, number, progress)
+
+    @override
+    async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        return await self._served.tops(self._name, tokens_T)
+
+
+async def _serve(config: ServeConfig, bound: socket.socket) -> None:
+    from es_cookbook.plugins.endpoint.app import serve
+
+    subject = subject_of(config, config.engine)
+    others = [_beside(subject, path, config.trust) for path in config.also]
+    key = config.key or secrets.token_urlsafe(24)
+    given = {} if config.temperature is None else {"temperature": config.temperature}
+    params = chz.replace(SamplingParams(temperature=1.0), **given)
+    async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
+        runs: dict[str, ServedRun] = {}
+        if rebuilt is not None:
+            (generation,) = subject.generations
+            params = chz.replace(rebuilt.run.config.sampling, **given)
+            labels = config.labels if others else [""]
+            runs[labels[0]] = await served_run(rebuilt, generation, params)
+            for label, run in zip(labels[1:], others, strict=True):
+                own = chz.replace(run.config.sampling, **given)
+                runs[label] = await served_run(RebuiltRun(run, engine), run.last_generation, own)
+        served = Served(engine, runs, Path(subject.name).name, key, params, tasks)
+        names = served.names(key)
+        listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        host, port = bound.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        # What was loaded stays: to look through it for garbage, as large requests make Python do,
+        # takes a third of a second in which nobody is answered.
+        gc.collect()
+        gc.freeze()
+        print(f"serving {listed}", flush=True)
+        print(f"OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}", flush=True)
+        await serve(served, bound)
+        tasks.cancel_scope.cancel()
+
+
+async def served_run(rebuilt: RebuiltRun, generation: int, params: SamplingParams) -> ServedRun:
+    """A run whose answers end where they did in it."""
+    try:
+        stop = await rebuilt.usual_stop()
+    except (ConfigError, DataError) as error:
+        say(f"answers may go on for longer than in the run: {error}")
+        stop = ()
+    return ServedRun(rebuilt, generation, params, stop)
+
+
+def _beside(first: Subject, log_path: str, trust: Collection[str]) -> RecordedRun:
+    """A run that the first one's engine can hold, too.
+
+    Raises:
+        ConfigError: It cannot.
+        HistoryError: They have different bases.
+    """
+    run, beside = open_run(Path(log_path), first.model_name, trust), first.run
+    assert beside is not None
+    if run.config.space != beside.config.space:
+        raise ConfigError(
+            f"also={log_path}: its search space is {run.config.space}, and that of {first.name} is "
+            f"{beside.config.space}; runs that share an engine have the same"
+        )
+    if run.header is None or beside.header is None:
+        raise ConfigError(f"also={log_path}: one of the runs has no history to go by")
+    check_same_base(run.history, run.header, beside.header)
+    return run
+
+
+def _bound(config: ServeConfig) -> socket.socket:
+    """A socket at the address, before minutes go into loading a model.
+
+    Raises:
+        ConfigError: It is taken, or there is no such address here.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        known = (error.errno or 0) > 0  # a name that is not found has a number of its own
+        why = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port}: {why}; give another host= or port= "
+            "(port=0 takes a free one)"
+        ) from error
+
+
+def main(config: ServeConfig) -> None:
+    """Load the model or rebuild the run, and answer until stopped."""
+    with serving("serve"):
+        import es_cookbook.plugins.endpoint.app  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    with _bound(config) as bound:
+        anyio.run(_serve, config, bound)
+
+
+def cli() -> None:
+    run_cli(main, ServeConfig)

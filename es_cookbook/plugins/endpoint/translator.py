@@ -1,0 +1,338 @@
+"""A chat as tokens, and what was sampled as a message: between OpenAI's API and an engine.
+
+A program sends the whole chat with every request; it goes on from the tokens of answers that were
+given before (`KeptTurns`).
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+
+from es_cookbook.common.errors import ModelError
+from es_cookbook.common.terminal import plural
+from es_cookbook.engines.base import Top
+from es_cookbook.plugins.endpoint.requests import ChatRequest, Draw, RefusedRequest
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.messages.encoder import inside, plain
+from es_cookbook.rl.messages.message import (
+    ARGUMENTS,
+    OPEN,
+    Form,
+    Message,
+    ToolCall,
+    as_json,
+)
+from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, spoken
+from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.messages.turns import is_text_enough, read_turn
+from es_cookbook.rl.types import Action, Observation, Tokenizer
+
+_PIECE = 1 << 16
+"""Characters of a long text of which the tokens are counted at once."""
+_USUAL = 8
+"""Characters of a token: in shorter texts the tokens are not counted before they are all made."""
+_CUT = "\ufffd"
+"""What tokens are decoded to that end within a character."""
+_CALL = re.compile(r"[<{\[]")
+"""What calls begin with in any form."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is sampled from.
+
+    Attributes:
+        tokens_T: all of it.
+        opening: what the answer begins with, and is in the tokens already.
+        form: how calls are written; None where none are read.
+        renderer: of the chat; None of a text.
+        tools: that the model may call.
+    """
+
+    tokens_T: tuple[int, ...]
+    opening: str = ""
+    form: Form | None = None
+    renderer: Renderer | None = None
+    tools: Sequence[ToolSchema] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What was sampled, read.
+
+    Attributes:
+        content: its text without calls, up to a stop string.
+        calls: of tools, in what it says.
+        finish: why it ended, in OpenAI's word: `length` where it was cut, also behind a call.
+        action: as it was sampled.
+        tops: of the prompt's tokens behind the first and of the sampled ones, where asked for.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    finish: str
+    action: Action
+    tops: Sequence[Top] | None = None
+
+    @property
+    def turn(self) -> Message:
+        """As a message of the chat."""
+        return Message("assistant", self.content, self.calls)
+
+
+class Begun:
+    """What an answer's content begins with for certain, however it goes on.
+
+    Held back is what may be the beginning of a call or of a stop string, and a character that is
+    not whole; all of it, where a stop string has a special token in it beside other text. A token
+    is decoded with the few before it, and each character is compared with each stop string once or
+    twice, so an answer takes time in proportion to its length.
+    """
+
+    def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
+        self._texts, self._prompt = texts, prompt
+        self._stops = [_Ahead(stop) for stop in draw.stop or ()]
+        self._waits = texts.has_marked(draw.stop or ()) or (
+            prompt.form is not None and not is_text_enough(texts.tokenizer)
+        )
+        self._text = prompt.opening  # of the opening and the first `_read` tokens
+        self._start = self._read = 0  # decoded together from `_start` on
+        self._searched = prompt.opening
+        self._told = 0
+
+    def more(self, tokens_T: Sequence[int]) -> str:
+        """What has become certain by these tokens, which are all up to now."""
+        if self._waits:
+            return ""
+        text = self._decoded(tokens_T).rstrip(_CUT)
+        certain = self._before_stops(text)
+        if self._prompt.form is not None:  # Blanks around a call's text are not content.
+            called = _CALL.search(text, self._told)
+            text = text[: called.start() if called else None].rstrip()
+            text = "" if text[:1].isspace() else text
+            self._waits = called is not None and certain >= len(text)
+        new = text[self._told : certain]
+        self._told += len(new)
+        return new
+
+    def _before_stops(self, text: str) -> int:
+        """Up to where no stop string has begun; none begins in what the answer was given."""
+        if not text.startswith(self._searched):  # It has been decoded anew.
+            self._stops = [_Ahead(each.stop) for each in self._stops]
+            self._searched = self._prompt.opening
+        new, self._searched = text[len(self._searched) :], text
+        return min((len(text) - each.behind(new) for each in self._stops), default=len(text))
+
+    def _decoded(self, tokens_T: Sequence[int]) -> str:
+        known, text = (
+            self._texts.text(each)
+            for each in (tokens_T[self._start : self._read], tokens_T[self._start :])
+        )
+        if not text.startswith(known):  # It depends on more than the few before it.
+            self._text, self._start, self._read = self._prompt.opening, 0, 0
+            return self._decoded(tokens_T)
+        whole = self._text + text[len(known) :]
+        if len(text) > len(known) and not text.endswith(_CUT):
+            self._text, self._start, self._read = whole, self._read, len(tokens_T)
+        return whole
+
+
+class _Ahead:
+    """A stop string that may have begun in a text which grows.
+
+    Source: Knuth, Morris, Pratt, Fast Pattern Matching in Strings (1977).
+    """
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self._borders = _borders(stop)
+        self._matched = 0  # characters of it that the text ends in
+        self._since = 0  # characters behind a match's end; the first match is the last
+
+    def behind(self, new: str) -> int:
+        """Characters at the text's end from where it has begun on, after these more."""
+        if self._matched == len(self.stop):
+            self._since += len(new)
+            return self._matched + self._since
+        for at, character in enumerate(new, 1):
+            while self._matched and self.stop[self._matched] != character:
+                self._matched = self._borders[self._matched]
+            self._matched += self.stop[self._matched] == character
+            if self._matched == len(self.stop):
+                self._since = len(new) - at
+                break
+        return self._matched + self._since
+
+
+@functools.lru_cache(256)
+def _borders(stop: str) -> Sequence[int]:
+    """Of each beginning, the length of the longest shorter one that it ends in."""
+    borders = [0, 0]
+    for character in stop[1:]:
+        length = borders[-1]
+        while length and stop[length] != character:
+            length = borders[length]
+        borders.append(length + (stop[length] == character))
+    return borders
+
+
+class Translator:
+    """Translates for one tokenizer.
+
+    Args:
+        tokenizer: without a chat template, texts alone are answered.
+        context_length: of the engine, in tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.texts = AnswerTexts(tokenizer)
+        self.context_length = context_length
+
+    def of_chat(self, request: ChatRequest, kept: KeptTurns) -> Prompt:
+        """A chat's prompt.
+
+        Raises:
+            RefusedRequest: The chat template refuses the messages.
+        """
+        self._check_fits(_said(request), "messages")
+        try:
+            renderer = Renderer.best(
+                self.tokenizer, request.tools, keep_history=True, reads_calls=True
+            )
+            if sum(map(_characters, request.messages)) > _USUAL * self.context_length:
+                self._check_fits([renderer.text(request.messages)], "messages")
+            tokens_T = kept.prompt(renderer, request.messages)
+        except ModelError as error:
+            raise RefusedRequest(str(error), param="messages") from error
+        form = renderer.form or "hermes"
+        opening = _opening(request.choice, form)
+        if opening:
+            opened = opened_thought(self.tokenizer, tokens_T)
+            tokens_T += inside(self.tokenizer, closed_turn(opening, opened))
+        is_read = request.tools and request.choice != "none"
+        return Prompt(tokens_T, opening, form if is_read else None, renderer, request.tools)
+
+    def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
+        """A text's, as the tokenizer begins texts and with control tokens; or tokens as they are.
+
+        Raises:
+            RefusedRequest: No token, or one that there is not; a text that is far too long.
+        """
+        if isinstance(prompt, str):
+            self._check_fits([prompt], "prompt")
+            tokens_T = plain(self.tokenizer, prompt)
+        else:
+            tokens_T = prompt
+        unknown = next((token for token in tokens_T if token not in self._known), None)
+        if not tokens_T or unknown is not None:
+            found = "none" if unknown is None else f"{unknown!r:.60}"
+            raise RefusedRequest(
+                f"prompt must have at least one token, each of them one of the "
+                f"{len(self._known)} that the tokenizer knows, found {found}",
+                param="prompt",
+            )
+        return Prompt(tokens_T)
+
+    @functools.cached_property
+    def _known(self) -> frozenset[int]:
+        """Tokens; where a tokenizer has holes, not all below their number."""
+        return frozenset(self.tokenizer.get_vocab().values())
+
+    def _check_fits(self, texts: Sequence[str], param: str) -> None:
+        """Refuse what the context cannot hold before all of it is encoded, or rendered.
+
+        Raises:
+            RefusedRequest: It has more characters than any tokens of the context, or else more
+                tokens; of these no more are made than the context has.
+        """
+        length, context = sum(map(len, texts)), self.context_length
+        if length <= _USUAL * context and len(texts) <= context:
+            return
+        if len(texts) <= context and length <= self._longest * context:
+            text, count = "\n".join(texts), 0
+            for at in range(0, len(text), _PIECE):
+                # A token that the end of a piece cuts may be several in it.
+                count += len(inside(self.tokenizer, text[at : at + _PIECE])) - self._longest
+                if count > context:
+                    break
+            else:
+                return
+        what = "the prompt" if param == "prompt" else "the messages, or descriptions of tools"
+        raise RefusedRequest(
+            f"the context has {context} tokens, fewer than {plural(len(texts), 'text')} of "
+            f"{length} characters come to; shorten {what}",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Characters of a token at most; also where what a tokenizer drops is none of them."""
+        return max(2 * _USUAL, *map(len, self.tokenizer.get_vocab()))
+
+    def observation(self, prompt: Prompt, draw: Draw) -> Observation:
+        """What an engine is asked.
+
+        Raises:
+            RefusedRequest: The context is too short for it.
+        """
+        length, room = len(prompt.tokens_T), self.context_length - len(prompt.tokens_T)
+        if room < (1 if draw.max_tokens is None else draw.max_tokens):
+            answer = f" and {draw.max_tokens} of the answer" if draw.max_tokens else ""
+            raise RefusedRequest(
+                f"the context has {self.context_length} tokens, fewer than {length} of the "
+                f"prompt{answer}; shorten the messages or lower max_tokens",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        end = prompt.renderer and prompt.renderer.end_of_turn
+        return Observation(
+            prompt.tokens_T,
+            stop=draw.stop or (),
+            stop_token_ids=() if end is None else (end,),
+            max_tokens=draw.max_tokens or room,
+        )
+
+    def answer(self, prompt: Prompt, draw: Draw, action: Action, one_call: bool = False) -> Answer:
+        """What was sampled, read; thoughts, and calls that cannot be read, stay text."""
+        sampled = self.texts.before(draw.stop or (), action.tokens_T, action.text)
+        text = prompt.opening + sampled
+        if prompt.form is None:
+            return Answer(text, (), action.stop_reason, action)
+        schemas = [tool.schema for tool in prompt.tools]
+        given = self.tokenizer, prompt.form, prompt.tokens_T, action
+        parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
+        if not parsed.calls:
+            return Answer(text, (), action.stop_reason, action)
+        calls = parsed.calls[:1] if one_call else parsed.calls
+        # A text that was cut is one, whatever was called before its end.
+        finish = "length" if action.stop_reason == "length" else "tool_calls"
+        return Answer(parsed.content, calls, finish, action)
+
+
+def _said(request: ChatRequest) -> Sequence[str]:
+    """What of a chat its prompt has in any case: not what was thought in earlier turns."""
+    return [
+        *(as_json(tool.schema) for tool in request.tools),
+        *(
+            spoken(message.content) if message.role == "assistant" else message.content
+            for message in request.messages
+        ),
+    ]
+
+
+def _characters(message: Message) -> int:
+    calls = (as_json(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning) + sum(map(len, calls))
+
+
+def _opening(choice: str, form: Form) -> str:
+    """What an answer has to begin with in order to call a tool, or this one."""
+    if choice in ("auto", "none"):
+        return ""
+    call = '{"name": ' if form == "llama" else f'{OPEN}\n{{"name": '
+    return call + ('"' if choice == "required" else f'{choice}, "{ARGUMENTS[form]}": ')

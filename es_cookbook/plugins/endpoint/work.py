@@ -1,0 +1,185 @@
+"""A request on its way to its reply: prompts, then answers, all of which are drawn together.
+
+What is made is counted before: no prompt is encoded beyond what the context holds, and no task is
+begun for a request that asks for more tokens than one may (`limits`).
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import anyio
+from typing_extensions import override
+
+from es_cookbook.engines.base import Progress
+from es_cookbook.plugins.endpoint.aside import LONG, aside, is_busy
+from es_cookbook.plugins.endpoint.endpoint import Speaker
+from es_cookbook.plugins.endpoint.limits import check_tokens
+from es_cookbook.plugins.endpoint.replies import Piece, Reply
+from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
+from es_cookbook.plugins.endpoint.translator import Answer, Begun, Prompt
+from es_cookbook.rl.messages.encoder import Controls
+from es_cookbook.rl.types import Action, Observation
+
+Asked = TypeVar("Asked", ChatRequest, TextRequest)
+_PIECE = 1 << 16
+"""Characters of prompts that are encoded at once, if they are many."""
+
+
+class Work(Generic[Asked]):
+    """A request's prompts and answers.
+
+    Args:
+        speaker: who answers.
+        asked: the request.
+        size: bytes of its body.
+
+    Attributes:
+        reply: there after `begin`; gets its answers from `run`.
+    """
+
+    reply: Reply
+
+    def __init__(self, speaker: Speaker, asked: Asked, size: int) -> None:
+        if asked.draw.stop is None:
+            usual = speaker.chat_stop if isinstance(asked, ChatRequest) else speaker.text_stop
+            asked = dataclasses.replace(asked, draw=dataclasses.replace(asked.draw, stop=usual))
+        self.speaker, self.asked, self._size = speaker, asked, size
+        self._draws: Sequence[tuple[Prompt, Observation]] = ()
+
+    async def begin(self) -> None:
+        """Make the prompts.
+
+        Raises:
+            RefusedRequest: One cannot be made, or is too long; or they may come to too many tokens.
+        """
+        asked, translator = self.asked, self.speaker.translator
+        prompts: list[Prompt] = []
+        if isinstance(asked, ChatRequest):
+            size = self._size
+            if is_busy() and Controls.of(translator.tokenizer).named_in(repr(asked)):
+                size = LONG + 1  # Such texts wait for one another (`encoder.inside`).
+            prompts.append(await aside(size, translator.of_chat, asked, self.speaker.kept))
+        else:
+            size = sum(map(len, asked.prompts))
+            for some in _pieces(asked.prompts):
+                prompts += await aside(size, list[Prompt], map(translator.of_text, some))
+                check_tokens(asked, [len(each.tokens_T) for each in prompts], 0)
+        observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
+        lengths = [len(each.tokens_T) for each in prompts]
+        check_tokens(asked, lengths, translator.context_length)
+        self.reply = Reply(asked.model, prompts, translator.tokenizer)
+        self._draws = [each for each in observed for _ in range(asked.draw.n)]
+
+    async def answer(self) -> None:
+        """Make the prompts, and draw all answers."""
+        await self.begin()
+        await self.run()
+
+    async def run(self, told: "Told | None" = None) -> None:
+        """Draw all answers.
+
+        Args:
+            told: is told what there is of them.
+        """
+        drawn = [self._progress(number, told) for number in range(len(self._draws))]
+        async with anyio.create_task_group() as tasks:
+            for number, progress in enumerate(drawn):
+                tasks.start_soon(self._draw, number, progress, told)
+        cached = [each.cached_tokens for each in drawn if each.cached_tokens is not None]
+        if len(cached) == len(drawn):  # Of a prompt's answers the first has run it.
+            n = self.asked.draw.n
+            self.reply.cached = sum(min(cached[at : at + n]) for at in range(0, len(cached), n))
+        if isinstance(self.asked, ChatRequest):
+            (prompt,) = self.reply.prompts
+            self.speaker.answered(prompt, self.asked.messages, self.reply.in_order)
+
+    async def _draw(self, number: int, progress: Progress, told: "Told | None") -> None:
+        prompt, observation = self._draws[number]
+        draw, translator = self.asked.draw, self.speaker.translator
+        if draw.max_tokens == 0:  # The prompt alone is wanted back.
+            action = Action((), "", "length", ())
+        else:
+            action = await self.speaker.sample(observation, draw, number, progress)
+        one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
+        size = len(action.text) + (len(prompt.tokens_T) if prompt.form else 0)
+        answer = await aside(size, translator.answer, prompt, draw, action, one_call)
+        if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
+            tops = await self.speaker.tops(prompt.tokens_T + action.tokens_T)
+            answer = dataclasses.replace(answer, tops=tops)
+        self.reply.answers[number] = answer
+        if told is not None:
+            told.tell((number, answer))
+
+    def _progress(self, number: int, told: "Told | None") -> Progress:
+        if told is None:
+            return Progress()
+        begun = Begun(self.speaker.translator.texts, self._draws[number][0], self.asked.draw)
+        return _Followed(begun, number, told)
+
+
+def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str | tuple[int, ...]]]:
+    """Prompts in runs that are not much longer than a piece."""
+    run: list[str | tuple[int, ...]] = []
+    size = 0
+    for prompt in prompts:
+        run.append(prompt)
+        size += len(prompt)
+        if size > _PIECE:
+            yield run
+            run, size = [], 0
+    yield run
+
+
+class _Followed(Progress):
+    """Tells of an answer's text while it is sampled."""
+
+    follows = True
+
+    def __init__(self, begun: Begun, number: int, told: "Told") -> None:
+        self._begun, self._number, self._told = begun, number, told
+
+    @override
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        if new := self._begun.more(tokens_T):
+            self._told.tell((self._number, new))
+
+
+class Told:
+    """What there is of answers and has not been sent.
+
+    A client may read as slowly as it likes, or not at all: what it has not read waits here, where
+    it takes no more memory than the answers, and comes as one piece of each.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[int, list[str]] = {}
+        self._whole: dict[int, Answer] = {}
+        self._is_over = False
+        self._news = anyio.Event()
+
+    def tell(self, piece: Piece) -> None:
+        number, said = piece
+        if isinstance(said, Answer):
+            self._whole[number] = said
+        else:
+            self._begun.setdefault(number, []).append(said)
+        self._news.set()
+
+    def end(self) -> None:
+        """There will be no more."""
+        self._is_over = True
+        self._news.set()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """All of it, as it comes."""
+        while self._begun or self._whole or not self._is_over:
+            if not self._begun and not self._whole:
+                self._news = anyio.Event()
+                await self._news.wait()
+            begun, self._begun = self._begun, {}
+            whole, self._whole = self._whole, {}
+            for number, texts in begun.items():
+                yield number, "".join(texts)
+            for number, answer in whole.items():
+                yield number, answer

@@ -1,0 +1,1 @@
+"""A genetic algorithm over seeds."""

@@ -1,0 +1,350 @@
+"""Models in GGUF, the format of llama.cpp: one file with configuration, tokenizer and weights.
+
+A file is dequantised once, into a model directory in a cache, and from there on it is a model like
+any other: for engines, plans, exports and identities. transformers and `gguf` convert it. Plain
+floats keep their type; what is quantised becomes bfloat16.
+
+Before a library sees the file, its header is checked (`header.py`).
+"""
+
+import contextlib
+import functools
+import io
+import json
+import logging
+import math
+import os
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from es_cookbook.checkpoints.model_cache import cached_model, digest_of
+from es_cookbook.common.errors import ModelError
+from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.common.terminal import one_line, say, stderr_into
+from es_cookbook.plugins.gguf.header import Header, Value, import_gguf, read_header, refused
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+_CONVERSION = 2
+"""Of a change after which a file is another model directory: what older versions made is unused."""
+SUFFIX = ".gguf"
+FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
+"""Of the matrices in a file that is written."""
+
+_ROPE_THETA = 10_000.0
+"""llama.cpp's, where a file does not say."""
+ROPE_FACTORS = "rope_freqs.weight"
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_LLAMA3_FACTORS = (8.0, 32.0)
+"""Of 3.1 and of 3.2."""
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "llama-bpe": _LLAMA3_SPLIT,
+    "smaug-bpe": _LLAMA3_SPLIT,
+    "qwen2": _LLAMA3_SPLIT.replace("{1,3}", ""),
+}
+"""llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
+_SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
+"""Kinds that split text as GPT-2 does, after every digit was split off."""
+WHOLE_WORDS = (
+    *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+    *("jina-v5-nano", "tekken"),
+)
+"""Kinds that take a word of the vocabulary as it is, without merges, and whose texts begin so."""
+_SPLITS_AS_GPT2 = ("", "default", "gpt-2")
+_SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""transformers' name of a special token -> the format's."""
+
+
+def converted(path: Path) -> Path:
+    """The model directory that a GGUF file stands for, from the cache or converted now.
+
+    Raises:
+        ModelError: It cannot be read or converted; says why.
+    """
+    try:
+        with opened(path, ANY_SIZE, None) as file:
+            status = os.fstat(file.fileno())
+    except OSError as error:
+        raise ModelError(f"model_name: {error}") from error
+    digest = _digest(path, status.st_size, status.st_mtime_ns, status.st_ino)
+    what = f"the GGUF file {str(path)!r:.300}"
+    return cached_model(what, f"{digest}-{_CONVERSION}", functools.partial(_convert, path))
+
+
+@functools.lru_cache(16)
+def _digest(path: Path, *_version: int) -> str:
+    return digest_of(path)
+
+
+def _convert(path: Path, directory: Path) -> None:
+    from es_cookbook.checkpoints.tensors import first_line
+
+    import_gguf()
+    header = read_header(path)
+    say(f"converting {path.name} once")
+    try:
+        with _quiet():
+            _write_model(path, header, directory)
+    except ModelError:
+        raise
+    except Exception as error:  # The libraries raise many kinds; to the user it is one mistake.
+        raise refused(path, f"cannot be converted: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None]:
+    """Without transformers' bars over the tensors, and its warnings of what is refused here."""
+    log = logging.getLogger("transformers")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with stderr_into(io.StringIO()):
+            yield
+    finally:
+        log.setLevel(before)
+
+
+def _write_model(path: Path, header: Header, directory: Path) -> None:
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    # Alone in a directory, so that nothing beside the file is read with it.
+    link = directory / f"model{SUFFIX}"
+    link.symlink_to(path.resolve())
+    config = read_config(link, header)
+    with torch.device("meta"):
+        model = cast(
+            "PreTrainedModel", AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        )
+    needed = sum(parameter.numel() for parameter in model.parameters())
+    # The last layers may be there to guess several tokens at once.
+    layers = range(config.num_hidden_layers, _block_count(header.metadata))
+    aside = (ROPE_FACTORS, *(f"blk.{n}." for n in layers))
+    there = sum(math.prod(t.shape) for n, t in header.tensors.items() if not n.startswith(aside))
+    if needed != there:
+        raise refused(path, f"has {there:,} parameters; transformers knows {needed:,} of such")
+    dtype: torch.dtype = getattr(torch, header.dtype)
+    dense = getattr(transformers, "GgufConfig", None)  # Where it is missing, all models are dense.
+    quantised = {} if dense is None else {"quantization_config": dense(dequantize=True)}
+    result = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=dtype,
+        output_loading_info=True,
+        trust_remote_code=False,
+        gguf_file=link.name,
+        config=config,
+        **quantised,
+    )
+    loaded, loading = cast("tuple[PreTrainedModel, dict[str, list[str]]]", result)
+    if missing := sorted(loading["missing_keys"]):  # transformers makes them up at random
+        raise refused(path, f"lacks weights: {missing[0]} and {len(missing) - 1} more")
+    for name, tensor in loaded.state_dict().items():
+        if not tensor.isfinite().all():
+            raise refused(path, f"has numbers that are not finite, in {name}")
+    # What was loaded is marked as quantised, which it is no longer, and cannot be saved.
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.config.dtype = dtype
+    vars(model.config).pop("_model_name_or_path", None)  # The name in the file.
+    model.generation_config = loaded.generation_config
+    model.generation_config.eos_token_id = _end_tokens(header.metadata) or None
+    # AutoTokenizer would read the whole file once more, to choose this class.
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, gguf_file=link.name)
+    _set_split(path, tokenizer.backend_tokenizer, header.metadata)
+    tokenizer = _with_its_tokens(tokenizer, header.metadata)
+    link.unlink()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def read_config(path: Path, header: Header) -> "PreTrainedConfig":
+    """The model's config, with what transformers leaves out: heads' sizes, stretched positions."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        path.parent, gguf_file=path.name, trust_remote_code=False, local_files_only=True
+    )
+    of_model = f"{header.metadata['general.architecture']}."
+    for name in ("block_count", "context_length", "epsilon"):  # Or transformers makes them up.
+        if not any(key.startswith(of_model) and key.endswith(name) for key in header.metadata):
+            raise refused(path, f"does not say {of_model}{name}")
+    for name in ("bos", "eos"):
+        setattr(config, f"{name}_token_id", _special_token(header.metadata, name))
+    config.pad_token_id = _special_token(header.metadata, _SPECIAL["pad"])
+    if (length := header.metadata.get(f"{of_model}attention.key_length")) is not None:
+        if hasattr(config, "head_dim"):
+            config.head_dim = length
+        if hasattr(config, "query_pre_attn_scalar"):  # As llama.cpp has it; 62: Gemma 3 27B.
+            scale = config.hidden_size // config.num_attention_heads
+            config.query_pre_attn_scalar = scale if config.num_hidden_layers == 62 else length
+    for field, name in (("attention_bias", "attn_q"), ("mlp_bias", "ffn_up")):
+        if hasattr(config, field):
+            setattr(config, field, f"blk.0.{name}.bias" in header.tensors)
+    window = cast("int | None", header.metadata.get(f"{of_model}attention.sliding_window"))
+    is_sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
+    if is_sliding and not window:
+        raise refused(path, f"does not say {of_model}attention.sliding_window")
+    if window and window < config.max_position_embeddings:
+        if not hasattr(config, "sliding_window"):
+            raise refused(path, f"attends to {window} tokens, which {type(config).__name__} cannot")
+        config.sliding_window = window
+    rope = rope_of(config)
+    if rope:  # Some architectures' own values are no defaults of transformers.
+        rope["rope_theta"] = header.metadata.get(f"{of_model}rope.freq_base", _ROPE_THETA)
+    if (base := header.metadata.get(f"{of_model}rope.freq_base_swa")) is not None:
+        cast("dict[str, Any]", config.rope_parameters)["sliding_attention"]["rope_theta"] = base
+    turned = header.metadata.get(f"{of_model}rope.dimension_count")
+    if rope and turned is not None and not hasattr(config, "global_head_dim"):
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if "partial_rotary_factor" in rope:
+            rope["partial_rotary_factor"] = cast(int, turned) / head
+        elif turned != head:
+            raise refused(
+                path,
+                f"turns {turned} of a head's {head} dimensions, which {type(config).__name__} "
+                "cannot",
+            )
+    scaling = str(header.metadata.get(f"{of_model}rope.scaling.type", "none"))
+    if scaling == "linear":
+        rope.update(
+            rope_type="linear", factor=header.metadata.get(f"{of_model}rope.scaling.factor")
+        )
+    elif scaling != "none":
+        raise refused(path, f"stretches positions by {one_line(scaling)!r:.40}, unknown here")
+    if (tensor := header.tensors.get(ROPE_FACTORS)) is not None:
+        with path.open("rb") as file:
+            file.seek(tensor.start)
+            stored = torch.frombuffer(bytearray(file.read(tensor.size)), dtype=torch.float32)
+        for factor in _LLAMA3_FACTORS:
+            rope.update(_LLAMA3, factor=factor)
+            if torch.allclose(llama3_factors(config), stored, rtol=1e-3):
+                return config
+        raise refused(path, f"stretches positions by {ROPE_FACTORS} in another way than Llama 3")
+    return config
+
+
+def rope_of(config: "PreTrainedConfig") -> dict[str, Any]:
+    """How a model turns positions into angles, in the layers that see everything."""
+    found = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
+    return found.get("full_attention", found)
+
+
+def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
+    """What llama.cpp divides the frequencies of positions by, where Llama 3 stretches them."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    stretched = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    exponents = torch.arange(len(stretched), dtype=torch.float32) / len(stretched)
+    return rope_of(config)["rope_theta"] ** -exponents / stretched
+
+
+def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]) -> None:
+    """Have a tokenizer split text as its file says: transformers knows few ways."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
+    with contextlib.suppress(ImportError):  # Older versions have none.
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+        known = {*GGUF_PRE_TOKENIZER_SPLITS}
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
+        if pre in (*known, *SPLITS):  # transformers would split by it all the same.
+            raise refused(path, f"splits text in the way {pre!r}, which its tokenizer does not")
+        is_metaspace = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Metaspace)
+        if metadata.get("tokenizer.ggml.model") == "llama" and metadata.get(
+            "tokenizer.ggml.add_space_prefix", True
+        ):  # Before a text, and behind each special token.
+            steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+            tokenizer.normalizer = normalizers.Sequence(steps)
+            tokenizer.pre_tokenizer = None if is_metaspace else tokenizer.pre_tokenizer
+        elif is_metaspace:
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", split=False)
+        return
+    if pre in WHOLE_WORDS:
+        cast("BPE", tokenizer.model).ignore_merges = True
+    if pre in known:
+        return
+    if pre in _SPLITS_DIGITS:
+        steps = [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]
+    elif pre in SPLITS:
+        split = pre_tokenizers.Split(Regex(SPLITS[pre]), "isolated")
+        steps = [split, pre_tokenizers.ByteLevel(False, use_regex=False)]
+    elif pre in _SPLITS_AS_GPT2:
+        return
+    else:
+        raise refused(path, f"splits text in the way {one_line(pre)!r:.40}, unknown here")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+
+def _with_its_tokens(
+    tokenizer: "PreTrainedTokenizerFast", metadata: Mapping[str, Value]
+) -> "PreTrainedTokenizerFast":
+    """A tokenizer with the file's special tokens, and with them where texts begin and end.
+
+    transformers adds those of its own classes, behind the last row of the embedding.
+    """
+    from tokenizers import Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
+    if len(tokenizer) > len(tokens):
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < len(tokens)]
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+            chat_template=tokenizer.chat_template,
+        )
+    for name, key in _SPECIAL.items():  # Older versions of transformers take their own.
+        token = _special_token(metadata, key)
+        setattr(tokenizer, f"{name}_token", None if token is None else tokens[token])
+    # Where a file does not say, llama.cpp goes by the kind of its tokenizer.
+    kinds = (metadata.get(f"tokenizer.ggml.{name}") for name in ("model", "pre"))
+    is_begun = any(kind in ("llama", *WHOLE_WORDS) for kind in kinds)
+    ends = {"bos": is_begun, "eos": False}
+    added = {
+        name: (tokens[token], token)
+        for name, default in ends.items()
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+        if (token := _special_token(metadata, name)) is not None
+    }
+    if added:
+        text = [added[name][0] if name in added else name for name in ("bos", "$A", "eos")]
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=[each for each in text if each not in ends],
+            special_tokens=[*added.values()],
+        )
+    return tokenizer
+
+
+def _special_token(metadata: Mapping[str, Value], name: str) -> int | None:
+    """A token by its name in the format; llama.cpp takes no heed of one that is not there."""
+    token = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
+    return token if type(token) is int and 0 <= token < len(tokens) else None
+
+
+def _end_tokens(metadata: Mapping[str, Value]) -> list[int]:
+    """llama.cpp ends an answer at each of these; a chat's turns often end with the second."""
+    found = (_special_token(metadata, name) for name in ("eos", "eot", "eom"))
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def _block_count(metadata: Mapping[str, Value]) -> int:
+    return cast(int, metadata[f"{metadata['general.architecture']}.block_count"])

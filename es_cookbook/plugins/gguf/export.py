@@ -1,0 +1,298 @@
+"""A model directory as one GGUF file, and a LoRA adapter as another: what llama.cpp runs.
+
+llama.cpp has its own names for weights and settings, its own order of the rotary dimensions in
+Llama's queries and keys, and 1 added to Gemma's norms (`gguf` knows the names; the format is
+described in `gguf.py`). Matrices are float16, bfloat16 or Q8_0, everything else float32.
+
+Left out: other architectures than Llama, Qwen2, Qwen3 and Gemma 3, other quantised types
+(`llama-quantize` makes them of such a file), and tokenizers that split text in a way without a name
+here.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
+from es_cookbook.checkpoints.models import load_tokenizer
+from es_cookbook.checkpoints.tensors import weight_files
+from es_cookbook.common.errors import ModelError
+from es_cookbook.plugins.gguf.conversion import (
+    ROPE_FACTORS,
+    SPLITS,
+    WHOLE_WORDS,
+    FloatType,
+    llama3_factors,
+    read_config,
+    rope_of,
+)
+from es_cookbook.plugins.gguf.header import import_gguf, read_header
+
+if TYPE_CHECKING:
+    import gguf
+
+_TYPES = {"float16": ("F16", 1), "bfloat16": ("BF16", 32), "q8_0": ("Q8_0", 7)}
+"""ggml's name of a type, and the number of a file that has it (`general.file_type`)."""
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+"""transformers' `model_type` -> llama.cpp's architecture."""
+_ABOUT = tuple(f"general.{name}" for name in ("name", "basename", "size_label", "license"))
+"""What is copied beside the tokenizer."""
+_NOT_SAID = {
+    "architectures",
+    "attention_dropout",
+    "dtype",
+    "initializer_range",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    *(f"{name}_token_id" for name in ("bos", "eos", "pad", "unk")),
+}
+"""Fields of a config that no file says and no output depends on, or that the tokenizer says."""
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+
+def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> None:
+    """Write a model directory as one GGUF file.
+
+    If the base that it was trained from is a GGUF file, the tokenizer is copied from there.
+
+    Raises:
+        ModelError: llama.cpp has no form of this model that is known here; says why.
+    """
+    gguf = import_gguf()
+    config = _config_of(directory)
+    writer = _writer(file, config)
+    writer.add_file_type(_TYPES[matrices][1])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _add_settings(writer, config)
+    if (source := gguf_file(base)) is None:
+        _add_tokenizer(writer, directory, config)
+    else:
+        for name, field in gguf.GGUFReader(source).fields.items():
+            if name.startswith(("tokenizer.", *_ABOUT)):
+                writer.add_key_value(name, field.contents(), field.types[0], *field.types[1:])
+    wanted = gguf.GGMLQuantizationType[_TYPES[matrices][0]]
+    block = gguf.GGML_QUANT_SIZES[wanted][0]
+    rename, files = _rename(config), weight_files(weight_paths(str(directory)))
+    for name, tensor in files.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        fits = tensor.dim() > 1 and tensor.shape[-1] % block == 0
+        kind = wanted if fits else gguf.GGMLQuantizationType.F32
+        if fits and matrices == "float16" and tensor.abs().max() > torch.finfo(torch.float16).max:
+            raise ModelError(f"{name} has numbers beyond float16; accepted: matrices=bfloat16")
+        values = _as_llama_cpp(name, tensor.float(), config).numpy()
+        writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    if rope_of(config).get("rope_type") == "llama3":
+        writer.add_tensor(ROPE_FACTORS, llama3_factors(config).numpy())
+    _finish(writer)
+    _compare(config, read_config(file, read_header(file)))
+
+
+def _compare(config: PreTrainedConfig, written: PreTrainedConfig) -> None:
+    """Refuse a model whose config a file cannot say."""
+    said = written.to_dict()
+    for name, value in config.to_dict().items():
+        same = said.get(name) == value
+        if isinstance(value, float) and not same:
+            same = math.isclose(value, said.get(name) or 0.0, rel_tol=1e-6)
+        if not same and name not in _NOT_SAID and not name.startswith("_"):
+            raise ModelError(f"a GGUF file of {config.model_type} cannot say {name}={value!r:.100}")
+
+
+def write_gguf_adapter(directory: Path, file: Path, base: str) -> None:
+    """Write a PEFT adapter of a base's linear layers as a GGUF adapter, for `llama-cli --lora`.
+
+    Raises:
+        ModelError: As above.
+    """
+    import_gguf()
+    config = _config_of(model_directory(base))
+    settings = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    rank, alpha = settings["r"], settings["lora_alpha"]
+    writer, rename = _writer(file, config, "adapter"), _rename(config)
+    writer.add_string("adapter.type", "lora")
+    # llama.cpp scales by alpha over the rank.
+    writer.add_float32("adapter.lora.alpha", alpha * (rank**0.5 if settings["use_rslora"] else 1))
+    for name, factor in weight_files([directory / "adapter_model.safetensors"]).items():
+        module, _, part = (
+            name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+        )
+        weight, values = f"{module}.weight", factor.float()
+        if part == "lora_B":  # Its rows are the outputs.
+            values = _as_llama_cpp(weight, values, config)
+        writer.add_tensor(f"{rename(weight)}.{part.lower()}", values.numpy())
+    _finish(writer)
+
+
+def _config_of(directory: Path) -> PreTrainedConfig:
+    config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
+    if config.model_type not in _ARCHITECTURES:
+        raise ModelError(
+            f"a GGUF file of the architecture {config.model_type} cannot be written; accepted: "
+            f"{', '.join(_ARCHITECTURES)}"
+        )
+    return config
+
+
+def _writer(file: Path, config: PreTrainedConfig, kind: str = "model") -> "gguf.GGUFWriter":
+    # Tensors go into a temporary file, so memory holds one of them.
+    writer = import_gguf().GGUFWriter(file, _ARCHITECTURES[config.model_type], use_temp_file=True)
+    writer.add_type(kind)
+    return writer
+
+
+def _finish(writer: "gguf.GGUFWriter") -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _rename(config: PreTrainedConfig) -> Callable[[str], str]:
+    """From the name of a weight or bias to llama.cpp's."""
+    gguf = import_gguf()
+    architecture = {name: each for each, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(
+        architecture[_ARCHITECTURES[config.model_type]], config.num_hidden_layers
+    )
+
+    def rename(name: str) -> str:
+        found = names.get_name(name, (".weight", ".bias"))
+        if found is None:
+            raise ModelError(f"llama.cpp has no place for the weight {name} of {config.model_type}")
+        return found
+
+    return rename
+
+
+def _as_llama_cpp(name: str, tensor: torch.Tensor, config: PreTrainedConfig) -> torch.Tensor:
+    """A weight's or bias's values as the file has them."""
+    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
+        return tensor + 1
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    layer = name.split(".")[-2]
+    if config.model_type != "llama" or layer not in heads:
+        return tensor
+    # transformers rotates dimension i of a head together with i + half, llama.cpp 2 i with 2 i + 1.
+    return tensor.unflatten(0, (heads[layer], 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _add_settings(writer: "gguf.GGUFWriter", config: PreTrainedConfig) -> None:
+    rope = rope_of(config)
+    if (kind := rope.get("rope_type", "default")) not in ("default", "linear", "llama3"):
+        raise ModelError(f"positions of the type {kind!r} cannot be written into a GGUF file")
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if kind == "linear":
+        writer.add_rope_scaling_type(import_gguf().RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _add_tokenizer(writer: "gguf.GGUFWriter", directory: Path, config: PreTrainedConfig) -> None:
+    tokenizer = cast("PreTrainedTokenizerFast", load_tokenizer(str(directory)))
+    fast: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    if fast["model"]["type"] != "BPE":
+        raise ModelError(
+            f"a tokenizer of the type {fast['model']['type']} has no form in GGUF here"
+        )
+    merges = [
+        tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in fast["model"]["merges"]
+    ]
+    added = {token["id"]: token for token in fast["added_tokens"]}
+    is_bytes = '"ByteLevel"' in json.dumps([fast["pre_tokenizer"], fast["decoder"]])
+    tokens, types = _tokens(fast["model"], added, config.vocab_size)
+    if is_bytes:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_split_name(fast["pre_tokenizer"], fast["model"]))
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+    else:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(_scores(tokens, merges))
+        writer.add_add_space_prefix('"Prepend"' in json.dumps(fast["normalizer"]))
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    ids = {
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "unk": tokenizer.unk_token_id,
+        "pad": tokenizer.pad_token_id,
+    }
+    for name, token in ids.items():
+        if token is not None:
+            getattr(writer, f"add_{name}_token_id")(token)
+    writer.add_add_bos_token(tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id])
+    if more := _end_tokens(directory) - {cast(int, tokenizer.eos_token_id)}:
+        writer.add_eot_token_id(max(more))
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _end_tokens(directory: Path) -> set[int]:
+    if not (directory / "generation_config.json").is_file():
+        return set()
+    found = cast("int | list[int] | None", GenerationConfig.from_pretrained(directory).eos_token_id)
+    return set(found if isinstance(found, list) else () if found is None else (found,))
+
+
+def _tokens(
+    model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], size: int
+) -> tuple[list[str], list[int]]:
+    """Every row of the embedding, by its token and what kind of token it is."""
+    if (last := max([*model["vocab"].values(), *added])) >= size:
+        raise ModelError(f"the tokenizer has the token {last} and the embedding {size} rows")
+    tokens, types = [f"[PAD{i}]" for i in range(size)], [_UNUSED] * size
+    for token, i in model["vocab"].items():
+        is_byte = len(token) == 6 and token.startswith("<0x")
+        kind = _BYTE if is_byte else _UNKNOWN if token == model["unk_token"] else _NORMAL
+        tokens[i], types[i] = token, kind
+    for i, token in added.items():
+        tokens[i] = token["content"]
+        types[i] = _CONTROL if token["special"] else _USER_DEFINED
+    return tokens, types
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[tuple[str, ...]]) -> list[float]:
+    """SentencePiece joins the pair first whose token has the highest score: the earliest merge."""
+    rank: dict[str, int] = {}
+    for i, pair in enumerate(merges):
+        rank.setdefault("".join(pair), i)
+    return [float(-rank.get(token, len(merges) + i)) for i, token in enumerate(tokens)]
+
+
+def _split_name(pre_tokenizer: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    """llama.cpp's name for how a byte-level tokenizer splits text before it joins bytes."""
+    is_whole = bool(model.get("ignore_merges"))
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    patterns = [step["pattern"].get("Regex") for step in steps if step["type"] == "Split"]
+    if len(patterns) == 1:
+        for name, split in SPLITS.items():
+            if split == patterns[0] and is_whole == (name in WHOLE_WORDS):
+                return name
+    if not patterns and not is_whole and steps[-1].get("use_regex", True):
+        if len(steps) == 1:
+            return "gpt-2"
+        if steps[0] == {"type": "Digits", "individual_digits": True}:
+            return "smollm"
+    raise ModelError(
+        "the tokenizer splits text in a way that has no name in llama.cpp known here: "
+        f"{json.dumps(pre_tokenizer):.200}"
+    )

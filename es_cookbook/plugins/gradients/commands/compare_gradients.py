@@ -1,0 +1,473 @@
+"""Compare evolution strategies with gradients on a recipe: rollouts, seconds, memory, forgetting.
+
+    python -m es_cookbook compare-gradients recipe=arithmetic
+    ... recipe=countdown contestants=es,group seeds=0,1 factors=1
+    ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
+    ... recipe=chat second=chat second.dataset.task=extraction text=README.md at_equal=seconds
+
+Contestants start with the recipe's model, problems and settings:
+
+- `es`: as the recipe trains;
+- `rewards`: the same, where genomes give answers of their own, if the recipe's score others;
+- `es_at_scale`, `copes` …: the same with the settings of a paper (`es_cookbook.runs.presets`);
+- `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
+- `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.plugins.gradients.policy_gradient`);
+- `gold`: supervised training on the gold answers, by the same program;
+- `grpo`: TRL's trainer, which needs `es-cookbook[baselines]`.
+
+An option applies to every contestant; prefixed with a contestant's name, only to that one. All must
+make the same number of rollouts, and by default do (but for `gold`). With `at_equal=seconds` they
+need not: give each as many generations as take the same time, and read the column of equal seconds.
+
+Each contestant's learning rate is first multiplied by each of `factors`, in runs with a seed of
+their own. The factor with the highest training reward, as a mean over the last quarter of the
+generations, is used for all seeds: nothing held out has a part in the choice. `NAME.factors=1`
+tries none for one contestant.
+
+A run is a process of its own, which tells how much memory it needs: the most that it ever had
+resident, less what importing torch and transformers takes. Its last weights are measured on an
+engine that was built from the base, so that it knows both: the KL to the base is that of answers
+which the last weights gave at temperature 1. What else they may have lost is seen on the problems
+of one or two other recipes, answered greedily as these sample, and in `text`. Seconds are those of
+training, without measurements. At equal seconds, or at equal rollouts, a run has the last score
+that it had reached by then.
+
+The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
+seconds. The same command goes on where it was interrupted (`measured_runs`).
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, cast
+
+import chz
+
+from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.files import LARGEST_TEXT, read_file
+from es_cookbook.common.terminal import markdown
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
+from es_cookbook.plugins.gradients import policy_gradient
+from es_cookbook.plugins.gradients.commands.measured_runs import (
+    TEXT,
+    AnyConfig,
+    Finals,
+    Measured,
+    measured_base,
+    run_measured,
+)
+from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe
+from es_cookbook.plugins.gradients.grpo import config as grpo
+from es_cookbook.plugins.report.plots import draw, require_matplotlib
+from es_cookbook.rl.objectives import Mean
+from es_cookbook.rl.surrogate import Surrogate
+from es_cookbook.rl.types import Metrics
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.directory import METRICS
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.presets import PRESETS
+from es_cookbook.runs.sweep import batch_of, rollouts_of
+from es_cookbook.runs.tracking.curves import Spent, lines_of, mean_and_range, points
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
+
+GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
+NAMES = ("es", "rewards", *PRESETS, "surrogate", *GRADIENTS)
+METRIC = "test/env/all/correct"
+OTHERS = ("second", "third")
+"""Tasks on which nobody trains."""
+_SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
+
+
+@chz.chz
+class CompareGradients:
+    """Compare evolution strategies with gradients on a recipe, at equal rollouts."""
+
+    recipe: str = chz.field(default="countdown", doc="recipe to train on")
+    contestants: tuple[str, ...] = chz.field(
+        default=("es", "surrogate", "group"), doc=f"some of {', '.join(NAMES)}"
+    )
+    seeds: tuple[int, ...] = chz.field(default=(0, 1, 2), doc="seeds of each contestant's runs")
+    factors: tuple[float, ...] = chz.field(
+        default=(0.3, 1.0, 3.0), doc="learning rates to try, as multiples of its own; 1 tries none"
+    )
+    tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
+    at_equal: Literal["rollouts", "seconds"] = chz.field(
+        default="rollouts",
+        doc="what all runs spend alike; seconds: rollouts may differ, and are told",
+    )
+    second: str = chz.field(
+        default="",
+        doc="another recipe, on whose held-out problems forgetting is measured; second.FIELD=... "
+        "are its options",
+    )
+    third: str = chz.field(default="", doc="one more, as second is")
+    text: tuple[str, ...] = chz.field(
+        default=(), doc="files of plain text, whose log-probability per token is measured"
+    )
+    pass_at: int = chz.field(
+        default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
+    )
+    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
+    log_path: str = chz.field(
+        default="", doc="directory of all runs; empty: runs/compare-gradients-<recipe>"
+    )
+
+    @chz.validate
+    def _lists(self) -> None:
+        for name in self.contestants:
+            if name not in NAMES:
+                raise ConfigError(f"unknown contestant {name!r}: {nearest(name, NAMES)}")
+        check_comparison(
+            self.metric,
+            {
+                "contestants": self.contestants,
+                "seeds": self.seeds,
+                "factors": self.factors,
+                "seeds and tuning_seed": (*self.seeds, self.tuning_seed),
+            },
+        )
+        if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
+            raise ConfigError(f"factors must be positive, found {self.factors}")
+        check_range(self, "pass_at", at_least=2)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
+
+    @property
+    def others(self) -> dict[str, str]:
+        """By the name of the option, recipes on which nobody trains."""
+        given = {"second": self.second, "third": self.third}
+        return {name: recipe for name, recipe in given.items() if recipe}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Entry:
+    """A contestant's runs: at the learning rate that was chosen, one for each seed.
+
+    Attributes:
+        config: before its learning rate was chosen.
+        tried: factor on the learning rate -> reward at the end.
+    """
+
+    config: AnyConfig
+    factor: float
+    tried: Mapping[float, float]
+    metric: str
+    runs_R: Sequence[RunFiles]
+    measured_R: Sequence[Measured]
+
+    def scores_R(self, spent: Spent) -> list[dict[float, float]]:
+        """Of each run, what it had spent -> score; the first before training."""
+        return [points(run, self.metric, spent) for run in self.runs_R]
+
+    def whole_R(self, spent: Spent) -> list[float]:
+        """What each whole run spent."""
+        return [max(score_at) for score_at in self.scores_R(spent)]
+
+    def after(self, spent: Spent, most: float) -> list[float]:
+        """The last score of each run that it had reached by then."""
+        return [
+            [score for x, score in score_at.items() if x <= most][-1]
+            for score_at in self.scores_R(spent)
+        ]
+
+
+def contestants(
+    compare: CompareGradients, fields: Mapping[str, str]
+) -> dict[str, tuple[AnyConfig, Sequence[float]]]:
+    """By name, a Config before its learning rate is chosen, and factors; only inside `run_cli`.
+
+    Raises:
+        ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
+    """
+    found: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
+    of_all, of_one = _labelled(compare, fields)
+    for name in compare.contestants:
+        config, options = first_config(compare.recipe, name), of_all | of_one[name]
+        own = {"factors": options.pop("factors")} if "factors" in options else {}
+        _check_options(name, config, options)
+        found[name] = changed(config, options), changed(compare, own).factors
+    counts = {name: rollouts(config) for name, (config, _) in found.items()}
+    if len(set(counts.values())) > 1 and compare.at_equal == "rollouts":
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConfigError(
+            f"contestants must make the same number of rollouts, found {listed}: change "
+            "num_generations, es.optimizer.population_size, surrogate.surrogate.attempts or "
+            "group.attempts, or compare them at_equal=seconds"
+        )
+    return found
+
+
+def _labelled(
+    compare: CompareGradients, fields: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    labels = (*compare.contestants, *compare.others)
+    return by_label(fields, labels, (*NAMES, *OTHERS), "a contestant")
+
+
+def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
+    """What last weights are measured on; only inside `run_cli`.
+
+    Raises:
+        ConfigError: There is no such recipe, it has no such option, or a text cannot be read.
+    """
+    options = _labelled(compare, fields)[1]
+    others = {
+        name: changed(recipe_defaults(recipe), options[name])
+        for name, recipe in compare.others.items()
+    }
+    try:
+        texts = [read_file(Path(name), LARGEST_TEXT, None).decode() for name in compare.text]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"text: {error}") from error
+    return Finals(compare.pass_at, others, texts)
+
+
+def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> None:
+    known = chz.chz_fields(type(config))
+    for path in options:
+        first = path.partition(".")[0]
+        if first in _SET_HERE:
+            raise ConfigError(f"{path} cannot be given: the comparison sets it")
+        if first not in known:
+            raise ConfigError(
+                f"{path} is no option of {name}{did_you_mean(first, known)}; with a contestant's "
+                f"name before it, as in {name}.{path}, an option holds for that one alone"
+            )
+
+
+def first_config(recipe: str, name: str) -> AnyConfig:
+    """A contestant's before options change it, with a recipe's settings."""
+    if name == "grpo":
+        return of_recipe(grpo.Config, recipe)
+    if name in GRADIENTS:
+        own = {"method": name} | ({"attempts": "1"} if name == "gold" else {})
+        return changed(of_recipe(policy_gradient.Config, recipe), own)
+    config = recipe_defaults(recipe)
+    if name == "rewards":
+        config = chz.replace(config, surrogate=None)
+    if name in PRESETS:
+        config = changed(config, PRESETS[name].options)
+    if name == "surrogate":
+        answers = Surrogate(attempts=max(config.optimizer.population_size * config.attempts, 2))
+        config = chz.replace(config, attempts=1, objective=Mean(), surrogate=answers)
+    return config
+
+
+def rollouts(config: AnyConfig) -> int:
+    """Of the whole run; for each problem of a batch where the dataset says not how many."""
+    if isinstance(config, Config):
+        return rollouts_of(config)
+    return config.num_generations * config.attempts * (batch_of(config.dataset) or 1)
+
+
+def _learning_rate(config: AnyConfig) -> float:
+    if isinstance(config, Config):
+        rate = cast(Auto, getattr(config.optimizer, "learning_rate", math.nan))
+        return math.nan if rate == AUTO else number(rate)
+    return config.learning_rate
+
+
+def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfig:
+    rate = factor * _learning_rate(config)
+    how = {
+        "seed": seed,
+        "log_path": str(log_path),
+        "behavior_if_log_dir_exists": "resume",
+        "trackers": JsonlTrackerBuilder(),
+    }
+    if not isinstance(config, Config):
+        return chz.replace(config, learning_rate=rate, **how)
+    if factor == 1:
+        return chz.replace(config, **how)
+    if math.isnan(rate):
+        raise ConfigError(
+            f"factors: {type(config.optimizer).__name__} has no learning rate, or finds it itself; "
+            "take factors=1, or give optimizer.learning_rate a number"
+        )
+    optimizer = chz.replace(config.optimizer, learning_rate=rate)
+    return chz.replace(config, optimizer=optimizer, **how)
+
+
+def _reward_at_the_end(log_path: Path) -> float:
+    """In training: the mean over the last quarter of the generations."""
+    rows = read_metrics(log_path / METRICS)
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    return fmean(rewards[-max(1, len(rewards) // 4) :])
+
+
+def _run_contestant(
+    compare: CompareGradients,
+    name: str,
+    config: AnyConfig,
+    factors: Sequence[float],
+    finals: Finals,
+) -> _Entry:
+    """Choose a contestant's learning rate, and run all its seeds."""
+
+    def path(factor: float, seed: int) -> Path:
+        return compare.directory / f"{name}-x{factor:g}-seed{seed}"
+
+    tried: dict[float, float] = {}
+    for factor in factors if len(factors) > 1 else ():
+        print(f"{name}: trying {factor:g} x its learning rate", flush=True)
+        log_path = path(factor, compare.tuning_seed)
+        run_measured(_at(config, factor, compare.tuning_seed, log_path))
+        tried[factor] = _reward_at_the_end(log_path)
+    factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
+    measured: list[Measured] = []
+    for seed in compare.seeds:
+        print(f"{name}: seed {seed}", flush=True)
+        run = _at(config, factor, seed, path(factor, seed))
+        measured.append(run_measured(run, finals))
+    runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
+    return _Entry(config, factor, tried, compare.metric, runs_R, measured)
+
+
+def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
+    """Run what is not complete yet; print and write the tables, and draw the curves."""
+    found, finals = contestants(compare, fields), finals_of(compare, fields)
+    require_matplotlib()
+    compare.directory.mkdir(parents=True, exist_ok=True)
+    first, _ = next(iter(found.values()))
+    base = measured_base(first, finals, compare.directory / "base.measured.json")
+    entries = {name: _run_contestant(compare, name, *one, finals) for name, one in found.items()}
+    text = _report(compare, entries, base)
+    written = compare.directory / "comparison"
+    replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
+    replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
+    _draw(written, compare, {name: entry.runs_R for name, entry in entries.items()})
+    print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
+
+
+def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[RunFiles]]) -> None:
+    """Two plots beside `path`: over rollouts, and over seconds, the mean of the seeds' seconds."""
+    count = len(compare.seeds)
+    seeds = f"mean and range of {count} seeds" if count > 1 else "one seed"
+    spent: tuple[Spent, ...] = ("rollouts", "seconds")
+    for over in spent:
+        draw(
+            path.with_name(f"{path.name}-{over}"),
+            lines_of(runs, compare.metric, over, 100),
+            title=f"{compare.recipe.replace('_', ' ').capitalize()}, {seeds}",
+            x_label=f"training {over}",
+            y_label=f"{compare.metric.removeprefix('test/env/all/')}, held-out (%)",
+        )
+
+
+def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
+    counts = {rollouts(entry.config) for entry in entries.values()}
+    many = f"{counts.pop():,} rollouts" if len(counts) == 1 else "at equal seconds"
+    lines = [
+        f"{compare.recipe}, {many}, seeds "
+        f"{', '.join(map(str, compare.seeds))}: mean (lowest … highest)",
+        "",
+        _table(compare, entries, base),
+    ]
+    if tried := [_tried(name, entry) for name, entry in entries.items() if entry.tried]:
+        title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
+        lines += ["", f"{title} in bold:", "", *tried]
+    return "\n".join(lines)
+
+
+def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
+    """All contestants, and the base, as a Markdown table."""
+    seconds = min(min(entry.whole_R("seconds")) for entry in entries.values())
+    fewest, *more = sorted({rollouts(entry.config) for entry in entries.values()})
+    ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
+    shown = [k for k in ks if f"test/{k}" in base]
+    head = [
+        *("", "held-out, greedy", f"after {seconds:.0f} s", "s of training"),
+        *([f"after {fewest:,} rollouts"] if more else []),
+        "rollouts",
+        *(f"{k}, T = 1" for k in shown),
+        "KL to the base, nats a token",
+        *(f"{name} task" for name in compare.others),
+        *(["plain text, nats a token"] if compare.text else []),
+        *("peak memory, MiB", "kept, kB"),
+    ]
+
+    def finals(of: Sequence[Metrics], kl: str) -> list[str]:
+        shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
+        others = [_percent([_score(each, name) for each in of]) for name in compare.others]
+        text = [f"{fmean(each[TEXT] for each in of):.3f}"] if compare.text else []
+        return [*shares, kl, *others, *text]
+
+    start, *_ = next(iter(entries.values())).after("seconds", 0)
+    spent = [""] * (4 if more else 3)
+    rows = [["base", _percent([start]), *spent, *finals([base], "0"), "", ""]]
+    for name, entry in entries.items():
+        peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
+        seen_R = [peak for peak in peaks_R if peak]
+        kl = fmean(final["test/env/kl/kl"] for final in finals_R)
+        rows.append(
+            [
+                name,
+                _percent(entry.after("seconds", math.inf)),
+                _percent(entry.after("seconds", seconds)),
+                f"{fmean(entry.whole_R('seconds')):.0f}",
+                *([_percent(entry.after("rollouts", fewest))] if more else []),
+                f"{rollouts(entry.config):,}",
+                *finals(finals_R, f"{kl:.3f}"),
+                f"{fmean(seen_R) / 2**20:.0f}" if seen_R else "",
+                f"{fmean(kept_R) / 1000:.0f}",
+            ]
+        )
+    return markdown(head, rows)
+
+
+def _score(metrics: Metrics, task: str) -> float:
+    names = ("env/all/correct", "env/all/solved", "reward/mean")
+    keys = [f"{task}/test/{name}" for name in names]
+    return next(metrics[key] for key in keys if key in metrics)
+
+
+def _percent(values_R: Sequence[float]) -> str:
+    return f"{100 * values_R[0]:.1f} %" if len(values_R) == 1 else mean_and_range(values_R)
+
+
+def _tried(name: str, entry: _Entry) -> str:
+    rate = _learning_rate(entry.config)
+    cells = {f: f"{rate * f:.3g}: {reward:.3f}" for f, reward in entry.tried.items()}
+    cells[entry.factor] = f"**{cells[entry.factor]}**"
+    return f"- {name}: {', '.join(cells.values())}"
+
+
+def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
+    found = {
+        name: {
+            "learning_rate": entry.factor * _learning_rate(entry.config),
+            "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
+            "race": _race(entry),
+            "measured": [each._asdict() for each in entry.measured_R],
+        }
+        for name, entry in entries.items()
+    }
+    whole = {"recipe": compare.recipe, "seeds": compare.seeds, "base": base, "contestants": found}
+    return json.dumps(whole, indent=1)
+
+
+def _race(entry: _Entry) -> dict[str, object]:
+    scores_R = entry.scores_R("seconds")
+    return {
+        "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
+        "seconds_R_M": [list(score_at) for score_at in scores_R],
+        "scores_R_M": [list(score_at.values()) for score_at in scores_R],
+    }
+
+
+def cli() -> None:
+    more_help = (
+        "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) holds for "
+        "every contestant;\nwith a contestant's name before it, for that one alone "
+        "(es.optimizer.sigma=0.02 group.learning_rate=1e-3)."
+    )
+    run_with_fields(main, CompareGradients, more_help)

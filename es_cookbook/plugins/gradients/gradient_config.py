@@ -1,0 +1,76 @@
+"""The options of a run of gradients, beside those that all runs have."""
+
+import functools
+from typing import Literal
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.schedules import Schedule, schedule_field
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.hub.background_push import CheckpointPush
+from es_cookbook.rl.data.mixture import DATASETS
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.run_config import RunConfig
+
+_AT_ONE = functools.partial(SamplingParams, temperature=1.0)
+MAY_DIFFER = (
+    *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
+    *("engine", "checkpoint_every"),
+)
+"""What a resumed run may change: where it is kept, shown and run."""
+
+
+@chz.chz
+class GradientConfig(RunConfig):
+    """A run that moves a model by gradients on the problems of a data set."""
+
+    dataset: RLDatasetBuilder = chz.field(meta_factory=DATASETS, doc="problems, and held-out ones")
+    log_path: str = chz.field(
+        default="", doc="run directory; runs/<name>-<digest of the options> if empty"
+    )
+    trained: Literal["all", "linear"] = chz.field(
+        default="all", doc="which weights; linear: those that an ES run moves by default"
+    )
+    sampling: SamplingParams = chz.field(
+        default_factory=_AT_ONE, blueprint_unspecified=_AT_ONE, doc="how tokens are drawn"
+    )
+    attempts: int = chz.field(default=16, doc="answers to each problem of a batch: the group")
+    learning_rate: float = chz.field(
+        default=3e-4, doc="of AdamW; 3e-4 suits models of a million weights, 1e-6 of a billion"
+    )
+    learning_rate_schedule: Schedule = schedule_field(
+        "factor on learning_rate over the run", default="linear"
+    )
+    weight_decay: float = chz.field(default=0.0, doc="of AdamW, towards zero")
+    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
+    )
+    products: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="auto",
+        doc="dtype of the learner's matrix products; auto: bfloat16 where the checkpoint is in it "
+        "and this processor multiplies it faster. Its weights are always float32",
+    )
+    checkpoint_every: int = chz.field(
+        default=20,
+        doc="generations between checkpoints, from which a run is resumed; 0: after the last only",
+    )
+    hub: CheckpointPush | None = chz.field(
+        default=None, doc="pushes checkpoints to the Hugging Face Hub: hub.repo_id=..."
+    )
+
+    @chz.validate
+    def _gradient_ranges(self) -> None:
+        check_range(self, "attempts", "tokens_per_pass", at_least=1)
+        check_range(self, "checkpoint_every", "weight_decay", at_least=0)
+        check_range(self, "learning_rate", "max_gradient_norm", above=0)
+
+    @property
+    @override
+    def space(self) -> SearchSpaceBuilder:
+        return FullRank() if self.trained == "all" else LowRank()

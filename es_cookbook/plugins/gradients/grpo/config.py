@@ -1,0 +1,101 @@
+"""The options of a run of GRPO, beside those of all runs of gradients."""
+
+from typing import Literal
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import is_plain_option, needs_trust
+from es_cookbook.common.schedules import (
+    Constant,
+    Schedule,
+    check_temperatures,
+    schedule_field,
+)
+from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.rl.types import SamplingParams
+
+LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo"]
+
+
+def _arguments(config: "Config") -> str | None:
+    values = [text.partition("=")[2] for text in config.trl]
+    return None if is_plain_option(values) else "options:trl"
+
+
+@chz.chz
+class Config(GradientConfig):
+    """Train by GRPO on the problems and rewards of any data set."""
+
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens of one backward pass, if all rows were as long as the context; 16,384 if "
+        "unset",
+    )
+    temperature_schedule: Schedule = schedule_field(
+        "factor on sampling.temperature over the run; TRL's own temperature follows it"
+    )
+    loss_type: LossType = chz.field(
+        default="dapo", doc="how the tokens' losses are added up, or another objective"
+    )
+    scale_rewards: Literal["group", "batch", "none"] = chz.field(
+        default="group", doc="whose standard deviation divides rewards less their group's mean"
+    )
+    epsilon: float = chz.field(default=0.2, doc="a token's ratio is clipped at 1 - epsilon")
+    epsilon_high: float | None = chz.field(
+        default=None, doc="and at 1 + epsilon_high; as epsilon if unset"
+    )
+    beta: float = chz.field(default=0.0, doc="weight of the KL divergence to the initial model")
+    importance_sampling_level: Literal["token", "sequence"] = chz.field(
+        default="token", doc="whether ratios are of tokens or of whole answers (GSPO)"
+    )
+    num_iterations: int = chz.field(
+        default=1, doc="times that a generation's answers are learned from"
+    )
+    steps: int = chz.field(
+        default=1, doc="of the optimizer in an iteration, on equal shares of the answers"
+    )
+    mask_truncated: bool = chz.field(
+        default=False, doc="answers that max_tokens cut have no loss; their rewards count"
+    )
+    correct_sampling: bool = chz.field(
+        default=False,
+        doc="weigh losses by the trained model's probabilities over the engine's, as TRL does for "
+        "vLLM; only at temperature 1",
+    )
+    trl: tuple[str, ...] = chz.field(
+        default=(),
+        doc="more arguments of TRL's GRPOConfig, as NAME=VALUE; in commands trl.NAME=VALUE",
+        metadata=needs_trust(_arguments, "are options of a package, and can name files and code"),
+    )
+
+    @chz.validate
+    def _grpo_ranges(self) -> None:
+        check_range(self, "attempts", at_least=2)
+        check_range(self, "num_iterations", "steps", at_least=1)
+        check_range(self, "epsilon", "beta", at_least=0)
+        check_range(self, "epsilon_high", at_least=0)
+        if not self.sampling.temperature:
+            raise ConfigError(
+                "sampling.temperature must be above 0, found 0: greedy answers to a problem are "
+                "all alike"
+            )
+        check_temperatures(
+            self.temperature_schedule,
+            self.sampling.temperature,
+            self.num_generations,
+            self.engine.least_temperature,
+        )
+
+        how = self.sampling.temperature, self.sampling.top_p, self.temperature_schedule
+        if self.correct_sampling and how != (1.0, 1.0, Constant()):
+            raise ConfigError(
+                "correct_sampling needs sampling.temperature=1, sampling.top_p=1 and no "
+                "temperature_schedule: engines report the probabilities before these"
+            )
+
+    @override
+    def sampling_at(self, generation: int) -> SamplingParams:
+        return self.sampling.scaled(self.temperature_schedule(generation, self.num_generations))

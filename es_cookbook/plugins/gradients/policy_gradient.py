@@ -1,0 +1,375 @@
+"""Policy gradients, small and whole: group baseline, PPO's clipping, expert iteration.
+
+    es-cookbook policy_gradient recipe=arithmetic
+
+What `es_cookbook.evolution.optimizers.es` is for evolution strategies: the same problems, Envs and
+rewards, and a gradient in place of a population. In each generation the model answers every problem
+K times at temperature 1, and what it said becomes likelier or less likely:
+
+    maximise  1/N · Σ over N answers  weight · Σ_t log π(token_t | all tokens before it)
+
+Three methods are ways to make weights of rewards:
+
+- `group`: the reward less the mean of the K answers to one problem, as in GRPO (Shao et al. 2024,
+  arXiv:2402.03300). Divided by their standard deviation as there, or not, as in Dr. GRPO (Liu et
+  al. 2025, arXiv:2503.20783). No answer is divided by its length: wrong ones would get longer.
+- `ppo`: the same weights for several steps on one batch. Each token's log-probability is replaced
+  by its ratio to the one with which it was sampled, and once that has left 1 ± clip in the wanted
+  direction the token has no gradient (Schulman et al. 2017, arXiv:1707.06347).
+- `expert`: supervised training on the answers that were right, or earned the most of their group
+  (expert iteration, Anthony et al. 2017, arXiv:1705.08439; STaR, arXiv:2203.14465).
+
+`objective=pass_at_k` maximises the chance that one of k answers is right, in place of the mean
+reward: `group` and `ppo` then have the advantages of Chen et al. 2025 (arXiv:2508.10751), by which
+a wrong answer costs little as long as others are right (`rl.objectives.pass_at_k_advantages`).
+Divided by no standard deviation, they are the gradient of pass@k over k.
+
+A fourth learns from what the problems' gold answers say in place of what the model did, the end of
+sequence included (`gold`): supervised training on the batches, the gradient of what genomes score
+with `surrogate=gold`.
+
+A reward may be how likely a text is that the model reads (`StepResult.reading`, as in the recipe
+markovian). Then it has a gradient of its own: `reading` times the text's mean log-probability is
+maximised too. With `normalise=False` both are the gradient of the expected reward.
+
+In a chat of several turns the model's own tokens have a loss. A lost rollout (reward NaN) is left
+out, also of its group's mean. Answers come from an engine, which gets the moved weights after each
+generation. Left out: a value model, a KL penalty, entropy bonuses, older answers, many machines.
+"""
+
+import dataclasses
+import math
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import Engine
+from es_cookbook.plugins.gradients.checkpoints import run_directory
+from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.rl.objectives import (
+    OBJECTIVE_NAMES,
+    SOLVED,
+    Mean,
+    Objective,
+    PassAtK,
+    outcomes,
+    pass_at_k_advantages,
+    solved_in,
+)
+from es_cookbook.rl.problem_env import with_gold
+from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
+from es_cookbook.rl.surrogate import group_weights
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    Metrics,
+    Tokenizer,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from es_cookbook.plugins.gradients.learner import Learner
+
+
+_ROW = 512
+"""Tokens of a row of answers that begin alike: attention over more costs more than it shares."""
+
+
+@chz.chz
+class Method(ABC):
+    """What is learned from, and what of it is maximised."""
+
+    epochs: int = chz.field(default=1, doc="times that a generation's answers are learned from")
+    steps: int = chz.field(default=1, doc="of the optimizer in an epoch, on equal shares of them")
+
+    @chz.validate
+    def _counts(self) -> None:
+        check_range(self, "epochs", "steps", at_least=1)
+
+    @abstractmethod
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
+    ) -> tuple[list[Example], float]:
+        """What a generation has to learn from, and the share of one answer in the objective.
+
+        Raises:
+            DataError: There is nothing; names the problem.
+        """
+
+    def objective(
+        self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
+    ) -> "torch.Tensor":
+        """What is maximised, token by token; `sampled` are the log-probabilities at sampling."""
+        del sampled
+        return weights * logprobs
+
+
+@chz.chz
+class Weighted(Method):
+    """The model's own answers, with weights that are made of their rewards."""
+
+    reading: float = chz.field(default=1.0, doc="weight of a text that is read for the reward")
+
+    @chz.validate
+    def _reading(self) -> None:
+        check_range(self, "reading", at_least=0)
+
+    @override
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
+    ) -> tuple[list[Example], float]:
+        return to_examples(self, groups_P, at_k)
+
+    @abstractmethod
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        """One weight for each answer of a group; rewards are finite, `solved` NaN if not known."""
+
+    def reading_weight(self, weight: float) -> float:
+        """Of what was read for the reward of an answer with this weight."""
+        return self.reading
+
+
+_METHODS = Names(Registered("methods"), default="group")
+plugs_in(Method, "methods")
+_OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean", only=("mean", "pass_at_k"))
+
+
+@chz.chz
+class Group(Weighted):
+    """REINFORCE with the mean of the group as baseline.
+
+    >>> Group(normalise=False).weights([0.0, 1.0, 0.0, 1.0], [])
+    [-0.5, 0.5, -0.5, 0.5]
+    """
+
+    normalise: bool = chz.field(default=True, doc="divide by the group's standard deviation")
+
+    @override
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        return group_weights(rewards_K, normalise=self.normalise)
+
+
+@chz.chz
+class PPO(Group):
+    """The group's weights, for several steps, with clipped ratios."""
+
+    epochs: int = chz.field(default=4, doc="times that a generation's answers are learned from")
+    clip: float = chz.field(default=0.2, doc="a token's ratio counts within 1 - clip and 1 + clip")
+
+    @chz.validate
+    def _clip(self) -> None:
+        check_range(self, "clip", above=0, below=1)
+
+    @override
+    def objective(
+        self, logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
+    ) -> "torch.Tensor":
+        ratio = (logprobs - sampled).exp()
+        clipped = ratio.clamp(1 - self.clip, 1 + self.clip)
+        return (weights * ratio).minimum(weights * clipped)
+
+
+@chz.chz
+class Expert(Weighted):
+    """Expert iteration: 1 for answers worth imitating, 0 for all others.
+
+    >>> Expert(keep="best").weights([0.1, 0.6, 0.6], [0.0, 0.0, 0.0])
+    [0.0, 1.0, 1.0]
+    >>> Expert().weights([0.1, 0.6, 0.9], [0.0, 0.0, 1.0])
+    [0.0, 0.0, 1.0]
+    """
+
+    keep: Literal["right", "best"] = chz.field(
+        default="right",
+        doc=f"right: those whose metric {SOLVED!r} is 1; best: the highest rewards of a group, "
+        "unless all are alike",
+    )
+
+    @override
+    def weights(self, rewards_K: Sequence[float], solved_K: Sequence[float]) -> list[float]:
+        if self.keep == "right":
+            if any(map(math.isnan, solved_K)):
+                raise ConfigError(
+                    f"method.keep=right needs Envs that report the metric {SOLVED!r}, and one did "
+                    "not; take method.keep=best"
+                )
+            return [float(solved >= 1) for solved in solved_K]
+        best, worst = max(rewards_K, default=0.0), min(rewards_K, default=0.0)
+        return [float(worst < best == reward) for reward in rewards_K]
+
+    @override
+    def reading_weight(self, weight: float) -> float:
+        return self.reading * weight
+
+
+@chz.chz
+class Gold(Method):
+    """The gold answers, each once: supervised training."""
+
+    @override
+    async def examples(
+        self,
+        problems_P: Sequence[EnvGroupBuilder],
+        groups_P: Sequence[TrajectoryGroup],
+        tokenizer: Tokenizer,
+        at_k: PassAtK | None = None,
+    ) -> tuple[list[Example], float]:
+        known_P = [with_gold(each, "method=gold learns from") for each in problems_P]
+        told_P = [await each.told_gold(tokenizer) for each in known_P]
+        examples = [example for told in told_P for example in sequences_of(told, 1.0)]
+        return examples, 1 / max(len(problems_P), 1)
+
+
+@chz.chz
+class Config(GradientConfig):
+    """Train by a policy gradient on the problems and rewards of any data set."""
+
+    method: Method = _METHODS.field("how rewards become a gradient")
+    objective: Objective = _OBJECTIVES.field("what method=group and method=ppo maximise")
+
+    @chz.validate
+    def _objective(self) -> None:
+        if not isinstance(self.objective, Mean | PassAtK):
+            raise ConfigError(
+                f"objective must be mean or pass_at_k, found {type(self.objective).__name__}"
+            )
+        if isinstance(self.objective, PassAtK) and not isinstance(self.method, Group):
+            raise ConfigError(
+                "objective=pass_at_k says how answers are weighed against each other: it needs "
+                f"method=group or method=ppo, found {type(self.method).__name__}"
+            )
+        self.objective.check(self.attempts, self.sampling.temperature)
+
+    @property
+    def at_k(self) -> PassAtK | None:
+        """The objective, where it is not the mean reward."""
+        return self.objective if isinstance(self.objective, PassAtK) else None
+
+    @chz.validate
+    def _sampling(self) -> None:
+        if isinstance(self.method, Weighted):
+            check_range(self, "attempts", at_least=2)
+        if (self.sampling.temperature, self.sampling.top_p) != (1.0, 1.0):
+            raise ConfigError(
+                "sampling.temperature and sampling.top_p must be 1, found "
+                f"{self.sampling.temperature} and {self.sampling.top_p}: the gradient is that of "
+                "the model's own distribution"
+            )
+
+
+async def main(config: Config) -> None:
+    """Train, or go on training; a run that is complete is left as it is.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    with run_directory(config) as (checkpoint, is_complete):
+        if is_complete:
+            print(f"{config.log_path} is complete, with {config.num_generations} generations")
+            return
+        from es_cookbook.plugins.gradients.gradient_run import opened  # with torch
+
+        async with opened(config, checkpoint, partial(learner_of, config)) as run:
+            for generation in run.generations:
+                problems_P = run.dataset.get_batch(generation)
+                groups_P = await run.rollout(generation, problems_P, config.attempts)
+                of_batch = problems_P, groups_P, run.engine.tokenizer, config.at_k
+                examples, share = await config.method.examples(*of_batch)
+                measured = await run.learn(partial(learn, config, generation, examples, share))
+                await run.record(generation, groups_P, measured)
+
+
+def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":
+    """What learns the weights of the engine's space."""
+    from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
+
+    return Learner(
+        model,
+        engine.space.shapes,
+        tokens_per_pass=config.tokens_per_pass,
+        optimizers=partial(adamw, weight_decay=config.weight_decay),
+        max_gradient_norm=config.max_gradient_norm,
+        packed_length=_ROW,
+        products=dtype_of_products(config.products, engine.traits.base_dtype, model.device),
+    )
+
+
+def to_examples(
+    method: Weighted, groups_P: Sequence[TrajectoryGroup], at_k: PassAtK | None = None
+) -> tuple[list[Example], float]:
+    """What there is to learn from: rollouts of weight 0 are left out, equal ones are one.
+
+    Also 1/N, the share of one rollout in the objective.
+
+    Raises:
+        ConfigError: No Env reports the metric of `at_k`.
+    """
+    solved_P_G_K = None if at_k is None else at_k.solved(outcomes(groups_P))
+    found: Counter[Example] = Counter()
+    num_rollouts = 0
+    for p, group in enumerate(groups_P):
+        ended = [
+            (trajectory, reward, (g, k))
+            for g, rewards_K in enumerate(group.rewards_G_K)
+            for k, reward in enumerate(rewards_K)
+            if isinstance(trajectory := group.trajectories_G_K[g][k], Trajectory)
+        ]
+        num_rollouts += len(ended)
+        if at_k is None or solved_P_G_K is None:
+            solved_K = [solved_in(rollout_metrics(group, *place)) for *_, place in ended]
+            weights_K = method.weights([reward for _, reward, _ in ended], solved_K)
+        else:
+            assert isinstance(method, Group), "Config refuses others"
+            right_K = [bool(solved_P_G_K[p][place]) for *_, place in ended]
+            weights_K = pass_at_k_advantages(right_K, at_k.k, normalise=method.normalise)
+        for (trajectory, *_), weight in zip(ended, weights_K, strict=True):
+            found.update(sequences_of(trajectory, weight) if weight else ())
+            # What is read counts towards the mean reward, not towards whether one answer is right.
+            if at_k is None and (of_read := method.reading_weight(weight)):
+                found.update(readings_of(trajectory, of_read))
+    examples = [dataclasses.replace(example, count=count) for example, count in found.items()]
+    return examples, 1 / max(num_rollouts, 1)
+
+
+def learn(
+    config: Config, generation: int, examples: Sequence[Example], share: float, learner: "Learner"
+) -> Metrics:
+    """All steps on a generation's answers; what is to be reported of them."""
+    method = config.method
+    factor = config.learning_rate_schedule(generation, config.num_generations)
+    learning_rate = config.learning_rate * factor
+    norms: list[float] = []
+    for epoch in range(method.epochs):
+        order = random.Random(derive_seed(config.seed, "policy_gradient", generation, epoch))
+        dealt = order.sample(examples, len(examples))
+        for part in filter(None, (dealt[step :: method.steps] for step in range(method.steps))):
+            of_one = method.steps * share
+            norms.append(learner.step(part, method.objective, learning_rate, of_one)[1])
+    return {
+        "policy/weighted": share * sum(each.count for each in examples if not each.is_read),
+        "policy/gradient_norm": math.fsum(norms) / len(norms) if norms else 0.0,
+        "optimizer/learning_rate": learning_rate,
+    }

@@ -1,0 +1,302 @@
+"""Supervised training: its options, and rows as token sequences.
+
+What the model should write has a loss, and nothing else: a completion and the end of sequence, or
+the assistant's turns of a chat and the token that ends each. Tokens are put together as in a
+rollout, prompt and answer encoded apart and chats turn by turn (`rl.messages.renderer`), so that
+the model learns in the form in which it will be asked.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias, TypeVar, cast
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import Names
+from es_cookbook.common.errors import ConfigError, DataError, ModelError
+from es_cookbook.common.schedules import Schedule, schedule_field
+from es_cookbook.common.terminal import plural
+from es_cookbook.engines.base import EngineBuilder
+from es_cookbook.plugins.hub.background_push import CheckpointPush
+from es_cookbook.population.evaluate import check_evaluation
+from es_cookbook.rl.data.rows import (
+    ON_BAD_ROW_DOC,
+    Fields,
+    OnBadRow,
+    Remarks,
+    Row,
+    messages_of,
+    tools_of,
+)
+from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
+from es_cookbook.rl.messages.encoder import Controls, inside, plain
+from es_cookbook.rl.messages.message import Message, with_system
+from es_cookbook.rl.messages.renderer import Renderer
+from es_cookbook.rl.rollouts import Example
+from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
+from es_cookbook.runs.run_config import ENGINES
+from es_cookbook.runs.tracking.base import TrackerBuilder
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+T = TypeVar("T")
+Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
+"""Sequences to learn, and held-out ones whose loss is measured."""
+
+
+@chz.chz
+class SupervisedRows:
+    """Rows of a file or a Hub set: `prompt` and `completion`, or a chat in `messages`."""
+
+    source: str = chz.field(doc=f"{SOURCE_DOC}; of prompt and completion or of messages")
+    chat: bool = chz.field(
+        default=False,
+        doc="put a prompt into the model's chat template; else it is used unchanged, and must have "
+        "the form in which the model will see it later",
+    )
+    system: str = chz.field(default="", doc="system message of chats that have none")
+    keep_history: bool = chz.field(
+        default=False, doc="accept a chat template that rewrites earlier turns; all stay as written"
+    )
+    num_test: int = chz.field(default=0, doc="last rows, held out: their loss is measured")
+    on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "num_test", at_least=0)
+
+    def check(self) -> None:
+        """Refuse, before a model is loaded, a source that is not there, or rows that lack fields.
+
+        Raises:
+            DataError: Why.
+        """
+        check_source(self.source, "dataset.source")
+        rows = list(load_rows(self.source, option="dataset.source"))
+        self._usable(rows, _check_said, Remarks(self.source, self.on_bad_row))
+
+    def __call__(self, tokenizer: Tokenizer) -> Split:
+        """Every row as a sequence, in order.
+
+        Raises:
+            DataError: A row that cannot be used; names the file and the line.
+            ModelError: The tokenizer cannot do what the rows need.
+        """
+        encoder, remarks = _Encoder(tokenizer, self), Remarks(self.source, self.on_bad_row)
+        rows = list(load_rows(self.source, option="dataset.source"))
+        examples = self._usable(rows, encoder.example, remarks)
+        remarks.say(len(rows), "row", len(examples))
+        split = len(examples) - self.num_test
+        return examples[:split], examples[split:]
+
+    def _usable(self, rows: Sequence[Row], make: Callable[[Row], T], remarks: Remarks) -> list[T]:
+        """What is made of each row that is not skipped."""
+        made = (remarks.unless_bad(row.where, functools.partial(make, row)) for row in rows)
+        found = [each for each in made if each is not None]
+        if len(found) <= self.num_test:
+            raise DataError(
+                f"{self.source}: {plural(len(found), 'row')} can be used and dataset.num_test is "
+                f"{self.num_test}, so none is left to learn from"
+            )
+        return found
+
+
+def _check_said(row: Row) -> bool:
+    if row.fields.get("messages") is not None:
+        _messages(row)
+    else:
+        _ = row.text("prompt"), row.text("completion")
+    return True
+
+
+_ROWS = Names({"rows": "es_cookbook.plugins.gradients.supervised:SupervisedRows"}, default="rows")
+_PROBLEMS = Names({"rows": "es_cookbook.rl.data.task:Task"}, default=None)
+
+
+_TRACKERS = functools.partial(StandardTrackersBuilder, live=None)
+
+
+@chz.chz
+class Evaluation:
+    """Problems on which the model is measured while it learns."""
+
+    dataset: RLDatasetBuilder = chz.field(
+        meta_factory=_PROBLEMS, doc="of which the held-out problems are attempted"
+    )
+    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
+    engine: EngineBuilder = ENGINES.field("what samples")
+    every: int = chz.field(default=0, doc="steps between; 0: before and after only")
+    attempts: int = chz.field(default=1, doc="at each problem; several also measure test/pass@k")
+    temperature: float = chz.field(default=0.0, doc="of the attempts; 0 is greedy")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "every", at_least=0, prefix="evaluation.")
+        check_evaluation(self.attempts, self.temperature, "evaluation.")
+
+
+@chz.chz
+class SFTConfig:
+    """Fine-tune a LoRA adapter, or all weights, on rows that say what the model should write."""
+
+    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
+    dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
+    output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
+    rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")
+    alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")
+    targets: tuple[str, ...] = chz.field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
+    )
+    learning_rate: float = chz.field(default=2e-4, doc="of AdamW")
+    learning_rate_schedule: Schedule = schedule_field(
+        "factor on learning_rate over the steps", default="linear"
+    )
+    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
+    batch_size: int = chz.field(default=32, doc="rows per step")
+    epochs: float = chz.field(default=1.0, doc="passes over the rows")
+    max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
+    packing: bool = chz.field(
+        default=False, doc="several rows in one sequence of max_length, where none sees another"
+    )
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
+    )
+    log_every: int = chz.field(default=10, doc="steps between lines of metrics")
+    checkpoint_every: int = chz.field(default=100, doc="steps between checkpoints; 0: none")
+    trackers: TrackerBuilder = chz.field(
+        default_factory=_TRACKERS,
+        blueprint_unspecified=_TRACKERS,
+        doc="where metrics go, beside the terminal",
+    )
+    hub: CheckpointPush | None = chz.field(
+        default=None,
+        doc="pushes checkpoints and the result to the Hugging Face Hub: hub.repo_id=...",
+    )
+    evaluation: Evaluation | None = chz.field(
+        default=None, doc="problems on which the model is measured: evaluation.dataset=..."
+    )
+    seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
+        check_range(self, "max_length", at_least=2)
+        check_range(self, "rank", "checkpoint_every", at_least=0)
+        check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
+        if self.rank and self.hub and self.hub.evaluate:
+            raise ConfigError(
+                "hub.evaluate measures whole models, and rank above 0 pushes adapters: give "
+                "rank=0, or evaluation.dataset=..., which measures them while they learn"
+            )
+        if self.rank and not self.targets:
+            raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
+
+
+class _Encoder:
+    def __init__(self, tokenizer: Tokenizer, how: SupervisedRows) -> None:
+        eos = cast("int | None", tokenizer.eos_token_id)
+        if eos is None:
+            raise ModelError(
+                "the model's tokenizer has no end-of-sequence token, so no row could teach the "
+                "model to stop; set its eos_token"
+            )
+        self._tokenizer = tokenizer
+        self._how = how
+        self._eos = eos
+
+    def example(self, row: Row) -> Example:
+        if row.fields.get("messages") is not None:
+            return self._of_chat(_messages(row), row)
+        prompt, completion = row.text("prompt"), row.text("completion")
+        if self._how.chat:
+            chat = [(Message("user", prompt), True), (Message("assistant", completion), True)]
+            return self._of_chat(chat, row)
+        prompt_T = plain(self._tokenizer, prompt)
+        said = inside(self._tokenizer, completion)
+        said = said if said[-1:] == (self._eos,) else (*said, self._eos)
+        self._check_one_end(said, None, row)
+        return joined([(prompt_T, False), (said, True)])
+
+    def _of_chat(self, chat: Sequence[tuple[Message, bool]], row: Row) -> Example:
+        keep_history = self._how.keep_history
+        renderer = Renderer.best(self._tokenizer, tools_of(row), keep_history=keep_history)
+        messages = [message for message, _ in chat]
+        turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        if not turns or turns[0] == 0 or any(b - a == 1 for a, b in pairwise(turns)):
+            raise row.error(
+                "messages must begin with somebody else than the assistant, who must speak at "
+                "least once and never twice in a row"
+            )
+        if turns[-1] + 1 < len(messages):
+            raise row.error("messages must end with the assistant's: behind it nothing is learned")
+        for turn in turns:
+            if not messages[turn].content.strip() and not messages[turn].tool_calls:
+                raise row.error(f"messages[{turn}] of the assistant says nothing")
+        try:
+            return self._in_turns(renderer, chat, turns, row)
+        except ModelError as error:
+            raise row.error(str(error)) from error
+
+    def _in_turns(
+        self,
+        renderer: Renderer,
+        chat: Sequence[tuple[Message, bool]],
+        turns: Sequence[int],
+        row: Row,
+    ) -> Example:
+        messages = [message for message, _ in chat]
+        opening = with_system(self._how.system, messages[: turns[0]])
+        parts: list[tuple[Sequence[int], bool]] = [(renderer.prompt(opening), False)]
+        for turn, after in zip(turns, [*turns[1:], None], strict=True):
+            said = self._said(renderer, messages[turn], row)
+            parts.append((said, chat[turn][1]))
+            if after is not None:
+                action = Action(said, messages[turn].content, "stop")
+                parts.append((renderer.added(action, messages[turn + 1 : after]), False))
+        return joined(parts)
+
+    def _said(self, renderer: Renderer, message: Message, row: Row) -> tuple[int, ...]:
+        """The assistant's turn and its end."""
+        said = renderer.turn(message)
+        if said[-1] not in Controls.of(self._tokenizer).ids:
+            said = (*said, self._eos)
+        self._check_one_end(said, renderer.end_of_turn, row)
+        return said
+
+    def _check_one_end(self, said: Sequence[int], end: int | None, row: Row) -> None:
+        """Refuse what nothing can be sampled behind, but in the end."""
+        body = list(said)
+        while body and body[-1] in Controls.of(self._tokenizer).ids:
+            body.pop()
+        ends = [token for token in said if token in (self._eos, end)]
+        inner = [token for token in ends if token in body or ends.count(token) > 1]
+        if inner:
+            name = self._tokenizer.decode(inner[:1])
+            raise row.error(f"an answer has the end of a turn in it, {name!r}: take it out")
+
+
+def joined(parts: Sequence[tuple[Sequence[int], bool]]) -> Example:
+    """One sequence of parts that are learned or not.
+
+    >>> found = joined([((5, 6), False), ((7,), True)])
+    >>> found.tokens_T, found.learned_T
+    ((5, 6, 7), (False, False, True))
+    """
+    return Example(
+        tuple(token for tokens_T, _ in parts for token in tokens_T),
+        tuple(learned for tokens_T, learned in parts for _ in tokens_T),
+    )
+
+
+def _messages(row: Row) -> list[tuple[Message, bool]]:
+    """The messages of a row, and whether each is learned, which a `weight` of 0 says it is not."""
+    messages = messages_of(row, also=("weight",))
+    weights = [
+        cast(Fields, each).get("weight") for each in cast("list[object]", row.value("messages"))
+    ]
+    for at, weight in enumerate(weights):
+        if weight not in (None, 0, 1):
+            raise row.error(f"messages[{at}].weight must be 0 or 1, found {weight!r:.60}")
+    return [(message, weight != 0) for message, weight in zip(messages, weights, strict=True)]

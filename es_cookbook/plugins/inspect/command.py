@@ -1,0 +1,171 @@
+"""Evaluate a run with a task of inspect-ai: its centre, its base, or any genome; or a model.
+
+    python -m es_cookbook inspect runs/mine task=my_task.py
+    python -m es_cookbook inspect runs/mine task=my_task.py genome=base limit=20
+    python -m es_cookbook inspect model_name=Qwen/Qwen2.5-0.5B-Instruct task=inspect_evals/gsm8k
+    inspect view --log-dir logs
+
+`my_task.py` has a function with inspect's `@task`; where it has several, `my_task.py@name` is one.
+`inspect_evals/gsm8k` is a task of an installed package. The model is called es/centre, es/base,
+es/genome/3 or, without a run, es/<its name> in the log, which inspect's viewer opens. The run
+directory is only read.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import chz
+
+from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
+from es_cookbook.cli.options import Answering, RunOrModel
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, EnvError, not_installed
+from es_cookbook.common.terminal import plural, printable
+from es_cookbook.engines.base import Engine, Host, SampleRequest, Target
+from es_cookbook.rl.messages.chat import ChatOptions
+from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams
+from es_cookbook.runs.recorded import RebuiltRun, RecordedRun
+
+if TYPE_CHECKING:
+    from inspect_ai.log import EvalLog
+
+
+@chz.chz
+class InspectConfig(RunOrModel, Answering):
+    """Evaluate a run's centre, its base, a genome, or a model, with a task of inspect-ai."""
+
+    task: str = chz.field(
+        doc="a task of inspect-ai: my_task.py, my_task.py@name, or package/name of an installed "
+        "package"
+    )
+    task_args: str = chz.field(
+        default="{}", doc="arguments of the task, as JSON: '{\"fewshot\": 0}'"
+    )
+    limit: int | None = chz.field(default=None, doc="maximum number of samples; None: all")
+    epochs: int | None = chz.field(default=None, doc="answers per sample; None: as the task says")
+    log_dir: str = chz.field(default="logs", doc="directory of inspect's logs")
+    temperature: float = chz.field(
+        default=0.0, doc="0 is greedy; a task's own temperature takes precedence"
+    )
+    max_tokens: int | None = chz.field(
+        default=None,
+        doc="maximum tokens per turn; None: the run's own; a task's own takes precedence",
+    )
+    seed: int = chz.field(default=0, doc="sampling seed")
+    chat: ChatOptions = chz.field(
+        default_factory=ChatOptions, doc="how chats and tools are rendered"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "limit", "epochs", "max_tokens", at_least=1)
+        if not self.log_path and self.model_name is None:
+            raise ConfigError("who is evaluated? Give log_path=RUN or model_name=MODEL")
+        if not self.log_path and self.genome != "centre":
+            raise ConfigError("genome is of a run: give log_path=RUN")
+        self.arguments()
+
+    def arguments(self) -> dict[str, object]:
+        """The task's arguments.
+
+        Raises:
+            ConfigError: They are no JSON object.
+        """
+        try:
+            found = json.loads(self.task_args)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"task_args must be a JSON object: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"task_args must be a JSON object, found {self.task_args:.60}")
+        return cast("dict[str, object]", found)
+
+
+def main(config: InspectConfig) -> None:
+    """Load the model, or rebuild the run, evaluate it, and say what came of it."""
+    script = Path(config.task.partition("@")[0])
+    if script.suffix == ".py" and not script.is_file():
+        raise ConfigError(f"there is no script {script}; task= is one with a task of inspect-ai")
+    subject = subject_of(config, config.engine, config.genome)
+    (generation,) = subject.generations
+    of_run = "" if subject.run is None else f"generation {generation}, "
+    for log in anyio.run(_logs, config, subject):
+        task, results = log.eval.task, log.results
+        if log.status != "success":
+            said = " ".join((log.error.message if log.error else log.status).split())
+            raise EnvError(f"{task} failed: {printable(said)[:300]}; see {log.location}")
+        metrics = ", ".join(
+            f"{score.name}/{name} {float(metric.value):.4g}"
+            for score in (results.scores if results else ())
+            for name, metric in score.metrics.items()
+        )
+        samples = plural(results.completed_samples if results else 0, "sample")
+        print(f"{task}, es/{_model(config)}, {of_run}{samples}: {metrics or 'no scores'}")
+        print(f"look at it: inspect view --log-dir {config.log_dir}   (this log: {log.location})")
+
+
+def _model(config: InspectConfig) -> str:
+    if not config.log_path:
+        return Path(str(config.model_name)).name
+    who = config.genome
+    return f"genome/{who}" if isinstance(who, int) else who
+
+
+async def _logs(config: InspectConfig, subject: Subject) -> "list[EvalLog]":
+    try:
+        from es_cookbook.plugins.inspect.models import Source, run_task
+    except ModuleNotFoundError as error:
+        if error.name != "inspect_ai":
+            raise
+        raise not_installed("inspect", "inspect-ai", "es-cookbook[inspect]") from error
+
+    (generation,) = subject.generations
+    async with opened(subject) as (engine, rebuilt), _answering(engine, rebuilt, config) as answer:
+        return await run_task(
+            config.task,
+            config.arguments(),
+            _model(config),
+            Source(
+                *(answer, engine.tokenizer, engine.traits.context_length),
+                *(_sampling(config, subject.run), config.chat, config.seed),
+            ),
+            limit=config.limit,
+            epochs=config.epochs,
+            log_dir=config.log_dir,
+            metadata={"log_path": config.log_path, "generation": generation}
+            if subject.run
+            else {"model_name": subject.model_name},
+        )
+
+
+@asynccontextmanager
+async def _answering(
+    engine: Engine, rebuilt: RebuiltRun | None, config: InspectConfig
+) -> AsyncGenerator[Answer]:
+    host: Host = engine
+    target: Target = "centre"
+    async with AsyncExitStack() as stack:
+        if rebuilt is not None:
+            await rebuilt.go_to(rebuilt.run.resolved(config.generation, config.genome))
+            host, target = await stack.enter_async_context(rebuilt.answering(config.genome))
+
+        async def answer(observation: Observation, params: SamplingParams, seed: int) -> Action:
+            return await host.sample(SampleRequest(target, observation, params, seed))
+
+        yield answer
+
+
+def _sampling(config: InspectConfig, run: RecordedRun | None) -> SamplingParams:
+    sampling = run.config.sampling if run is not None else SamplingParams()
+    sampling = chz.replace(sampling, temperature=config.temperature)
+    if config.max_tokens is None:
+        return sampling
+    return chz.replace(sampling, max_tokens=config.max_tokens)
+
+
+def cli() -> None:
+    run_cli(main, InspectConfig)

@@ -1,0 +1,339 @@
+"""Markovian training as an Env: a thought, and how likely it makes the answer where it is read.
+
+The policy writes a thought of at most `sampling.max_tokens` tokens. Then the same policy reads it:
+
+    reward = mean_t log π(answer_t | redacted prompt, thought, answer mark, answer before t)
+             - the same of the frozen base, reading the base's own thought
+
+as in Viteri et al., "Markovian Transformers for Informative Language Modeling" (arXiv:2404.18988),
+in nats per token of the answer. Without the question in sight all that the answer needs must be in
+the thought. `π` is whoever wrote the thought: a genome is paid for writing and for reading, and its
+reader is its own. Under a policy gradient it is the model as it is now; the reward's own gradient,
+through the reader, comes from the answer's tokens (`StepResult.reading`).
+
+The base's part is one number for a problem, so it is added to the group, once, and no comparison
+between genomes depends on it: it says how much better than the base a reward is.
+
+The policy also answers behind its thought, greedily, which is measured as `correct` and not paid.
+Which answer a text gives (`given_answer`):
+
+    tag       the last <answer>…</answer>
+    anchor    what stands behind the last "Answer:", or else behind the last "="
+    integer   the first whole number
+    auto      the first of these that the text has, the last only where a number is wanted; else
+              its first line
+
+Substring search and one pattern over a bounded piece of the text: the cost is linear.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.registry import Registered
+from es_cookbook.rl.letters import composed
+from es_cookbook.rl.messages.encoder import inside
+from es_cookbook.rl.problem_env import (
+    Grade,
+    ProblemEnv,
+    ProblemGroupBuilder,
+    check_prompt,
+    render_prompt,
+)
+from es_cookbook.rl.rewards.format import extract_answer
+from es_cookbook.rl.types import (
+    Action,
+    GroupReward,
+    LostRollout,
+    Observation,
+    Policy,
+    Reading,
+    SamplingParams,
+    Tokenizer,
+    Trajectory,
+)
+
+Extraction: TypeAlias = Literal["auto", "tag", "anchor", "integer"]
+
+LONGEST = 10_000
+"""Characters of a text, from its start, in which an answer is looked for."""
+_ANCHORS = ("answer:", "=")
+_INTEGER = re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3})+(?!\d)|(?<!\d)-?\d+", re.ASCII)
+_LETTER = re.compile(r"(?<!\w)\(?([A-Z])\)?(?!\w)")
+_NUMBER = re.compile(r"[-+]?\d{1,40}(?:\.\d{1,40})?", re.ASCII)
+
+
+def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str | None:
+    """The answer in a text; None where it has none of this kind.
+
+    >>> given_answer("so <answer> 7 </answer>", "7", "tag"), given_answer("3+4 = 7", "7", "anchor")
+    ('7', '7')
+    >>> given_answer("It is 7 of 9.", "7", "integer"), given_answer("It is 7.", "7", "tag")
+    ('7', None)
+    """
+    text = text[:LONGEST]
+    if extraction == "tag":
+        return extract_answer(text)
+    if extraction == "anchor":
+        return _anchored(text)
+    if extraction == "integer":
+        found = _INTEGER.search(text)
+        return found[0].replace(",", "") if found else None
+    kinds: tuple[Extraction, ...] = ("tag", "anchor", "integer")
+    given = (given_answer(text, gold, kind) for kind in kinds[: 3 if _value(gold) else 2])
+    found = next((each for each in given if each is not None), None)
+    return _first_line(text) if found is None else found
+
+
+def is_right(given: str | None, gold: str) -> bool:
+    """Whether an answer is the row's: equal numbers, the same letter of a choice, or the same text.
+
+    >>> is_right("19.0", "19"), is_right("(C) because", "C"), is_right("19 apples", "19")
+    (True, True, False)
+    """
+    if given is None:
+        return False
+    given, gold = composed(given.strip().rstrip(".").strip()), composed(gold.strip())
+    if len(gold) == 1 and "A" <= gold <= "Z":
+        letter = _LETTER.search(given)
+        return letter is not None and letter[1] == gold
+    values = _value(given), _value(gold)
+    if values[1] is not None:
+        return values[0] == values[1]
+    return " ".join(given.lower().split()) == " ".join(gold.rstrip(".").lower().split())
+
+
+def leaks(thought: str, gold: str) -> bool:
+    """Whether a thought has the answer in it, as a word or a number of its own.
+
+    >>> leaks("8,17,19", "19"), leaks("8,17,190", "19"), leaks("", "19")
+    (True, False, False)
+    """
+    answer = re.escape(composed(gold.strip()))
+    found = re.search(rf"(?<![\w]){answer}(?![\w])", composed(thought), re.IGNORECASE)
+    return found is not None
+
+
+def _anchored(text: str) -> str | None:
+    lowered = text.lower()
+    for anchor in _ANCHORS:
+        place = lowered.rfind(anchor)
+        if place >= 0:
+            return _first_line(text[place + len(anchor) :])
+    return None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].strip()
+
+
+def _value(text: str) -> Fraction | None:
+    plain = text.strip().replace(",", "").removeprefix("$")
+    return Fraction(plain) if _NUMBER.fullmatch(plain) else None
+
+
+QUESTION = "{question}"
+
+
+@chz.chz
+class Template:
+    """What the writer of a thought is asked, and what its reader sees in its place, in words.
+
+    Both prompts are one template. The writer has the question in it and goes on with a thought. The
+    reader has a redaction mark where the question was, the thought, and a mark behind which it
+    answers. It is filled twice: nothing is searched for and replaced, so a question that holds the
+    redaction mark, or a brace, is a question like any other.
+    """
+
+    text: str = chz.field(
+        default="You will be shown a question. First write, briefly, all that is needed to answer "
+        "it: the answer will be read from what you write, and the question may not be there any "
+        "more.\n\nQuestion: {question}\n\nReasoning:",
+        doc="what stands before the thought; {question} is the question, or the redaction mark",
+    )
+    redaction: str = chz.field(
+        default="[redacted]", doc="stands in place of the question where the thought is read"
+    )
+    answer_mark: str = chz.field(default="\nAnswer: ", doc="stands between thought and answer")
+    chat: bool = chz.field(
+        default=True, doc="put the text into the tokenizer's chat template, if it has one"
+    )
+
+    @chz.validate
+    def _marks(self) -> None:
+        if self.text.count(QUESTION) != 1:
+            raise ConfigError(
+                f"template.text must have {QUESTION} once, found {self.text.count(QUESTION)} times"
+            )
+        for name in ("redaction", "answer_mark"):
+            if not getattr(self, name):
+                raise ConfigError(f"template.{name} must be some text, found none")
+
+    def prompt(self, question: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The tokens before a thought."""
+        before, _, after = self.text.partition(QUESTION)
+        return render_prompt(tokenizer, f"{before}{question}{after}", chat=self.chat)
+
+    def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens of the mark and of an answer, whose are spaces at the end of the mark."""
+        mark = self.answer_mark.rstrip(" ")
+        text = self.answer_mark[len(mark) :] + answer
+        return tokens_of(tokenizer, mark), tokens_of(tokenizer, text)
+
+
+plugs_in(Template, "templates")
+
+
+@chz.chz
+class Compact(Template):
+    """For the bundled model of single characters: `3+5+9+2:=8,17,19>19`."""
+
+    text: str = chz.field(default="{question}:", doc="what stands before the thought")
+    redaction: str = chz.field(default="?", doc="stands in place of the question")
+    answer_mark: str = chz.field(default=">", doc="stands between thought and answer")
+    chat: bool = chz.field(default=False, doc="put the text into the tokenizer's chat template")
+
+
+TEMPLATE_NAMES = Registered("templates")
+"""What a user types on the command line."""
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """A text inside of another, in which names of special tokens are text like any other."""
+    return inside(tokenizer, text, split_special_tokens=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One problem, as its writer and its reader see it.
+
+    A thought is read as the text that people see in logs, not as the tokens that were sampled: how
+    a text is cut into tokens could tell the reader what no one can read. Texts of special tokens in
+    it are text.
+
+    Attributes:
+        tokenizer: the model's own.
+        observation: the prompt of the writer.
+        before_T: the tokens before the thought where it is read.
+        mark_T: those between thought and answer.
+        gold: the answer.
+        gold_T: its tokens, at least one.
+        answer_tokens: most tokens of an answer.
+        extraction: where an answer stands.
+        thought: a hand-written one, where one is known.
+    """
+
+    tokenizer: Tokenizer
+    observation: Observation
+    before_T: tuple[int, ...]
+    mark_T: tuple[int, ...]
+    gold: str
+    gold_T: tuple[int, ...]
+    answer_tokens: int
+    extraction: Extraction
+    thought: str | None = None
+
+    @property
+    def least(self) -> int:
+        """Tokens that reading takes without a thought: its prompt, the mark and an answer."""
+        return len(self.before_T) + len(self.mark_T) + max(len(self.gold_T), self.answer_tokens)
+
+    def read_T(self, thought: str, context_length: int) -> tuple[int, ...]:
+        """What stands before the answer; of the thought, so much from its start as fits."""
+        room = max(context_length - self.least, 0)
+        return self.before_T + tokens_of(self.tokenizer, thought)[:room] + self.mark_T
+
+    async def read(self, thought: str, policy: Policy) -> Reading:
+        """The answer behind a thought, as the policy reads it."""
+        prompt_T = self.read_T(thought, policy.context_length)
+        logprobs_T = await policy.logprobs(prompt_T, self.gold_T)
+        return Reading(prompt_T, self.gold_T, tuple(logprobs_T))
+
+    async def logprob(self, thought: str, policy: Policy) -> float:
+        """Mean log-probability of the answer's tokens behind a thought, in nats."""
+        return mean_logprob(await self.read(thought, policy))
+
+    async def answer(self, thought: str, policy: Policy) -> str:
+        """What the policy answers behind a thought, greedily."""
+        observation = Observation(self.read_T(thought, policy.context_length), is_last=True)
+        params = SamplingParams(max_tokens=self.answer_tokens)
+        return (await policy.sample(observation, params)).text
+
+    def is_right(self, text: str) -> bool:
+        """Whether an answer's text has the right one."""
+        return is_right(given_answer(text, self.gold, self.extraction), self.gold)
+
+
+def mean_logprob(reading: Reading) -> float:
+    """Of the tokens that were read."""
+    return math.fsum(reading.logprobs_T) / len(reading.logprobs_T)
+
+
+class MarkovianEnv(ProblemEnv):
+    """One thought about one question: the policy's own, or one that is given in its place.
+
+    A given thought has no sampled tokens: nobody is paid for writing it, only for reading it.
+    """
+
+    def __init__(self, asked: Asked, given: str | None = None) -> None:
+        super().__init__(asked.observation)
+        self.asked, self.given = asked, given
+
+    @override
+    async def act(self, observation: Observation) -> Action:
+        if self.given is not None:
+            return Action((), self.given, "stop")
+        return await super().act(observation)
+
+    @override
+    async def graded(self, text: str) -> Grade:
+        """Reward and metrics: `correct`, `logprob`, `leaks`."""
+        reading = await self.asked.read(text, self.policy)
+        logprob = mean_logprob(reading)
+        answer = await self.asked.answer(text, self.policy)
+        metrics = {
+            "correct": float(self.asked.is_right(answer)),
+            "logprob": logprob,
+            "leaks": float(leaks(text, self.asked.gold)),
+        }
+        return Grade(logprob, metrics, {"answer": answer}, reading)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MarkovianProblem(ProblemGroupBuilder):
+    """One question, and the base's own thought about it."""
+
+    question: str = dataclasses.field(kw_only=True)
+    asked: Asked = dataclasses.field(kw_only=True)
+
+    @property
+    def given(self) -> "MarkovianProblem":
+        """The same with its hand-written thought in place of the policy's own; tagged `given`."""
+        make_env = functools.partial(MarkovianEnv, self.asked, self.asked.thought)
+        return dataclasses.replace(
+            self, make_env=make_env, problem_tags=(*self.problem_tags, "given")
+        )
+
+    @override
+    async def check(self, context_length: int) -> None:
+        """Check the prompt, and that an answer has room where it is read, whatever the thought."""
+        await ProblemGroupBuilder.check(self, context_length)
+        check_prompt(self.name, self.asked.least, context_length)
+
+    @override
+    async def compute_group_rewards(
+        self, trajectories: Sequence[Trajectory | LostRollout], policies: Sequence[Policy]
+    ) -> Sequence[GroupReward]:
+        base = policies[0].base
+        thought = (await base.sample(self.asked.observation)).text
+        logprob = await self.asked.logprob(thought, base)
+        return [GroupReward(-logprob, {"base_logprob": logprob}) for _ in trajectories]

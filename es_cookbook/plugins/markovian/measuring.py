@@ -1,0 +1,155 @@
+"""What a thought is worth, measured where it is read: Envs of the study, which train nobody.
+
+`_StudiedEnv` has the policy think about a problem and measures the thought, by metrics:
+
+    correct, correct/<extraction>   the answer behind it is right, wherever it stands in the text
+    logprob                         mean log-probability of the answer's tokens behind it
+    leaks                           the thought has the answer in it
+    fragility/<damage>/<percent>    how much of `logprob` is lost where the thought is damaged
+    fragility                       the mean of these over all damages above 0 %
+    written, unrelated              `logprob` of the hand-written thought, and of another problem's
+    useful                          whether the first is higher
+
+`ScoredEnv` reads a thought that somebody else wrote, and samples nothing: `logprob` behind it, and
+`informs`, how much of that is lost without any thought.
+"""
+
+import functools
+import itertools
+import random
+import statistics
+import string
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+from typing_extensions import override
+
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.plugins.markovian.env import (
+    Asked,
+    Extraction,
+    MarkovianEnv,
+    MarkovianProblem,
+    given_answer,
+    is_right,
+)
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
+from es_cookbook.rl.types import Action, Observation
+
+Damage: TypeAlias = Literal["delete", "truncate_front", "truncate_back", "digits", "alphanumerics"]
+
+DAMAGES: tuple[Damage, ...] = get_args(Damage)
+SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
+    """The thought with a share of its characters, or of those that the damage is about, damaged.
+
+        delete           characters, anywhere, are left out
+        truncate_front   characters from the start are left out
+        truncate_back    characters from the end are left out
+        digits           digits are replaced by other digits
+        alphanumerics    letters and digits are replaced by others of both
+
+    as in Viteri et al. (arXiv:2404.18988). A share of 0 changes nothing. What is damaged is a
+    function of the seed, and a larger share damages all that a smaller one does, and more.
+
+    >>> damaged("8,17,19", "truncate_front", 0.4, 0), damaged("8,17,19", "truncate_back", 0.4, 0)
+    ('7,19', '8,17')
+    >>> damaged("8,17,19", "delete", 1.0, 0), damaged("8,17,19", "digits", 0.0, 0)
+    ('', '8,17,19')
+    """
+    count = round(share * len(thought))
+    if damage == "truncate_front":
+        return thought[count:]
+    if damage == "truncate_back":
+        return thought[: len(thought) - count]
+    rng = random.Random(seed)
+    if damage == "delete":
+        gone = set(rng.sample(range(len(thought)), len(thought))[:count])
+        return "".join(each for i, each in enumerate(thought) if i not in gone)
+    alphabet = string.digits if damage == "digits" else string.ascii_letters + string.digits
+    return _replaced(thought, alphabet, share, rng)
+
+
+def _replaced(thought: str, alphabet: str, share: float, rng: random.Random) -> str:
+    """A share of the characters that are in the alphabet, each by another one of it."""
+    places = [i for i, each in enumerate(thought) if each in alphabet]
+    others = [rng.choice(alphabet.replace(thought[i], "")) for i in places]
+    order = rng.sample(range(len(places)), len(places))
+    found = list(thought)
+    for i in order[: round(share * len(places))]:
+        found[places[i]] = others[i]
+    return "".join(found)
+
+
+FRAGILITY = "fragility"
+EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
+
+
+class _StudiedEnv(MarkovianEnv):
+    """A problem about which the policy is to think.
+
+    Args:
+        asked: the problem.
+        unrelated: the hand-written thought about a problem with another answer, if there is one.
+        seed: of what is damaged.
+    """
+
+    def __init__(self, asked: Asked, unrelated: str | None, seed: int) -> None:
+        super().__init__(asked)
+        self._unrelated, self._seed = unrelated, seed
+
+    @override
+    async def graded(self, text: str) -> Grade:
+        found = await super().graded(text)
+        asked, policy, answer = self.asked, self.policy, found.logs["answer"]
+        metrics = {**found.metrics, **await self._fragility(text, found.reward)}
+        for extraction in EXTRACTIONS:
+            given = given_answer(answer, asked.gold, extraction)
+            metrics[f"correct/{extraction}"] = float(is_right(given, asked.gold))
+        if asked.thought is not None and self._unrelated is not None:
+            metrics["written"] = await asked.logprob(asked.thought, policy)
+            metrics["unrelated"] = await asked.logprob(self._unrelated, policy)
+            metrics["useful"] = float(metrics["written"] > metrics["unrelated"])
+        return Grade(found.reward, metrics, {"thought": text, "answer": answer})
+
+    async def _fragility(self, thought: str, whole: float) -> dict[str, float]:
+        lost: dict[str, float] = {}
+        known = {thought: whole}
+        for damage, share in itertools.product(DAMAGES, SHARES):
+            left = damaged(thought, damage, share, self._seed)
+            if left not in known:
+                known[left] = await self.asked.logprob(left, self.policy)
+            lost[f"{FRAGILITY}/{damage}/{100 * share:.0f}"] = whole - known[left]
+        above = [value for name, value in lost.items() if not name.endswith("/0")]
+        return {**lost, FRAGILITY: statistics.fmean(above)}
+
+
+class ScoredEnv(MarkovianEnv):
+    """A problem with a thought about it, which the policy reads."""
+
+    def __init__(self, asked: Asked, thought: str) -> None:
+        super().__init__(asked)
+        self._thought = thought
+
+    @override
+    async def act(self, observation: Observation) -> Action:
+        return Action((), self._thought, "stop")
+
+    @override
+    async def graded(self, text: str) -> Grade:
+        logprob, without = [await self.asked.logprob(t, self.policy) for t in (text, "")]
+        return Grade(logprob, {"logprob": logprob, "informs": logprob - without})
+
+
+def studied(problems_P: Sequence[MarkovianProblem], seed: int) -> list[ProblemGroupBuilder]:
+    """The problems, each with the thought of the next one that has another answer."""
+    found: list[ProblemGroupBuilder] = []
+    for p, problem in enumerate(problems_P):
+        others = (other.asked for other in (*problems_P[p + 1 :], *problems_P[:p]))
+        thoughts = (o.thought for o in others if o.thought and o.gold != problem.asked.gold)
+        purpose = derive_seed(seed, "study", p)
+        env = functools.partial(_StudiedEnv, problem.asked, next(thoughts, None), purpose)
+        found.append(ProblemGroupBuilder(env, problem.name))
+    return found

@@ -1,0 +1,266 @@
+"""A question, its answer, and sums to be worked out: generated, split, and with their thoughts.
+
+A sum is numbers with signs between them. Its hand-written thought are the running totals: what it
+comes to after each number, so that the last total is the answer. Multiplication binds tighter, as
+is usual: a product counts as one number.
+
+Rows may have the formats of public sets, each known by its columns:
+
+    sums, any     question, answer                        and thought, where one is written
+    GSM8K         question, answer that ends in #### 42   its steps are the thought
+    MATH          problem, solution with a box            its steps are the thought
+    DeepScaleR    problem, answer
+    MMLU          question, choices, answer: a number     subject is the tag
+    ARC           question, choices {text, label}, answerKey
+    SVAMP         Body, Question, Answer                  Equation is the thought, Type the tag
+    Wikipedia     text                                    the start is asked, what follows answers
+
+A choice's answer is its letter, and its choices belong to the question: a reader who does not see
+the question does not see them either. `thought` in a row of any format is its hand-written chain of
+thought. One file may mix formats.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from es_cookbook.plugins.markovian.env import tokens_of
+from es_cookbook.recipes.generated import Fold, fold_of, fold_of_text, problems_of
+from es_cookbook.recipes.math.dataset import MARK, one_answer
+from es_cookbook.recipes.math.dataset import read_problem as read_math
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.rewards.answers import lettered
+from es_cookbook.rl.types import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem.
+
+    Attributes:
+        question: all that the answer needs.
+        answer: what is to be found; not empty.
+        thought: a hand-written chain of thought, where one is known.
+        tags: names under which metrics are reported.
+        source: the text that the question was cut from, if it was.
+    """
+
+    question: str
+    answer: str
+    thought: str | None = None
+    tags: tuple[str, ...] = ()
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.question
+
+    @property
+    def fold(self) -> int:
+        """Which fold it belongs to, by its question."""
+        return fold_of_text(self.question)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sum:
+    """Numbers, and the sign before each: `+`, `-` or `*`; the first has `+`."""
+
+    terms: tuple[int, ...]
+    signs: tuple[str, ...]
+
+    @property
+    def question(self) -> str:
+        """As it is asked.
+
+        >>> Sum((3, 5, 2), ("+", "-", "*")).question
+        '3-5*2'
+        """
+        pairs = zip(self.signs, self.terms, strict=True)
+        return "".join(f"{sign}{term}" for sign, term in pairs).removeprefix("+")
+
+    @property
+    def totals(self) -> list[int]:
+        """What it comes to after each number, or product, but the first; the last is the answer.
+
+        >>> Sum((3, 5, 9, 2), ("+",) * 4).totals, Sum((3, 5, 2), ("+", "-", "*")).totals
+        ([8, 17, 19], [-7])
+        """
+        parts: list[int] = []
+        for sign, term in zip(self.signs, self.terms, strict=True):
+            if sign == "*":
+                parts[-1] *= term
+            else:
+                parts.append(-term if sign == "-" else term)
+        totals = list(itertools.accumulate(parts))
+        return totals[1:] or totals
+
+    @property
+    def thought(self) -> str:
+        """The totals, as a chain of thought."""
+        return ",".join(map(str, self.totals))
+
+    @property
+    def problem(self) -> Problem:
+        return Problem(self.question, str(self.totals[-1]), self.thought)
+
+    @property
+    def fold(self) -> Fold:
+        """Which split it belongs to: of its numbers and signs in any order."""
+        pairs = sorted(zip(map(ord, self.signs), self.terms, strict=True))
+        return fold_of("markovian", *itertools.chain.from_iterable(pairs))
+
+
+def draw_sum(
+    rng: random.Random, num_terms: int = 4, num_digits: int = 1, operations: str = "+"
+) -> Sum:
+    """Any sum, of any split; numbers are from 1 to the highest of so many digits."""
+    terms = tuple(rng.randint(1, 10**num_digits - 1) for _ in range(num_terms))
+    return Sum(terms, ("+", *(rng.choice(operations) for _ in terms[1:])))
+
+
+def generate_sums(
+    seed: int, fold: Fold, *, num_terms: int, num_digits: int, operations: str
+) -> Iterator[Sum]:
+    """Seeded stream of distinct sums of one split.
+
+    Args:
+        seed: same seed, same stream.
+        fold: "train", "development" or "test"; they are disjoint whatever the seeds.
+        num_terms: how many numbers.
+        num_digits: most digits of each.
+        operations: signs that may stand between them.
+    """
+    shape = {"num_terms": num_terms, "num_digits": num_digits}
+    draw = functools.partial(draw_sum, operations=operations, **shape)
+    return problems_of("markovian", seed, fold, draw)
+
+
+def chance(problems_P: list[Problem]) -> float:
+    """How often the answer is right that is given most: the best without question and thought.
+
+    >>> chance([Problem("a", "1"), Problem("b", "2"), Problem("c", "2")])
+    0.6666666666666666
+    """
+    answers = [problem.answer for problem in problems_P]
+    return max(map(answers.count, set(answers)), default=math.nan) / max(len(answers), 1)
+
+
+LETTERS = "ABCDEFGHIJ"
+_CHARACTERS_PER_TOKEN = 32
+"""Enough of a long text's start to make a token of."""
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, int]) -> Problem:
+    """The problem of a row.
+
+    Args:
+        row: one row.
+        tokenizer: cuts texts; None leaves them whole, to check the rest of a row.
+        lengths: of a text alone, tokens that are asked and tokens that answer.
+
+    Raises:
+        DataError: Columns of no known format, or a question or answer that is empty.
+    """
+    found = {name for name, value in row.fields.items() if value is not None}
+    tags: tuple[str, ...] = ()
+    thought, source = None, ""
+    if {"question", "choices"} <= found:
+        question, answer, tags = _choice(row)
+    elif {"Body", "Question", "Answer"} <= found:
+        question, answer = (
+            f"{row.text('Body').strip()} {row.text('Question').strip()}",
+            _one(row, "Answer"),
+        )
+        thought, tags = row.optional_text("Equation"), _tag(row, "Type")
+    elif "problem" in found:
+        problem = read_math(row)
+        question, answer, tags = problem.question, problem.gold, problem.tags
+        thought = row.optional_text("solution")
+    elif {"question", "answer"} <= found:
+        question, answer = row.text("question").strip(), _one(row, "answer")
+        if MARK in answer:
+            steps, _, answer = answer.rpartition(MARK)
+            thought, answer = steps.strip(), answer.strip().replace(",", "")
+    elif "text" in found:
+        source = row.text("text")
+        question, answer = _cut(row, tokenizer, *lengths)
+    else:
+        raise row.error(
+            "a row has question and answer (and choices), problem and solution, Body, Question and "
+            f"Answer, or text, found: {', '.join(sorted(found)) or 'nothing'}"
+        )
+    if not question:
+        raise row.error("the question is empty")
+    if not answer:
+        raise row.error("the answer is empty")
+    written = row.optional_text("thought")
+    return Problem(question, answer, written or thought, tags, source)
+
+
+def _one(row: Row, name: str) -> str:
+    """One answer; a whole number without decimals."""
+    answer = one_answer(row, name)
+    whole = _WHOLE.fullmatch(answer)
+    return whole[1] if whole else answer
+
+
+def _choice(row: Row) -> tuple[str, str, tuple[str, ...]]:
+    """MMLU has a list and a number, ARC texts with labels and a key, which may be digits."""
+    choices = row.value("choices")
+    if isinstance(choices, Mapping):
+        of = cast("Mapping[str, object]", choices)
+        texts, labels = _texts(row, of.get("text")), _texts(row, of.get("label"))
+        key = row.text("answerKey").strip()
+        if len(labels) != len(texts) or len(set(labels)) < len(labels) or key not in labels:
+            raise row.error(
+                f"field 'choices' must have as many labels as texts, all different, and answerKey "
+                f"be one of them, found labels {', '.join(labels)} and answerKey {key!r:.20}"
+            )
+        number = labels.index(key)
+    else:
+        texts, number = _texts(row, choices), row.integer("answer")
+    if not 0 <= number < len(texts) <= len(LETTERS):
+        raise row.error(
+            f"the answer must be one of the choices, 2 to {len(LETTERS)}, found number {number} of "
+            f"{len(texts)}"
+        )
+    question = f"{row.text('question').strip()}\n{lettered(texts)}"
+    return question, LETTERS[number], _tag(row, "subject")
+
+
+def _texts(row: Row, value: object) -> list[str]:
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    if len(items) < 2 or not all(isinstance(item, str) and item for item in items):
+        raise row.error(
+            f"field 'choices' must have two or more texts, or text and label, found {value!r:.60}"
+        )
+    return [str(item) for item in items]
+
+
+def _cut(row: Row, tokenizer: "Tokenizer | None", asked: int, answered: int) -> tuple[str, str]:
+    """The start of a text, and what follows."""
+    text = row.text("text")[: (asked + answered) * _CHARACTERS_PER_TOKEN]
+    if tokenizer is None:
+        return text, text
+    tokens_T = tokens_of(tokenizer, text)
+    if len(tokens_T) < asked + answered:
+        raise row.error(
+            f"field 'text' has {len(tokens_T)} tokens, and context_tokens={asked} and "
+            f"continuation_tokens={answered} need {asked + answered}; give longer texts or less"
+        )
+    parts = tokens_T[:asked], tokens_T[asked : asked + answered]
+    question, answer = (
+        str(tokenizer.decode(list(part), skip_special_tokens=False)) for part in parts
+    )
+    return question.strip(), answer.strip()
+
+
+def _tag(row: Row, name: str) -> tuple[str, ...]:
+    value = row.optional_text(name)
+    return (" ".join(value.lower().split()),) if value and value.strip() else ()

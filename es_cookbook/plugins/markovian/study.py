@@ -1,0 +1,308 @@
+"""Study the thoughts of a run: can answers be read from them, and by whom, and what if damaged?
+
+    python -m es_cookbook.plugins.markovian.study log_path=runs/markovian
+    ... log_path=runs/markovian against=runs/non_markovian scorers=Qwen/Qwen2.5-0.5B,other/model
+
+The run's centre thinks about the held-out problems, greedily, and what is measured is listed in
+`measuring`. It needs the run directory and the run's model alone; runs of evolution strategies and
+of gradients are studied alike. `against` is another run, usually one trained with
+`dataset.markovian=False`: both are measured as they were trained, and compared problem by problem.
+`scorers` are other models, which read the thoughts of the run.
+
+`output`, a new directory, has
+
+    study.json       means with 95 % intervals, and comparisons
+    thoughts.jsonl   a line a problem: question, answer, thought, what was answered behind it
+    *.png, *.svg     accuracy, hand-written thoughts, and scorers
+
+The run directory is only read. `es-cookbook plot kind=fragility` draws what damage costs.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.files import whole_directory
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
+from es_cookbook.plugins.markovian.env import MarkovianProblem
+from es_cookbook.plugins.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
+from es_cookbook.plugins.markovian.problems import Problem
+from es_cookbook.plugins.report.plots import draw_bars, require_matplotlib
+from es_cookbook.population.evaluate import attempt
+from es_cookbook.population.results import (
+    Comparison,
+    Estimate,
+    Results,
+    check_same_problems,
+    compare,
+    results_of,
+)
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.golds import validate
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
+from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
+from es_cookbook.runs.run_config import RunConfig, closing
+from es_cookbook.runs.signals import result_until_signal
+
+STUDY, THOUGHTS = "study.json", "thoughts.jsonl"
+_WRITTEN = ("written", "unrelated")
+_SHOWN = ("correct", "logprob", "leaks", FRAGILITY, *_WRITTEN, "useful")
+_Lines: TypeAlias = Sequence[Mapping[str, object]]
+"""Of `thoughts.jsonl`, a problem each."""
+
+
+@chz.chz
+class Config:
+    """Study the chains of thought of a run."""
+
+    log_path: str = chz.field(doc="run directory; it is only read")
+    against: str = chz.field(default="", doc="another run to compare with; none if empty")
+    scorers: tuple[str, ...] = chz.field(
+        default=(), doc="models, directories or Hub names, that read the run's thoughts"
+    )
+    output: str = chz.field(
+        default="", doc="directory to write to, which must not exist; <log_path>-study if empty"
+    )
+    num_problems: int = chz.field(default=200, doc="most held-out problems")
+    plots: bool = chz.field(default=True, doc="draw, with matplotlib")
+    seed: int = chz.field(default=0, doc="of what is damaged, and of intervals")
+    trust: tuple[str, ...] = chz.field(
+        default=(), doc="packages beside es_cookbook whose code config.json may name"
+    )
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "num_problems", at_least=1)
+        check_range(self, "seed", at_least=0)
+
+
+async def study(
+    config: Config, runs: Mapping[str, RecordedRun]
+) -> tuple[dict[str, Results], dict[str, Results], _Lines]:
+    """Have the runs think, the studied one first, and others read what that thought.
+
+    Returns:
+        What the runs and the scorers measured, by name, and what the first run thought.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    found: dict[str, Results] = {}
+    lines: list[_Lines] = []
+    for name, run in runs.items():
+        async with _opened(name, run) as sampler:
+            found[name], lines_P = await _thought(name, run.config, sampler, config)
+            lines.append(lines_P)
+    first_P, *others = (results.names_P for results in found.values())
+    for other_P in others:
+        check_same_problems(first_P, other_P)
+    scored: dict[str, Results] = {}
+    run = runs[config.log_path].config
+    for model_name in config.scorers:
+        say(f"loading {model_name} on {run.engine.name}")
+        space = run.space
+        async with closing(await run.engine(model_name=model_name, search_space=space)) as engine:
+            scored[model_name] = await _read(run, run.sampler(engine), lines[0])
+    return found, scored, lines[0]
+
+
+def _recorded(name: str, config: Config) -> RecordedRun:
+    """A run of either kind.
+
+    Raises:
+        RunDirectoryError: No run is there.
+        ConfigError: It is a run of another recipe.
+    """
+    run = open_run(Path(name), trust=config.trust, or_of_gradients=True)
+    dataset = run.config.dataset
+    if not isinstance(dataset, MarkovianDatasetBuilder):
+        raise ConfigError(
+            f"{name} has a {type(dataset).__name__}, which has no thoughts that are read; "
+            "accepted: runs of the recipe markovian"
+        )
+    dataset.check()
+    return run
+
+
+def _dataset(run: RunConfig) -> MarkovianDatasetBuilder:
+    return cast(MarkovianDatasetBuilder, run.dataset)
+
+
+@contextlib.asynccontextmanager
+async def _opened(name: str, run: RecordedRun) -> AsyncGenerator[PopulationSampler]:
+    """Samples the run's centre as it is now, on its engine."""
+    say(f"{name}: loading {run.model_name} on {run.config.engine.name}")
+    rebuilt = await rebuild(run)
+    async with closing(rebuilt.engine) as engine:
+        await rebuilt.go_to(run.last_generation)
+        yield run.config.sampler(engine)
+
+
+async def _thought(
+    name: str, run: RunConfig, sampler: PopulationSampler, config: Config
+) -> tuple[Results, list[Mapping[str, object]]]:
+    engine = sampler.engine
+    datasets = await run.dataset(engine.tokenizer)
+    problems_P = [p for p in datasets.test_P if isinstance(p, MarkovianProblem)]
+    if not problems_P:
+        raise ConfigError(f"{name} holds no problems out (dataset.num_test=0)")
+    await validate(datasets, engine.tokenizer, engine.traits.context_length, run.sampling)
+    problems_P = problems_P[: config.num_problems]
+    say(f"{name}: thinking about {plural(len(problems_P), 'problem')}")
+    asked_P = studied(problems_P, config.seed)
+    groups_P = await attempt(sampler, asked_P)
+    results = results_of(asked_P, groups_P)
+    return results, list(_lines(problems_P, groups_P, results))
+
+
+def _lines(
+    problems_P: Sequence[MarkovianProblem], groups_P: Sequence[TrajectoryGroup], results: Results
+) -> Iterator[Mapping[str, object]]:
+    for p, (problem, group) in enumerate(zip(problems_P, groups_P, strict=True)):
+        trajectory = group.trajectories_G_K[0][0]
+        logs = trajectory.transitions[-1].logs if isinstance(trajectory, Trajectory) else {}
+        of = {"problem": problem.name, "question": problem.question, "gold": problem.asked.gold}
+        metrics = {name: _finite(results.values(name)[p, 0]) for name in results.metrics}
+        yield {**of, **logs, "metrics": metrics}
+
+
+async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> Results:
+    """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
+    engine, scored_P = sampler.engine, list[ProblemGroupBuilder]()
+    for line in lines_P:
+        if "thought" in line:
+            name, thought = str(line["problem"]), str(line["thought"])
+            problem = Problem(str(line["question"]), str(line["gold"]))
+            asked = _dataset(run).builder(name, problem, engine.tokenizer).asked
+            check_prompt(name, asked.least, engine.traits.context_length)
+            scored_P.append(ProblemGroupBuilder(functools.partial(ScoredEnv, asked, thought), name))
+    return results_of(scored_P, await attempt(sampler, scored_P))
+
+
+def _estimates(found: Mapping[str, Results], seed: int) -> dict[str, dict[str, Estimate]]:
+    """Every metric's mean with its interval, by run or model."""
+    return {
+        name: {metric: results.estimate(metric, seed) for metric in sorted(results.metrics)}
+        for name, results in found.items()
+    }
+
+
+def _comparisons(found: Mapping[str, Results], seed: int) -> dict[str, Comparison]:
+    """The first run less the second, metric by metric."""
+    if len(found) < 2:
+        return {}
+    first, second = found.values()
+    both = [metric for metric in first.metrics if metric in second.metrics]
+    return {metric: compare(first, second, metric, seed) for metric in both}
+
+
+def main(config: Config) -> None:
+    """Study, write the files, and print what came out.
+
+    Raises:
+        ConfigError: `output` is there already.
+        KeyboardInterrupt: It was stopped; nothing is written.
+    """
+    output = Path(config.output or f"{config.log_path.rstrip('/')}-study")
+    if output.exists() or not output.absolute().parent.is_dir():
+        raise ConfigError(f"output must be a new directory in one that exists, found {output}")
+    if config.plots:
+        require_matplotlib()
+    names = [name for name in (config.log_path, config.against) if name]
+    runs = {name: _recorded(name, config) for name in names}
+    found, scored, lines_P = result_until_signal(
+        functools.partial(study, config, runs), "interrupted; nothing was written"
+    )
+    of_runs, of_scorers = _estimates(found, config.seed), _estimates(scored, config.seed)
+    gaps = _comparisons(found, config.seed)
+    plain = {
+        "runs": {
+            name: {"markovian": _dataset(runs[name].config).markovian, **_plain(of)}
+            for name, of in of_runs.items()
+        },
+        "scorers": {name: _plain(of) for name, of in of_scorers.items()},
+        "comparisons": _plain(gaps),
+        "seed": config.seed,
+    }
+    with whole_directory(output) as directory:
+        replace_file(directory / STUDY, [(json.dumps(plain, indent=1) + "\n").encode()])
+        text = "".join(json.dumps(line) + "\n" for line in lines_P)
+        replace_file(directory / THOUGHTS, [text.encode()])
+        if config.plots:
+            draw_study(directory, of_runs, of_scorers)
+    for name, of in of_runs.items():
+        _print(name, {m: (of[m].value, of[m]) for m in _SHOWN if m in of})
+    for name, of in of_scorers.items():
+        _print(f"read by {name}", {m: (each.value, each) for m, each in of.items()})
+    if gaps:
+        shown = {m: (gaps[m].difference, gaps[m]) for m in _SHOWN if m in gaps}
+        _print("the first less the second", shown)
+    print(f"written to {output}")
+
+
+def draw_study(
+    directory: Path,
+    of_runs: Mapping[str, Mapping[str, Estimate]],
+    of_scorers: Mapping[str, Mapping[str, Estimate]],
+) -> None:
+    """Draw right answers, hand-written thoughts and scorers, as far as there are such.
+
+    Raises:
+        RunDirectoryError: They cannot be written.
+    """
+    accuracy = (*(f"correct/{each}" for each in EXTRACTIONS), "leaks")
+    logprob = "log-probability of the answer (nats per token)"
+    by_scorer = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
+    shares = "right answers by where they stand, and thoughts with the answer", "share of problems"
+    written = "hand-written thoughts, and those about other problems", f"mean {logprob}"
+    lost = "what other models lose without the thought", f"lost {logprob}"
+    for file, groups, (title, y_label) in (
+        ("accuracy", {n: {m: of[m] for m in accuracy} for n, of in of_runs.items()}, shares),
+        (
+            "written",
+            {n: {m: of[m] for m in _WRITTEN} for n, of in of_runs.items() if "written" in of},
+            written,
+        ),
+        ("scorers", by_scorer if of_scorers else {}, lost),
+    ):
+        bars = {
+            name: {m.rpartition("/")[2]: (e.value, e.low, e.high) for m, e in of.items()}
+            for name, of in groups.items()
+        }
+        if bars:
+            draw_bars(directory / file, bars, title=f"Markovian, {title}", y_label=y_label)
+
+
+def _print(title: str, rows: Mapping[str, tuple[float, Estimate | Comparison]]) -> None:
+    print(title)
+    for metric, (value, of) in rows.items():
+        print(f"  {metric:<12} {value:8.3f}   {of.low:.3f} to {of.high:.3f}")
+
+
+def _plain(of: Mapping[str, Estimate] | Mapping[str, Comparison]) -> dict[str, object]:
+    """As JSON; what is not known is null."""
+    return {
+        name: {key: _finite(value) for key, value in dataclasses.asdict(found).items()}
+        for name, found in of.items()
+    }
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    run_cli(main, Config)

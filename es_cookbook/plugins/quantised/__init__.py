@@ -1,0 +1,1 @@
+"""Models of quantised weights: their files, their search spaces, and QES."""

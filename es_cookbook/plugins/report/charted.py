@@ -1,0 +1,233 @@
+"""What the report draws of runs, as plain values: metrics, fitness, Configs, and a sentence each.
+
+Runs whose Configs are equal but for the seed, and for where and how they are kept and shown, are a
+group: the page draws their mean and range.
+
+Run directories come from strangers: numbers are all that is taken as more than text, and whatever
+has no end is cut, with a sentence that says so.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.common.terminal import plural
+from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.curves import differing, grouped
+from es_cookbook.runs.tracking.findings import all_findings
+from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES
+from es_cookbook.runs.tracking.naming import method_of, task_of
+from es_cookbook.runs.tracking.reading import RunFiles
+from es_cookbook.runs.tracking.result import duration_in_words
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Of a generation's genomes, drawn as bands."""
+_MOST_ROWS = 20_000
+_MOST_KEYS = 500
+_MOST_FIELDS = 2_000
+_MOST_DIFFERING = 200
+_MOST_POINTS = 60_000
+_LONGEST_VALUE = 500
+
+
+def page_data(runs: Sequence[RunFiles]) -> dict[str, object]:
+    """All that the page draws of runs, in groups by Config, with a sentence about each group."""
+    groups = grouped(runs)
+    firsts = [group[0] for group in groups.values()]
+    fields = differing(firsts)[:_MOST_DIFFERING]
+    numbers = {id(run): number for number, run in enumerate(runs)}
+    return {
+        "runs": [_charted(run) for run in runs],
+        "groups": [
+            {
+                "label": label,
+                "runs": [numbers[id(run)] for run in group],
+                "sentence": sentence(group),
+                "differs": {field: _text(group[0].config.get(field, "(none)")) for field in fields},
+            }
+            for label, group in groups.items()
+        ],
+        "quantiles": QUANTILES,
+    }
+
+
+def _charted(run: RunFiles) -> dict[str, object]:
+    """What of a run is drawn."""
+    problems = list(run.problems)
+    columns = _columns(_thinned(run.metrics, problems), problems)
+    fields = [(key, value) for key, value in run.config.items() if key]
+    if len(fields) > _MOST_FIELDS:
+        problems.append(f"its Config has {len(fields):,} fields; {_MOST_FIELDS:,} are shown")
+    if not run.metrics:
+        problems.append("it has measured nothing yet, so there is nothing to draw")
+    return {
+        "path": str(run.path),
+        "name": run.path.resolve().name,
+        "state": run.state,
+        "gradients": run.is_gradient,
+        "seed": run.config.get("seed") if type(run.config.get("seed")) is int else None,
+        "done": run.generations_done,
+        "planned": run.num_generations,
+        "mirrored": run.config.get("optimizer.antithetic") is True,
+        "columns": columns,
+        "fitness": _fitness(run),
+        "config": [[key, _text(value)] for key, value in fields[:_MOST_FIELDS]],
+        "problems": problems,
+        "findings": list(all_findings(run.metrics)),
+        "seconds": _rounded(_seconds(run)),
+    }
+
+
+def sentence(runs: Sequence[RunFiles]) -> str:
+    """What the runs of a group did, and what that brought: the means of several."""
+    done = [run.generations_done for run in runs]
+    length = plural(max(done), "generation")
+    if len(runs) > 1:
+        each = f"{length} each" if min(done) == max(done) else f"up to {length}"
+        length = f"{len(runs)} runs: {each}"
+    first = f"{task_of(runs[0].config)} by {method_of(runs[0])}"
+    parts = [f"{first}, {length}" if len(runs) > 1 else f"{first}: {length}"]
+    for key, what in (("progress/rollouts", "rollouts"), ("progress/tokens", "sampled tokens")):
+        if counts := [ends[1] for run in runs if (ends := _ends(run.metrics, key))]:
+            parts.append(f"{fmean(counts):,.0f} {what}")
+    if seconds := [took for run in runs if (took := _seconds(run))]:
+        parts.append(duration_in_words(fmean(seconds)))
+    told = ", ".join(parts)
+    gain = _gain(runs)
+    return f"{told}. {gain}" if gain else f"{told}."
+
+
+def _seconds(run: RunFiles) -> float:
+    times = (row.get("time/total", math.nan) for row in run.metrics)
+    return math.fsum(filter(math.isfinite, times))
+
+
+def _gain(runs: Sequence[RunFiles]) -> str:
+    for key, what in zip(MEASURES, ("Held-out correct", "Held-out reward", "Reward"), strict=True):
+        ends = [found for run in runs if (found := _ends(run.metrics, key))]
+        if not ends:
+            continue
+        lasts = [last for _, last in ends]
+        before, after = fmean(first for first, _ in ends), fmean(lasts)
+        if key == CORRECT and all(0 <= value <= 1 for end in ends for value in end):
+            gain = f"{100 * (after - before):+.1f} points"
+            told = f"{what}: {100 * before:.1f} % → {100 * after:.1f} % ({gain}"
+            low, high = f"{100 * min(lasts):.1f}", f"{100 * max(lasts):.1f}"
+        else:
+            told = f"{what}: {before:.3f} → {after:.3f} ({after - before:+.3f}"
+            low, high = f"{min(lasts):.3f}", f"{max(lasts):.3f}"
+        return f"{told}; {low} to {high} over runs)." if len(ends) > 1 else f"{told})."
+    return ""
+
+
+def _ends(rows: Sequence[Mapping[str, float]], key: str) -> tuple[float, float] | None:
+    values = [row[key] for row in rows if math.isfinite(row.get(key, math.nan))]
+    return (values[0], values[-1]) if values else None
+
+
+def _thinned(
+    rows: Sequence[dict[str, float]], problems: list[str]
+) -> Sequence[Mapping[str, float]]:
+    """All rows, or evenly spaced ones and the last where there are more than a page can hold."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    step = math.ceil(len(rows) / _MOST_ROWS)
+    problems.append(f"it has {len(rows):,} generations; one in {step} is drawn")
+    return [*rows[:-1:step], rows[-1]]
+
+
+def _columns(
+    rows: Sequence[Mapping[str, float]], problems: list[str]
+) -> dict[str, list[float | None]]:
+    """Metric -> its value in every row; None where it was not measured or is not finite."""
+    counts = Counter(key for row in rows for key in row)
+    keys = list(counts)
+    if len(keys) > _MOST_KEYS:
+        problems.append(f"it has {len(keys):,} metrics; the {_MOST_KEYS} most frequent are drawn")
+        keys = [key for key, _ in counts.most_common(_MOST_KEYS)]
+    numbers = [row.get(GENERATION, float(i)) for i, row in enumerate(rows)]
+    columns = {
+        key: [_rounded(row.get(key, math.nan)) for row in rows] for key in keys if key != GENERATION
+    }
+    return {GENERATION: [_rounded(number) for number in numbers], **columns}
+
+
+def _fitness(run: RunFiles) -> dict[str, object] | None:
+    """Quantiles of every generation's fitness, and single genomes, if they are not too many.
+
+    Fitness in z-scores has the same mean and spread in every generation. Where mean and spread of
+    the genomes' rewards give their rewards back, those are drawn.
+    """
+    records = run.records
+    if len(records) > _MOST_ROWS:
+        records = records[:: math.ceil(len(records) / _MOST_ROWS)]
+    fitness = [np.array(record.fitness_G, np.float64) for record in records]
+    rewards = (
+        _as_rewards(fitness, [run.metrics[record.generation] for record in records])
+        if (records and records[-1].generation < len(run.metrics))
+        else None
+    )
+    drawn = fitness if rewards is None else rewards
+    num_points = sum(len(values_G) for values_G in drawn)
+    if not num_points:
+        return None
+    step = math.ceil(num_points / _MOST_POINTS)
+    return {
+        "what": "fitness" if rewards is None else "mean reward",
+        "generations": [record.generation for record in records],
+        "quantiles": [_quantiles(values_G) for values_G in drawn],
+        "step": step,
+        "genomes": [
+            [_rounded(float(value), 4) for value in values_G[i % step :: step]]
+            for i, values_G in enumerate(drawn)
+        ],
+    }
+
+
+def _as_rewards(
+    fitness: Sequence[NDArray[np.float64]], rows: Sequence[Mapping[str, float]]
+) -> list[NDArray[np.float64]] | None:
+    """Rewards of genomes, from z-scores; None where the rows do not confirm that they are."""
+    rewards: list[NDArray[np.float64]] = []
+    for values_G, row in zip(fitness, rows, strict=True):
+        mean, std, low, high = (
+            row.get(f"reward/{name}", math.nan)
+            for name in ("mean", "std_genomes", "min_genome", "max_genome")
+        )
+        rewards_G = np.round(values_G * std + mean, 12)  # 0 is a reward, and 6e-17 is none.
+        if not len(values_G) or not np.allclose(
+            (np.nanmin(rewards_G), np.nanmax(rewards_G))
+            if np.isfinite(rewards_G).any()
+            else (0, 0),
+            (low, high),
+            atol=1e-6,
+        ):
+            return None
+        rewards.append(rewards_G)
+    return rewards
+
+
+def _quantiles(values_G: NDArray[np.float64]) -> list[float | None]:
+    finite_G = values_G[np.isfinite(values_G)]
+    if not len(finite_G):
+        return [None] * len(QUANTILES)
+    return [_rounded(float(value)) for value in np.quantile(finite_G, QUANTILES)]
+
+
+def _rounded(value: float, digits: int = 6) -> float | None:
+    """With so many digits, which is more than can be seen; None where JSON has no number for it."""
+    if not math.isfinite(value):
+        return None
+    return (
+        int(value) if value == int(value) and abs(value) < 2**53 else float(f"{value:.{digits}g}")
+    )
+
+
+def _text(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

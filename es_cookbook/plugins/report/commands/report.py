@@ -1,0 +1,80 @@
+"""Write a page about runs: what they measured, their genomes, what models wrote, and their Configs.
+
+    es-cookbook report runs/mine
+    es-cookbook report runs/es-0 runs/es-1 runs/grpo output=both.html
+    es-cookbook report runs/mine watch=true
+
+One HTML file that needs no network and opens from the disk. Runs that differ in their seed alone
+are drawn as their mean and range; runs of gradients are drawn beside those of evolution strategies.
+With `watch=true` nothing is written: the page is served to this machine's browsers, and follows
+runs that go on.
+"""
+
+from pathlib import Path
+
+import chz
+
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import printable, say
+from es_cookbook.plugins.report.serving import ReportServer
+from es_cookbook.plugins.report.writing import MEGABYTES, write_report
+from es_cookbook.runs.directory.directory import REPORT
+
+
+@chz.chz
+class Report:
+    """Write a page about one run or several, or serve it while they go on."""
+
+    log_path: tuple[str, ...] = chz.field(
+        doc="run directories, separated by commas or as separate arguments", metadata=UNNAMED
+    )
+    output: str = chz.field(
+        default="",
+        doc="file to write; empty: report.html in the run's directory, or here for several runs",
+    )
+    megabytes: float = chz.field(
+        default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
+    )
+    watch: bool = chz.field(default=False, doc="serve the page and follow the runs, until Ctrl-C")
+    port: int = chz.field(default=0, doc="with watch=true: port; 0: any free one")
+
+    @chz.validate
+    def _consistent(self) -> None:
+        check_range(self, "port", at_least=0, at_most=65535)
+        check_range(self, "megabytes", at_least=1, at_most=500)
+        if not any(self.log_path):
+            raise ConfigError("log_path must name a run directory, found none")
+        if self.watch and self.output:
+            raise ConfigError("output is for a page that is written, and watch=true writes none")
+        if self.port and not self.watch:
+            raise ConfigError(f"port={self.port} is for watch=true; a page is written without it")
+
+    @property
+    def log_paths(self) -> list[Path]:
+        """The run directories, each once."""
+        return list(dict.fromkeys(Path(path) for path in self.log_path if path))
+
+    @property
+    def written(self) -> Path:
+        paths = self.log_paths
+        return Path(self.output or (paths[0] / REPORT if len(paths) == 1 else REPORT))
+
+
+def main(report: Report) -> None:
+    if not report.watch:
+        say(f"reading {', '.join(map(str, report.log_paths[:3]))}")
+        done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
+        print(printable(done))
+        return
+    with ReportServer(report.log_paths, report.port, report.megabytes) as server:
+        print(f"{server.url}\nCtrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("no longer served") from None
+
+
+def cli() -> None:
+    run_cli(main, Report)

@@ -1,0 +1,205 @@
+"""The page as one file: markup, style, program and data, with nothing to fetch.
+
+The parts in `assets/` are put together as they stand. A content security policy lets nothing run
+but this program, by its digest, and nothing be requested; only a page that follows a run asks its
+own server. Data are gzip in base64, so that nothing of them can be taken for markup, and the
+program shows them as text.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+
+from typing_extensions import override
+
+from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import ANY_SIZE, opened
+from es_cookbook.common.terminal import plural, show_bytes
+from es_cookbook.plugins.report.charted import page_data
+from es_cookbook.plugins.report.rollouts import RolloutTable, compressed_json
+from es_cookbook.runs.directory.directory import REPORT, ROLLOUTS
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.tracking.base import Tracker
+from es_cookbook.runs.tracking.reading import RunFiles, State, read_run
+
+MOST_ROLLOUTS = 150_000
+"""Of all runs of a page together; of more, evenly spaced ones are on it."""
+MEGABYTES = 5.0
+"""Of a page, unless its numbers alone are more."""
+_SHELL = 150_000
+"""Bytes of a page that are not data."""
+_SCRIPTS = (
+    "uplot/uPlot.iife.min.js",
+    *("text.js", "data.js", "charts.js", "rollouts.js"),
+    *("browser.js", "drawn.js", "words.js", "page.js"),
+)
+_STYLES = ("uplot/uPlot.min.css", "page.css")
+
+_logger = logging.getLogger(__name__)
+
+
+def contents(
+    log_paths: Sequence[Path],
+    states: Mapping[Path, State] | None = None,
+    megabytes: float = MEGABYTES,
+) -> dict[str, bytes]:
+    """Read runs; what cannot be read of one is said on the page.
+
+    `charts` and `rollouts` as gzipped JSON; the former are drawn while the latter are unpacked.
+
+    Args:
+        log_paths: run directories.
+        states: where a run stands, if its files do not say it yet.
+        megabytes: of a page with these contents; texts are cut as far as that takes.
+
+    Raises:
+        RunDirectoryError: None of them is a run directory.
+    """
+    runs: list[RunFiles] = []
+    unread: list[str] = []
+    for path in log_paths:
+        try:
+            run = read_run(path)
+        except RunDirectoryError as error:
+            unread.append(str(error))
+            continue
+        runs.append(dataclasses.replace(run, state=(states or {}).get(path, run.state)))
+    if not runs:
+        raise RunDirectoryError(unread[0] if unread else "log_path must name a run, found none")
+    table, notes = RolloutTable(), list[str]()
+    for number, run in enumerate(runs):
+        _add_rollouts(table, number, run, MOST_ROLLOUTS // len(runs), notes)
+    drawn = page_data(runs)
+    drawn |= {"unread": unread, "notes": notes, "rollouts": len(table)}
+    charts = compressed_json(drawn)
+    room = 3 * (1_000_000 * megabytes - _SHELL) / 4 - len(charts)  # Base64 is a third more.
+    packed, cut_to = table.compressed(max(int(room), 200_000))
+    if cut_to is not None:
+        notes.append(
+            f"Texts of more than {cut_to:,} characters are without their middle, and say "
+            "what is missing, so that the page stays small. The run directory has all of them, and "
+            "a larger page more: es-cookbook report megabytes=…"
+        )
+        charts = compressed_json(drawn)
+    return {"charts": charts, "rollouts": packed}
+
+
+def _add_rollouts(
+    table: RolloutTable, number: int, run: RunFiles, most: int, notes: list[str]
+) -> None:
+    path = run.path / ROLLOUTS
+    step = max(1, math.ceil(_count_lines(path) / most))
+    for rollout in islice(run.rollouts(notes.append), 0, None, step):
+        table.add(number, rollout)
+    if step > 1:
+        notes.append(f"{path} has more than {plural(most, 'rollout')}; one in {step} is shown.")
+
+
+def _count_lines(path: Path) -> int:
+    count = 0
+    with contextlib.suppress(OSError), opened(path, ANY_SIZE, path.parent) as file:
+        while chunk := file.read(1 << 20):
+            count += chunk.count(b"\n")
+    return count
+
+
+def write_report(
+    log_paths: Sequence[Path],
+    output: Path,
+    states: Mapping[Path, State] | None = None,
+    megabytes: float = MEGABYTES,
+) -> str:
+    """Write a report of runs, whole or not at all; returns a sentence about it.
+
+    Args:
+        log_paths: run directories.
+        output: the file.
+        states: where a run stands, if its files do not say it yet.
+        megabytes: of the file; texts of rollouts are cut as far as that takes.
+
+    Raises:
+        RunDirectoryError: No run can be read, or the file cannot be written.
+    """
+    chunks = list(page(contents(log_paths, states, megabytes)))
+    replace_file(output, chunks)
+    return f"{output}: {show_bytes(sum(map(len, chunks)))}"
+
+
+class ReportWriter(Tracker):
+    """Leaves `report.html` in the directory of a complete run, from the files it has written."""
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+
+    @override
+    def finish(self) -> None:
+        """Write the page; a failure is a warning, since the run itself is complete and recorded."""
+        path = self._log_path
+        try:
+            write_report([path], path / REPORT, {path: "complete"})
+        except Exception as error:  # Whatever it is, it must not cost anybody a run.
+            _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
+
+
+def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
+    """The page in parts.
+
+    With `follow` it asks its own server for what is new: the address to ask at, a space, and which
+    version of the contents these are.
+    """
+    script, style = _script(), _style()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_digest(script)}'",
+            f"style-src '{_digest(style)}'",
+            "img-src data:",
+            *(["connect-src 'self'"] if follow else []),
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    parts = {
+        "policy": policy.encode(),
+        "style": style.encode(),
+        "follow": follow.encode(),
+        "charts": base64.b64encode(data["charts"]),
+        "rollouts": base64.b64encode(data["rollouts"]),
+        "script": script.encode(),
+    }
+    for i, piece in enumerate(_asset("page.html").split("{{")):
+        name, _, rest = piece.partition("}}") if i else ("", "", piece)
+        if name:
+            yield parts[name]
+        yield rest.encode()
+
+
+@cache
+def _asset(name: str) -> str:
+    return (
+        files("es_cookbook.plugins.report").joinpath("assets", *name.split("/")).read_text("utf-8")
+    )
+
+
+@cache
+def _script() -> str:
+    """One program, in which the parts see each other and nothing else does."""
+    library, *own = map(_asset, _SCRIPTS)
+    return "\n".join([library, '(() => {\n"use strict";', *own, "})();"])
+
+
+@cache
+def _style() -> str:
+    return "\n".join(map(_asset, _STYLES))
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,1 @@
+"""Trackers of other libraries: TensorBoard, trackio, wandb."""

@@ -1,0 +1,95 @@
+"""Checkpoints of a run of gradients: the weights and what else it goes on from, the last one only.
+
+checkpoints/<generation>/model       a Hugging Face model directory
+checkpoints/<generation>/optimizer.safetensors, state.json
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_directory
+from es_cookbook.rl.types import ProblemResult
+from es_cookbook.runs.directory.directory import CHECKPOINTS
+
+MODEL, STATE = "model", "state.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights after so many generations, and what else a run goes on from.
+
+    Attributes:
+        path: its directory; the weights are in `model`, as transformers reads them.
+        dtype: with which the engine sampled.
+        results: by generation, what the data set was told of its problems.
+    """
+
+    path: Path
+    generation: int
+    dtype: str
+    results: Sequence[Sequence[ProblemResult]]
+
+    @property
+    def model(self) -> Path:
+        """The model directory."""
+        return self.path / MODEL
+
+
+@contextlib.contextmanager
+def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
+    """Inside, a directory to write one to; kept whole or not at all, and those before it go."""
+    directory = log_path / CHECKPOINTS
+    directory.mkdir(exist_ok=True)
+    with whole_directory(directory / str(number)) as path:
+        yield path
+    for path in directory.iterdir():
+        if path.name != str(number):
+            shutil.rmtree(path)
+
+
+def last_directory(log_path: Path) -> Path | None:
+    """Of the last checkpoint; its name is the number of generations, or steps."""
+    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
+    return max(found, key=lambda path: int(path.name), default=None)
+
+
+def latest_checkpoint(log_path: Path) -> Checkpoint | None:
+    """The last one in a run directory, as its `state.json` says.
+
+    Raises:
+        RunDirectoryError: It cannot be read.
+    """
+    path = last_directory(log_path)
+    if path is None:
+        return None
+    try:
+        state = cast("dict[str, Any]", parsed(read_file(path / STATE, LARGEST_TEXT, log_path)))
+        results = [
+            [
+                ProblemResult(str(problem), *(math.nan if v is None else float(v) for v in values))
+                for problem, *values in of_generation
+            ]
+            for of_generation in state["results"]
+        ]
+        return Checkpoint(path, int(state["generation"]), str(state["dtype"]), results)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{path} is no whole checkpoint: {error}") from error
+
+
+def state_json(generation: int, dtype: str, results: Sequence[Sequence[ProblemResult]]) -> str:
+    """What `latest_checkpoint` reads."""
+    plain = [
+        [
+            (each.problem, *(v if math.isfinite(v) else None for v in (each.reward, each.solved)))
+            for each in of_generation
+        ]
+        for of_generation in results
+    ]
+    return json.dumps({"generation": generation, "dtype": dtype, "results": plain})

@@ -1,0 +1,116 @@
+"""Forks and rewinds: what becomes of a run directory when a run goes another way from generation t.
+
+A fork is a new directory that begins with the first t generations of another, which is only read. A
+rewind cuts a run back in place; the run as it stood goes to `rewound/<n>/`, which is a run
+directory itself and can be forked. Either works on a history that is damaged behind generation t,
+and either is there whole or not at all: the fork is made beside its name and renamed, and a rewind
+cuts nothing before the copy is on the disk.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.terminal import plural
+from es_cookbook.runs.directory.directory import (
+    CONFIG,
+    GENERATION_KEYS,
+    HISTORY,
+    REPORT,
+    SNAPSHOTS,
+    check_is_run,
+    copy_asked,
+    lines_before,
+    locked,
+    new_directory,
+    set_aside,
+)
+from es_cookbook.runs.directory.opening import refuse_lost_history
+from es_cookbook.runs.directory.trusted import copy_scripts, seal
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
+from es_cookbook.runs.history.store import read_prefix
+
+
+def fork_run(
+    source: Path, generation: int | None, output: Path, config_json: str, model_name: str
+) -> int:
+    """Make a run directory, new or empty, that begins with the first generations of another.
+
+    All that are recorded if `generation` is None. `source` is only read, so it may be going on.
+    `model_name` is of its recorded Config, for a history that does not name it. `config_json` is of
+    this process, the user's own word.
+
+    Returns:
+        How many generations were taken.
+
+    Raises:
+        RunDirectoryError: `output` holds something, or cannot be written.
+        HistoryError: Fewer generations are recorded, or they cannot be read.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
+    refuse_lost_history(source)
+    prefix = read_prefix(source / HISTORY, generation)
+    taken = prefix.generations
+    header = prefix.header or Header(model_name, None, None, None)
+    header = dataclasses.replace(header, fork=Fork(str(source), taken))
+    forked = dataclasses.replace(prefix, header=header, version=FORMAT_VERSION)
+    with new_directory(output) as beside:
+        replace_file(beside / CONFIG, [config_json.encode()])
+        seal(beside, config_json)
+        replace_file(beside / HISTORY, forked.encode())
+        for name, key in GENERATION_KEYS.items():
+            if (source / name).exists():
+                replace_file(beside / name, lines_before(source / name, key, taken))
+        if taken:
+            copy_asked(source, beside)
+        copy_scripts(source, beside)
+    return taken
+
+
+def rewind_run(log_path: Path, generation: int) -> Path:
+    """Cut a run back to its first generations.
+
+    Returns:
+        Where the run is kept as it stood.
+
+    Raises:
+        RunDirectoryError: No run, a run that goes on, or the disk refuses; nothing is cut then.
+        HistoryError: Fewer generations are recorded, or no more: there is nothing to cut.
+    """
+    check_is_run(log_path)
+    with locked(log_path):
+        refuse_lost_history(log_path)
+        kept = read_prefix(log_path / HISTORY, generation)
+        if kept.header is not None and (fork := kept.header.fork) is not None:
+            fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
+            kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))
+        cut = b"".join(kept.encode())
+        if not (log_path / HISTORY).exists() or (log_path / HISTORY).stat().st_size <= len(cut):
+            raise HistoryError(
+                f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
+                "is nothing to cut"
+            )
+        rewound = set_aside(log_path)
+        _move_snapshots(log_path, generation, rewound)
+        if (log_path / REPORT).is_file():  # It is about what is cut off now.
+            (log_path / REPORT).rename(rewound / REPORT)
+        replace_file(log_path / HISTORY, [cut])
+        for name, key in GENERATION_KEYS.items():
+            if (log_path / name).exists():
+                replace_file(log_path / name, lines_before(log_path / name, key, generation))
+    return rewound
+
+
+def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:
+    """Those of centres that are cut off; they are large, so they are not copied."""
+    later = [
+        path
+        for path in (log_path / SNAPSHOTS).glob("*")
+        if path.stem.isdecimal() and int(path.stem) > generation
+    ]
+    if later:
+        (rewound / SNAPSHOTS).mkdir()
+    for path in later:
+        path.rename(rewound / SNAPSHOTS / path.name)

@@ -1,0 +1,275 @@
+"""Whether a run may begin or go on in a directory, and that it does.
+
+What stands there is told from files of a few kilobytes, so a mistake is refused before a model is
+loaded; nothing is changed until the engine is there. A run goes on only with the same Config; what
+may differ is named by the caller. A run that ended before its first generation (a misspelt model,
+say) left nothing to lose: the next one simply takes its place.
+"""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from es_cookbook.common.configs import text_of
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.files import ANY_SIZE, fsync, lines, opened
+from es_cookbook.common.terminal import choose, command
+from es_cookbook.runs.directory.config_differences import differences
+from es_cookbook.runs.directory.directory import (
+    CONFIG,
+    GENERATION_KEYS,
+    HISTORY,
+    METRICS,
+    WRITTEN_BY_RUNS,
+    RunDirectory,
+    checked_names,
+    generation_of,
+    listed,
+)
+from es_cookbook.runs.directory.trusted import is_own_word
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.history.format import Header
+from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
+
+Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
+"""What to do about a directory that already holds a run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunState:
+    """What a run finds in its directory, and what it will do there.
+
+    Attributes:
+        decision: "begin" where no generation was recorded, "resume", or "delete" and begin.
+        config_json: of the run that goes on, as it was recorded; None if none does.
+        header: what that run began with; None also where its history does not say.
+        generations: how many of it are recorded.
+        is_complete: whether they are all, the last evaluation included.
+    """
+
+    decision: Literal["begin", "resume", "delete"]
+    config_json: str | None = None
+    header: Header | None = None
+    generations: int = 0
+    is_complete: bool = False
+
+
+def run_state(
+    log_path: Path,
+    config_json: str,
+    num_generations: int,
+    behavior: Behavior,
+    may_differ: Collection[str] = (),
+) -> RunState:
+    """Look at the directory of a run that is about to begin or to go on; the caller has it locked.
+
+    A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
+    `behavior` says. It goes on only with no fewer generations than are recorded and with the same
+    Config, but for the fields that `may_differ` names by dotted path; a path stands for everything
+    under it.
+
+    Raises:
+        RunDirectoryError: Not a run directory, another Config (names every field that differs), or
+            a run is there and `behavior` refuses.
+        HistoryError: The history is damaged or missing.
+    """
+    names = checked_names(log_path)
+    if not names or _is_unused(log_path, names):
+        return RunState("begin")
+    elsewhere = (
+        "begin another run with the first generations of this one: "
+        f"{command('fork', log_path=log_path, output='...')} FIELD=..."
+    )
+    if decided(log_path, config_json, behavior, may_differ, elsewhere) == "delete":
+        return RunState("delete")
+    refuse_lost_history(log_path)
+    recorded = sum(1 for _ in read_history(log_path / HISTORY))
+    if num_generations < recorded:
+        raise RunDirectoryError(
+            f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
+            f"many generations, found {num_generations}; to do some of them again: "
+            f"{command('rewind', log_path=log_path, generation=num_generations)}"
+        )
+    return RunState(
+        "resume",
+        text_of(log_path / CONFIG),
+        read_header(log_path / HISTORY),
+        recorded,
+        recorded == num_generations and num_measured(log_path, METRICS) > num_generations,
+    )
+
+
+def decided(
+    log_path: Path,
+    config_json: str,
+    behavior: Behavior,
+    may_differ: Collection[str],
+    elsewhere: str,
+) -> Literal["resume", "delete"]:
+    """Whether a recorded run goes on or is deleted, as `behavior` or somebody at the terminal says.
+
+    `elsewhere` is what else can be done where its Config is another.
+
+    Raises:
+        RunDirectoryError: Another Config (names every field that differs), or `behavior` refuses.
+    """
+    differing = _differences(log_path, config_json, may_differ)
+    decision = _ask(log_path, differing) if behavior == "ask" else behavior
+    if decision == "raise":
+        raise RunDirectoryError(
+            f"log_path {log_path} already holds a run; give another log_path, or "
+            "behavior_if_log_dir_exists=resume or delete"
+        )
+    if decision == "resume" and differing:
+        raise RunDirectoryError(
+            f"log_path {log_path} holds a run with another Config: {'; '.join(differing)}; "
+            f"give another log_path or the recorded values (what may differ on resuming: "
+            f"{', '.join(may_differ) or 'nothing'}), or {elsewhere}"
+        )
+    return decision
+
+
+def open_run_directory(
+    log_path: Path, config_json: str, num_generations: int, header: Header, state: RunState
+) -> RunDirectory:
+    """Open or make the directory of a run in the state that `run_state` found; it is `locked`.
+
+    Of a run that goes on the Config stays as it was recorded, but for its length.
+
+    Raises:
+        RunDirectoryError: Not writable.
+        HistoryError: The history began with another base.
+    """
+    if state.decision == "delete":
+        delete_run(log_path)
+    if state.config_json is None:
+        if (log_path / HISTORY).exists():
+            replace_file(log_path / HISTORY, [])
+        replace_file(log_path / CONFIG, [config_json.encode()])
+        is_own = True
+    else:
+        is_own = is_own_word(log_path, state.config_json, config_json)
+        config_json = with_length(state.config_json, num_generations)
+    return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json, is_own)
+
+
+def refuse_lost_history(log_path: Path) -> None:
+    """Refuse a run of which metrics or rollouts are there and no history; damage is no matter.
+
+    Raises:
+        HistoryError: It is so.
+    """
+    history = log_path / HISTORY
+    with contextlib.suppress(HistoryError):
+        if next(read_history(history), None) is not None:
+            return
+    # Those of the first generation are written before the history's line.
+    left_by_crash = 1 if history.exists() else 0
+    for name in GENERATION_KEYS:
+        if (measured := num_measured(log_path, name)) > left_by_crash:
+            raise HistoryError(
+                f"{history} {'holds no generation' if history.exists() else 'is missing'}, but "
+                f"{name} is of {measured}; the history is the checkpoint, so restore it from a "
+                "copy, or begin again in another log_path"
+            )
+
+
+def num_measured(log_path: Path, name: str) -> int:
+    """How many generations have lines in metrics or rollouts; the last evaluation counts as one."""
+    path = log_path / name
+    if not path.exists():
+        return 0
+    with opened(path, ANY_SIZE, log_path) as file:
+        numbers = (generation_of(line, GENERATION_KEYS[name]) for line in lines(file))
+        return max((number + 1 for number in numbers if number is not None), default=0)
+
+
+def _is_unused(log_path: Path, names: set[str]) -> bool:
+    """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
+    history = log_path / HISTORY
+    if not (names <= WRITTEN_BY_RUNS and history.exists()):
+        return False
+    with contextlib.suppress(HistoryError):
+        refuse_lost_history(log_path)
+        header = read_header(history)
+        is_fork = header is not None and header.fork is not None
+        return not is_fork and next(read_history(history), None) is None
+    return False
+
+
+def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
+    """Every field that differs between the recorded Config and this one, in words."""
+    # Without its header nothing tells whether the base is the same but its name.
+    allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
+    try:
+        return differences(text_of(log_path / CONFIG), config_json, allowed)
+    except (ValueError, RecursionError) as error:
+        return [f"{CONFIG} cannot be read ({error})"]
+
+
+def _names_its_base(log_path: Path) -> bool:
+    """Whether the history tells its base by more than the name that was typed."""
+    with contextlib.suppress(HistoryError):
+        header = read_header(log_path / HISTORY)
+        return header is not None and header.weights is not None
+    return False
+
+
+def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
+    """Ask the person at the terminal."""
+    if not sys.stdin.isatty():
+        raise RunDirectoryError(
+            f"log_path {log_path} already holds a run and there is no terminal to ask at; "
+            "give another log_path, or behavior_if_log_dir_exists=resume, delete or raise"
+        )
+    question = f"{log_path} already holds a run."
+    answers = ["resume", "delete", "abort"]
+    if differing:
+        question += f"\nIt cannot be resumed because its Config differs: {'; '.join(differing)}."
+        answers.remove("resume")
+    answer = choose(question, answers, at_end="abort")
+    if answer == "abort":
+        raise RunDirectoryError(f"log_path {log_path} already holds a run; it was left as it is")
+    return "resume" if answer == "resume" else "delete"
+
+
+def delete_run(log_path: Path) -> None:
+    """Delete a run, and nothing but a run: model directories have a `config.json` too.
+
+    Raises:
+        RunDirectoryError: What no run writes is there too, or the disk refuses.
+    """
+    names = checked_names(log_path)
+    foreign = names - WRITTEN_BY_RUNS
+    if foreign:
+        raise RunDirectoryError(
+            f"log_path {log_path} is not deleted because it holds what no run writes: "
+            f"{listed(foreign)}; move that away or give another log_path"
+        )
+    try:
+        # config.json goes last, so that a deletion cut short still leaves a run directory.
+        for name in sorted(names, key=lambda name: (name == CONFIG, name != HISTORY)):
+            entry = log_path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        fsync(log_path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot delete the run in {log_path}: {error.strerror or error}"
+        ) from error
+
+
+def with_length(config_json: str, num_generations: int) -> str:
+    """A recorded Config, of a run of another length if it says another."""
+    plain = json.loads(config_json)
+    if plain["num_generations"] == num_generations:
+        return config_json
+    plain["num_generations"] = num_generations
+    return json.dumps(plain, indent=2, ensure_ascii=False)

@@ -1,0 +1,135 @@
+"""A run as a model: `runs/mine` for where it stands, `runs/mine@12` for its 12th generation.
+
+The centre of a generation is rebuilt from base and history, compared with what the run recorded,
+and kept in the cache of converted models. A run of gradients keeps model directories itself, of its
+last checkpoint alone. So a run of either kind begins where one of either kind ended.
+"""
+
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from es_cookbook.checkpoints.model_cache import cached_model
+from es_cookbook.checkpoints.model_files import GENERATION_SIGN
+from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
+from es_cookbook.common.files import ANY_SIZE, LARGEST_CONFIG, opened, parsed, read_file
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.runs.centre.checkpoints import MODEL, last_directory
+from es_cookbook.runs.directory.directory import (
+    CONFIG,
+    HISTORY,
+    check_is_run,
+    is_config_of_run,
+    is_of_gradients,
+)
+from es_cookbook.runs.history.store import read_prefix
+
+_FORMAT = 2
+"""Of a change after which the same generation is another model directory."""
+_DIGITS = 19
+"""No generation has so many, and `int` refuses thousands."""
+_LONGEST_LINE_OF_RUNS = 16
+"""Runs that begin one from the other: each of them is a model in the cache."""
+_Run: TypeAlias = tuple[Path, int | None]
+"""A run directory, and which of its generations."""
+
+
+def model_of_run(model_name: str) -> Path | None:
+    """The model directory that a name stands for if it is that of a run; None if it is not.
+
+    Raises:
+        ModelError: There is no such generation, or its centre cannot be rebuilt; says why.
+    """
+    if (run := _named(model_name)) is None:
+        return None
+    try:
+        return _checkpoint(*run) if is_of_gradients(run[0]) else _centre(*run)
+    except ESCookbookError as error:
+        # Whom to trust is said where a run is named, and not where a model is.
+        hint = "; export it, and give model_name=that" if isinstance(error, ConfigError) else ""
+        raise ModelError(f"model_name={model_name}: {error}{hint}") from error
+
+
+def _named(model_name: str) -> _Run | None:
+    path, _, generation = model_name.rpartition(GENERATION_SIGN)
+    if os.path.isdir(model_name):  # Which asks nothing of a name that is too long.
+        path, generation = model_name, ""
+    elif not os.path.isdir(path):
+        return None
+    elif not (generation.isascii() and generation.isdecimal() and len(generation) < _DIGITS):
+        raise ModelError(
+            f"model_name={model_name}: after {GENERATION_SIGN} must be the number of generations "
+            f"after which to take the run's centre, found {generation!r:.100}"
+        )
+    if _config(Path(path)) is None:
+        if generation:
+            raise ModelError(f"model_name={model_name}: {path!r} is not the directory of a run")
+        return None
+    return Path(path), int(generation) if generation else None
+
+
+def _config(log_path: Path) -> dict[str, object] | None:
+    """The Config of a run as plain values; None where there is none that can be read."""
+    try:
+        found = parsed(read_file(log_path / CONFIG, LARGEST_CONFIG, log_path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return cast("dict[str, object]", found) if is_config_of_run(found) else None
+
+
+def _checkpoint(log_path: Path, generation: int | None) -> Path:
+    check_is_run(log_path, or_of_gradients=True)
+    last = last_directory(log_path)
+    if last is None:
+        raise RunDirectoryError(f"{log_path} has no checkpoint yet")
+    if not (last / MODEL).is_dir():
+        raise RunDirectoryError(f"{log_path} is of sft, whose model is its output")
+    if generation not in (None, int(last.name)):
+        raise RunDirectoryError(
+            f"a run of gradients keeps its last checkpoint alone, and that of {log_path} is "
+            f"{last.name}"
+        )
+    return last / MODEL
+
+
+def _centre(log_path: Path, generation: int | None) -> Path:
+    check_is_run(log_path)
+    _refuse_rings(log_path)
+    prefix = read_prefix(log_path / HISTORY, generation)
+    # What it is rebuilt from. The header, in the history, has the digests of the base.
+    with opened(log_path / HISTORY, ANY_SIZE, log_path) as file:
+        recorded = file.read(prefix.num_bytes)
+    config = json.dumps(_config(log_path), sort_keys=True).encode()
+    digest = hashlib.sha256(hashlib.sha256(config).digest() + recorded).hexdigest()
+    make = functools.partial(_rebuild, log_path, prefix.generations)
+    return cached_model(f"the run {str(log_path)!r:.300}", f"{digest}-run-{_FORMAT}", make)
+
+
+def _rebuild(log_path: Path, generation: int, directory: Path) -> None:
+    from es_cookbook.runs.centre.replay import open_replay
+    from es_cookbook.runs.export.forms import write_model
+
+    say(f"{log_path}: rebuilding its centre after {plural(generation, 'generation')} once")
+    replay = open_replay(log_path, generation)
+    replay.check_base()
+    write_model(directory, replay)
+
+
+def _refuse_rings(log_path: Path) -> None:
+    """Refuse a run whose bases lead back to itself, or through more runs than anybody means."""
+    found: list[Path] = []
+    run: _Run | None = (log_path, None)
+    while run is not None and not is_of_gradients(run[0]):
+        if run[0].resolve() in found:
+            raise RunDirectoryError(f"the base of {log_path} goes back to {run[0]} itself")
+        found.append(run[0].resolve())
+        if len(found) > _LONGEST_LINE_OF_RUNS:
+            raise RunDirectoryError(
+                f"{log_path} begins from a run that begins from a run, and so on, more than "
+                f"{_LONGEST_LINE_OF_RUNS} times; export one of them, and begin from that"
+            )
+        base = (_config(run[0]) or {}).get("model_name")
+        run = _named(base) if isinstance(base, str) else None

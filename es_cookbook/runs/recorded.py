@@ -1,0 +1,547 @@
+"""A recorded run on an engine again: any generation's centre, any of its genomes, the base.
+
+Base model, history and Config are all that a run is, so everything it ever consisted of can be had
+back: the centre after t generations is the base moved by the first t steps, and genome g of
+generation t is what the optimizer asked for then. The directory is only read, so the run may be
+going on, on this machine or another that shares its disk.
+
+An optimizer is told every generation again, so no state of any optimizer is ever written. What it
+was told (fitness, and scores where it needs them) is in the records, what it asks follows from that
+and the run seed, and the steps that it makes must be the recorded ones. An engine takes the steps,
+from a snapshot where there is one, and must have the recorded fingerprint.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import math
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+import chz
+import numpy as np
+
+from es_cookbook.common.errors import ConfigError, HistoryError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line
+from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest, Target
+from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.rules import FullRankMuonRule, MuonRule
+from es_cookbook.evolution.spaces.base import SearchSpace
+from es_cookbook.population.group import RolloutGroup, finished, running
+from es_cookbook.population.policy import Residents
+from es_cookbook.rl.data.task import RowDatasetBuilder
+from es_cookbook.rl.timeouts import Watch
+from es_cookbook.rl.types import (
+    Action,
+    Datasets,
+    EnvGroup,
+    EnvGroupBuilder,
+    LostRollout,
+    Observation,
+    RLDataset,
+    SamplingParams,
+    Trajectory,
+)
+from es_cookbook.runs.centre.checkpoints import latest_checkpoint
+from es_cookbook.runs.config import Config, config_of_kind
+from es_cookbook.runs.directory.directory import HISTORY, check_is_run, is_of_gradients, keep_date
+from es_cookbook.runs.directory.opening import refuse_lost_history
+from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.store import (
+    check_fingerprint,
+    check_same_base,
+    header_of,
+    read_header,
+    read_history,
+)
+from es_cookbook.runs.run_config import RunConfig
+
+Split: TypeAlias = Literal["test", "train"]
+"""The held-out problems, or the batch with which the generation trained."""
+
+
+def open_run(
+    log_path: Path,
+    model_name: str | None = None,
+    trust: Collection[str] = (),
+    typed: Collection[str] = (),
+    *,
+    or_of_gradients: bool = False,
+) -> "RecordedRun":
+    """Read a run directory; nothing of it is tracked or pushed.
+
+    Args:
+        log_path: the directory.
+        model_name: where the run's base model is here; where the run had it if None.
+        trust: packages, beside es_cookbook, of which its config.json may name classes and
+            functions, and what it may reach.
+        typed: options that replace some of it.
+        or_of_gradients: whether it may be a run of gradients.
+
+    Raises:
+        RunDirectoryError: No run is there.
+        ConfigError: Its config.json cannot be read.
+        HistoryError: Its history is damaged.
+    """
+    check_is_run(log_path, or_of_gradients)
+    unused = (*typed, "hub", "trackers", "trl")
+    if is_of_gradients(log_path):
+        config = config_of_kind(RunConfig, log_path, trust, unused)
+    else:
+        config = config_of_kind(Config, log_path, trust, unused)
+        refuse_lost_history(log_path)
+    return RecordedRun(log_path, config, model_name or config.model_name)
+
+
+class RecordedRun:
+    """What a run directory says, read and never written.
+
+    Attributes:
+        header: what the run began with; None where that is not recorded, and of gradients.
+        records: a generation each, in order; none of a run of gradients.
+        checkpoint: the last one of a run of gradients.
+    """
+
+    def __init__(self, log_path: Path, config: RunConfig, model_name: str) -> None:
+        self.history = log_path / HISTORY
+        self.config = config
+        self.model_name = model_name
+        self.header = read_header(self.history)
+        self.checkpoint = latest_checkpoint(log_path) if is_of_gradients(log_path) else None
+        self.records: Sequence[Record] = ()
+        self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what has been recorded since."""
+        self.records = tuple(read_history(self.history))
+
+    @functools.cached_property
+    def _space(self) -> SearchSpace:
+        from es_cookbook.runs.centre.replay import space_of  # torch, which a Config does without
+
+        return space_of(self.config.space, self.model_name)
+
+    @property
+    def last_with_genomes(self) -> int:
+        """The last generation that has genomes, recorded or not: a finished run's end has none."""
+        return min(len(self.records), self.config.num_generations - 1)
+
+    def centre_of(self, generation: int) -> int:
+        """Around which centre the genomes of a generation stand: after so many generations."""
+        if generation < len(self.records):
+            centre = self.records[generation].centre
+            return generation if centre is None else centre
+        return self.config.centre_of(generation)
+
+    @property
+    def last_generation(self) -> int:
+        """After how many generations its centre is the last one that can be had."""
+        return self.checkpoint.generation if self.checkpoint else len(self.records)
+
+    def check_generation(self, generation: int) -> None:
+        """Refuse a generation that has not been reached, or whose weights are gone.
+
+        Raises:
+            ConfigError: Says how far the run is.
+        """
+        if self.checkpoint is not None:
+            if generation not in (0, self.last_generation):
+                raise ConfigError(
+                    f"generation {generation} of {self.history.parent} is not there: a run of "
+                    "gradients keeps its last checkpoint alone, so 0 (the base) and "
+                    f"{self.last_generation} can be evaluated"
+                )
+            return
+        if not 0 <= generation <= len(self.records):
+            raise ConfigError(
+                f"there is no generation {generation}: the run has recorded {len(self.records)} of "
+                f"{self.config.num_generations}, so 0 (the base) to {len(self.records)} are there"
+            )
+
+    def resolved(self, generation: int | None, who: Target) -> int:
+        """The generation that is asked for, or the latest in which there is `who`.
+
+        Raises:
+            ConfigError: It has not been reached, or there is no such genome.
+            HistoryError: As `genomes`.
+        """
+        if isinstance(who, int):
+            generation = self.last_with_genomes if generation is None else generation
+            self.genome(generation, who)
+        elif generation is not None:
+            self.check_generation(generation)
+        return self.last_generation if generation is None else generation
+
+    def genomes(self, generation: int) -> Sequence[Genome]:
+        """The population that attempted the problems of a generation, `genomes_G`.
+
+        Raises:
+            ConfigError: The generation has none, or has not been reached.
+            HistoryError: The optimizer does not do any more what it did.
+        """
+        self.check_generation(generation)
+        return self._genomes_G(generation)
+
+    def genome(self, generation: int, number: int) -> Genome:
+        """One of `genomes`.
+
+        Raises:
+            ConfigError: There is none of that number.
+            HistoryError: As `genomes`.
+        """
+        genomes_G = self.genomes(generation)
+        if not 0 <= number < len(genomes_G):
+            raise ConfigError(
+                f"there is no genome {number}: generation {generation} has {len(genomes_G)}, 0 to "
+                f"{len(genomes_G) - 1}"
+            )
+        return genomes_G[number]
+
+    def best(self, generation: int, count: int) -> list[Genome]:
+        """The genomes of a recorded generation with the highest fitness, best first.
+
+        Raises:
+            ConfigError: The generation is not recorded, or fewer of its genomes have fitness.
+            HistoryError: As `genomes`.
+        """
+        genomes_G = self.genomes(generation)
+        if generation >= len(self.records):
+            raise ConfigError(
+                f"the fitness of generation {generation} is not known yet: {len(self.records)} "
+                "are recorded"
+            )
+        fitness_G = self.records[generation].fitness_G
+        ranked = [g for g, genome in enumerate(genomes_G) if genome.terms or genome.offsets]
+        ranked = [g for g in ranked if not math.isnan(fitness_G[g])]
+        if count > len(ranked):
+            raise ConfigError(
+                f"generation {generation} has {len(ranked)} genomes with fitness, and {count} are "
+                "asked for"
+            )
+        return [genomes_G[g] for g in sorted(ranked, key=lambda g: -fitness_G[g])[:count]]
+
+    def _asked(self, generation: int) -> Sequence[Genome]:
+        config = self.config
+        if generation >= config.num_generations:
+            raise ConfigError(
+                f"generation {generation} has no genomes: it is the end of the run; the last that "
+                f"has them is generation={config.num_generations - 1} (in play: /generation "
+                f"{config.num_generations - 1})"
+            )
+        fork = self.header and self.header.fork
+        first = fork.generation if fork else 0
+        if fork and generation < first:
+            raise ConfigError(
+                f"generation {generation} was not this run's but that of log_path="
+                f"{one_line(fork.log_path)}, from which it was forked; the first whose genomes are "
+                f"here is generation={first} (in play: /generation {first})"
+            )
+        optimizer = config.new_optimizer(self._space, self.header.found if self.header else {})
+        replay_optimizer(
+            optimizer,
+            self.records[:generation],
+            first,
+            ", so its genomes may not come back either; use the version of es_cookbook that began "
+            "the run",
+        )
+        return optimizer.ask(generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One attempt at one problem.
+
+    Attributes:
+        problem: its name where it has one, else "".
+        reward: the Env's own; NaN where the rollout was lost.
+        without_group_reward: whether the problem also has a reward that compares genomes, left out
+            here because nobody else attempts it.
+    """
+
+    problem: str
+    rollout: Trajectory | LostRollout
+    reward: float
+    without_group_reward: bool
+
+
+async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "RebuiltRun":
+    """Start an engine for a run, the run's own if `engine` is None.
+
+    Raises:
+        ModelError: The model cannot be loaded.
+        ConfigError: The engine cannot be built here.
+        HistoryError: The model is not the run's base.
+    """
+    builder = engine or run.config.engine
+    name, search_space = run.model_name, run.config.space
+    if run.checkpoint is not None:
+        name = str(run.checkpoint.model)
+    rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
+    try:
+        keep_date(run.history.parent, rebuilt.engine.tokenizer, writes=False)
+        if run.header is not None:
+            dtype = rebuilt.engine.traits.base_dtype
+            now = await anyio.to_thread.run_sync(header_of, name, dtype)
+            check_same_base(run.history, run.header, now)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await rebuilt.close()
+        raise
+    return rebuilt
+
+
+class RebuiltRun:
+    """A run on an engine, built for its search space, that holds the centre of `generation`.
+
+    While a genome answers that stood around an earlier centre, it holds that.
+    """
+
+    def __init__(self, run: RecordedRun, engine: Engine) -> None:
+        self.run = run
+        self.engine = engine
+        self.generation = 0
+        self._at = 0
+        self._datasets: Datasets | None = None
+        self._told = 0
+
+    async def go_to(self, generation: int) -> None:
+        """Bring the engine's centre to where it was after so many generations.
+
+        Raises:
+            ConfigError: The generation has not been reached.
+            HistoryError: The centre has another fingerprint than recorded; ask nothing of this
+                object any more.
+        """
+        self.run.check_generation(generation)
+        if generation == 0 and self.run.records:
+            await self._restore(1)  # Only moved does the base show whether it is the run's.
+        await self._restore(generation)
+        self.generation = generation
+
+    async def _restore(self, generation: int) -> None:
+        run, records = self.run, self.run.records[:generation]
+        if run.checkpoint is None:
+            await restore(self.engine, run.history, run.header, records, run.model_name)
+        self._at = generation
+
+    async def answer(
+        self, who: Target, observation: Observation, params: SamplingParams, seed: int
+    ) -> Action:
+        """One action of a genome of this generation, of the centre or of the base.
+
+        Raises:
+            ConfigError: There is no such genome.
+            RequestError: The engine can never serve it: too long a prompt, say.
+        """
+        async with self.answering(who) as (host, target):
+            return await host.sample(SampleRequest(target, observation, params, seed))
+
+    @asynccontextmanager
+    async def answering(self, who: Target) -> AsyncGenerator[tuple[Host, Target]]:
+        """Inside, a host and who to ask it for: the same as before, as often as wanted.
+
+        Raises:
+            ConfigError: There is no such genome.
+        """
+        async with self._hosted(who) as residents:
+            yield residents.host or self.engine, 0 if isinstance(who, int) else who
+
+    async def play(
+        self,
+        who: Target,
+        split: Split,
+        number: int,
+        overrides: Mapping[str, object],
+        seed: int | None = None,
+    ) -> Played:
+        """Attempt a problem as the run does: through its Env, with its sampling and seeds.
+
+        So the rollouts that the run kept in `rollouts.jsonl` come back (attempt 0 of each).
+
+        Args:
+            who: a genome of this generation, the centre or the base.
+            split: "test" for the held-out problems, greedy as in an evaluation; "train" for the
+                batch that follows this generation's centre.
+            number: which of them.
+            overrides: fields of the sampling parameters that are to differ from the run's.
+            seed: instead of the run's own.
+
+        Raises:
+            ConfigError: There is no such problem or genome.
+            DataError: The dataset cannot be loaded here.
+        """
+        config = self.run.config
+        builder, seed_of_call = await self._problem(split, number)
+        if seed is not None:
+            seed_of_call = functools.partial(derive_seed, seed, "play", number)
+        own = {"temperature": 0.0} if split == "test" else {}
+        as_run = config.sampling if split == "test" else config.sampling_at(self.generation)
+        sampling = chz.replace(as_run, **{**own, **overrides})
+        compares = type(builder).compute_group_rewards is not EnvGroupBuilder.compute_group_rewards
+        watch = Watch(config.rollout_timeout, turn_timeout=config.turn_timeout)
+        problem = _Alone(builder) if compares else builder
+        group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
+        async with running([group], watch), self._hosted(who) as residents:
+            await finished(group.begin(residents), watch)
+        done = group.result()
+        name = getattr(builder, "name", "")
+        return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
+
+    async def usual_stop(self) -> tuple[str, ...]:
+        """Texts that end the run's answers where `sampling.stop` is None: its data set says so.
+
+        Raises:
+            DataError: The dataset cannot be loaded here.
+        """
+        config = self.run.config
+        if config.sampling.stop is not None or not isinstance(config.dataset, RowDatasetBuilder):
+            return ()
+        datasets = await self._loaded()
+        problem = (datasets.test_P or self._batch(datasets.train))[0]
+        return getattr(problem, "usual_stop", ())
+
+    async def close(self) -> None:
+        """Close the engine; closing twice is harmless."""
+        await self.engine.close()
+
+    @asynccontextmanager
+    async def _hosted(self, who: Target) -> AsyncGenerator[Residents]:
+        """Inside, whoever is to answer is resident: a genome alone, as number 0."""
+        run, generation = self.run, self.generation
+        centre = run.centre_of(generation) if isinstance(who, int) else generation
+        if centre != self._at:
+            await self._restore(centre)
+        if not isinstance(who, int):
+            yield Residents(range(1), [who])
+            return
+        genome = run.genome(generation, who)
+        async with self.engine.lend() as host:
+            await host.load([genome])
+            yield Residents(range(1), [0], host)
+
+    async def _problem(
+        self, split: Split, number: int
+    ) -> tuple[EnvGroupBuilder, Callable[[int], int]]:
+        """A problem, and the sampling seed that the run gives to the n-th call of an attempt."""
+        config = self.run.config
+        datasets = await self._loaded()
+        if split == "test":
+            problems_P = datasets.test_P
+            seed_of = functools.partial(derive_seed, config.seed, "evaluation")
+            what, whose = "held-out problem", "the run"
+        else:
+            problems_P = self._batch(datasets.train)
+            seed_of = functools.partial(derive_seed, config.seed, "sampling", self.generation)
+            what, whose = "training problem", f"the batch of generation {self.generation}"
+        if not 0 <= number < len(problems_P):
+            there = f"{len(problems_P)}, 0 to {len(problems_P) - 1}" if problems_P else "none"
+            raise ConfigError(f"there is no {what} {number}: {whose} has {there}")
+        row = number
+        if split == "train" and config.num_pairs:  # As they were dealt out.
+            row = number // config.num_pairs
+        return problems_P[number], functools.partial(seed_of, row, 0)
+
+    async def _loaded(self) -> Datasets:
+        if self._datasets is None:
+            self._datasets = await self.run.config.dataset(self.engine.tokenizer)
+        return self._datasets
+
+    def _batch(self, dataset: RLDataset) -> Sequence[EnvGroupBuilder]:
+        """This generation's; a dataset that chooses by results is told those before it first."""
+        if self._told < self.generation:
+            records = self.run.records[: self.generation]
+            replay_dataset(dataset, records, num_forked(self.run.header), self._told)
+            self._told = self.generation
+        return dataset.get_batch(self.generation)
+
+
+class _Alone(EnvGroupBuilder):
+    """A problem without the rewards that need the whole group."""
+
+    def __init__(self, builder: EnvGroupBuilder) -> None:
+        self._builder = builder
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        return await self._builder.make_envs(num_envs)
+
+
+def replay_optimizer(
+    optimizer: Optimizer, records: Sequence[Record], given: int, advice: str
+) -> None:
+    """Tell a new optimizer what it was told in these generations, and check that it does the same.
+
+    The first `given` of them another run made: 0 but in a fork. `advice` ends the error's sentence.
+
+    Raises:
+        HistoryError: It gives another step than the recorded one, or needs scores that are not
+            recorded.
+    """
+    if given:
+        optimizer.begin_after([record.step for record in records[:given]])
+    for record in records[given:]:
+        genomes_G = optimizer.ask(record.generation)
+        scores_P_G = None if record.scores_P_G is None else np.array(record.scores_P_G)
+        if optimizer.records_scores and scores_P_G is None:
+            raise HistoryError(
+                f"generation {record.generation}: the optimizer goes by rewards problem by "
+                f"problem, and the history does not have them{advice}"
+            )
+        fitness_G = np.array(record.fitness_G)
+        step = optimizer.tell(record.generation, genomes_G, scores_P_G, fitness_G)
+        if not _is_same(step, record.step):
+            raise HistoryError(
+                f"generation {record.generation}: the recorded fitness does not give the recorded "
+                f"step any more{advice}"
+            )
+
+
+def _is_same(step: Step, recorded: Step) -> bool:
+    """Whether a step is the recorded one, which by an older rule of Muon was scaled otherwise."""
+    mine, its = step.rule, recorded.rule
+    if isinstance(mine, MuonRule) and isinstance(its, FullRankMuonRule):
+        older = FullRankMuonRule(mine.scale, mine.iterations)
+        step = dataclasses.replace(step, rule=older)
+    return step == recorded
+
+
+def replay_dataset(
+    dataset: RLDataset, records: Sequence[Record], given: int, told: int = 0
+) -> None:
+    """Tell a dataset what these generations brought; the first `given` were another run's.
+
+    It has been told the first `told` already. Results may be there for the objective alone.
+
+    Raises:
+        DataError: They were of other problems than the dataset has.
+    """
+    for record in records[told:]:
+        if record.results_P and dataset.depends_on_results:
+            dataset.tell(record.generation, record.results_P, record.generation < given)
+
+
+async def restore(
+    engine: Engine, history: Path, header: Header | None, records: Sequence[Record], model_name: str
+) -> None:
+    """Bring an engine's centre to where it was after these generations, and check that it is.
+
+    Snapshots are looked for beside the history. Without records the centre is the base.
+
+    Raises:
+        HistoryError: The centre has another fingerprint than the recorded one.
+    """
+    from es_cookbook.runs.centre.replay import (
+        latest_snapshot,  # torch, which a Config does without
+    )
+
+    fingerprints = [record.fingerprint for record in records]
+    snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints, header)
+    found = await engine.restore([record.step for record in records], snapshot and snapshot.path)
+    if records:
+        check_fingerprint(len(records), fingerprints[-1], found, model_name)

@@ -1,0 +1,545 @@
+"""What is checked before a run, what it opens, and that it is closed again however the run ends.
+
+Whether a run may begin, or go on, is checked before anything is loaded. That takes a second or two,
+however large the model, but for reading the base's weights once where a recorded run goes on. What
+is recorded in the run directory is touched last, so that a mistake in anything else (the optimizer
+does not do any more what it did, say) leaves it alone.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import chz
+
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.schedules import Schedule
+from es_cookbook.common.terminal import command, no_silence, plural, say
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, Optimizer, number
+from es_cookbook.plugins.report.writing import ReportWriter
+from es_cookbook.population.centre_answers import (
+    CentreAnswers,
+    centre_answers,
+    seconds_of_reading,
+)
+from es_cookbook.population.evaluate import evaluate
+from es_cookbook.population.look import Look, Pace, observation_of
+from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
+from es_cookbook.population.scoring import Scoring, loaded
+from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
+from es_cookbook.population.underway import Underway
+from es_cookbook.rl.data.lines import told_stop
+from es_cookbook.rl.golds import validate
+from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
+from es_cookbook.runs.centre.snapshots import SnapshotWriter
+from es_cookbook.runs.config import MAY_DIFFER, Config
+from es_cookbook.runs.directory.directory import (
+    HISTORY,
+    LOG,
+    PROFILE,
+    RunDirectory,
+    failures_logged,
+    keep_date,
+    keep_options,
+    keep_trained_on,
+    locked,
+)
+from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
+from es_cookbook.runs.directory.trusted import trust_option
+from es_cookbook.runs.history.format import Record, num_forked
+from es_cookbook.runs.history.store import check_same_base, header_of
+from es_cookbook.runs.loop import Run
+from es_cookbook.runs.profile import Profile
+from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
+from es_cookbook.runs.recorder import Recorder
+from es_cookbook.runs.run_config import closing
+from es_cookbook.runs.signals import advise
+from es_cookbook.runs.sizes import (
+    LATE,
+    as_options,
+    as_recorded,
+    doubts,
+    one_by_one,
+    shown,
+    sized,
+    told,
+    with_options,
+)
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
+from es_cookbook.runs.tracking.log import libraries_quiet, library_log
+
+_SHOWN = 16
+"""Problems that the centre answers before anything else, where sizes are chosen."""
+_ROWS = 128
+"""Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
+a CPU. They are to the same problems, since prompts take their time as well."""
+_SECONDS_LOOKED = 12.0
+
+
+@contextlib.asynccontextmanager
+async def prepared(config: Config) -> AsyncGenerator[tuple[Config, RunState]]:
+    """Inside, the run directory is this process's alone, and the run may begin or go on there.
+
+    Its Config is this one, with the sizes that a recorded run has chosen.
+
+    Raises:
+        RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
+            run that cannot go on with this Config; says what can be done instead.
+        HistoryError: Its history is damaged or missing, or began with another base.
+        ModelError: The base of a recorded run cannot be read.
+        ESCookbookError: What the run needs outside of this process is not there.
+    """
+    log_path, as_given = Path(config.log_path), config
+    with locked(log_path), failures_logged(log_path):
+        config = as_recorded(as_given)
+        config_json = config_to_json(config)
+        state = run_state(
+            log_path,
+            config_json,
+            config.num_generations,
+            config.behavior_if_log_dir_exists,
+            MAY_DIFFER,
+        )
+        if state.config_json is not None and not state.is_complete:
+            _check_schedules(state.config_json, state, config)
+            await asyncio.to_thread(_check_base, state, config)
+        if not state.is_complete:
+            await asyncio.to_thread(_check_outside, config)
+        yield (config if state.decision == "resume" else as_given), state
+
+
+def _check_outside(config: Config) -> None:
+    """Refuse what would fail outside of this process, before a model is loaded."""
+    for builder in (
+        config.hub,
+        config.trackers,
+        one_by_one(config).dataset,
+        config.kl,
+        config.preference,
+    ):
+        if builder is not None:
+            builder.check()
+    config.engine.check(config.model_name)  # Last: it may be fetched.
+
+
+def resuming(config: Config) -> str:
+    """The whole command that goes on with a run."""
+    log_path = Path(config.log_path)
+    trust = trust_option(log_path, config_to_json(config))
+    return command("resume", log_path=log_path) + trust
+
+
+def to_go_on(config: Config) -> str:
+    """What to do where a run is interrupted that has begun."""
+    return f"to go on: {resuming(config)}"
+
+
+def forking(config: Config, generation: int) -> str:
+    """The whole command that goes on with this Config where the recorded run cannot."""
+    trust = trust_option(Path(config.log_path), config_to_json(config))
+    longer = command(
+        "fork",
+        log_path=config.log_path,
+        generation=generation,
+        output=f"{config.log_path}-longer",
+        num_generations=config.num_generations,
+    )
+    return longer + trust
+
+
+def _check_schedules(recorded_json: str, state: RunState, config: Config) -> None:
+    """Refuse a longer run of which a schedule would have made other steps from the beginning."""
+    try:
+        recorded = config_from_json(recorded_json, trust_of(config_to_json(config)))
+    except ConfigError:  # Of a class that is not here: the steps will show it.
+        return
+    then, now = getattr(recorded, "num_generations", None), config.num_generations
+    if not isinstance(then, int):
+        return
+    own = range(num_forked(state.header), state.generations)
+    for name, schedule in _schedules(config):
+        if any(schedule(t, then) != schedule(t, now) for t in own):
+            raise RunDirectoryError(
+                f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
+                f"depends on it: the recorded {plural(len(own), 'generation')} would have come out "
+                "otherwise. To go on from the last of them: "
+                f"{forking(config, state.generations)}"
+            )
+
+
+def may_change_length(config: Config) -> bool:
+    """Whether a run of another length takes the same steps: no schedule goes by it."""
+    length = config.num_generations
+    return not config.max_staleness and all(
+        schedule(t, length) == schedule(t, 2 * length)
+        for _, schedule in _schedules(config)
+        for t in range(length)
+    )
+
+
+def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
+    for name, field in chz.chz_fields(part).items():
+        value = getattr(part, field.x_name)
+        if isinstance(value, Schedule):
+            yield f"{path}{name}", value
+        elif chz.is_chz(value):
+            yield from _schedules(value, f"{path}{name}.")
+
+
+def _check_base(state: RunState, config: Config) -> None:
+    """Refuse another base before it is loaded; its dtype is the engine's to say."""
+    then = state.header
+    if then is not None and then.dtype is not None and state.generations:
+        say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
+        now = header_of(config.model_name, then.dtype)
+        check_same_base(Path(config.log_path) / HISTORY, then, now)
+
+
+@contextlib.asynccontextmanager
+async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
+    """Open a run, new or recorded, in the state that `prepared` found; closes all of it in the end.
+
+    Raises:
+        ESCookbookError: Anything that the user can put right, in one sentence.
+    """
+    log_path = Path(config.log_path)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(library_log(log_path / LOG))
+        announced = stack.enter_context(contextlib.ExitStack())
+        announced.enter_context(no_silence())
+        began = time.perf_counter()
+        looking, looked, takes = one_by_one(config), None, None
+        engine, datasets = await _loaded(looking, stack)
+        if config.size:
+            looked = await _look(config, engine, datasets.train)
+            seconds = 60 * config.minutes - (time.perf_counter() - began)
+            config, takes = _sized(config, looked.answers.look, datasets, seconds)
+            if config.dataset != looking.dataset:
+                with libraries_quiet():
+                    datasets = await config.dataset(engine.tokenizer)
+        scoring = _scoring(config, engine)
+        sampler = config.sampler(engine, log_path)
+        found, seconds_looked = await _found(config, engine, datasets.train, state, looked)
+        optimizer = _optimizer(config, engine, datasets.train, found)
+        directory = await _directory(config, engine, state, found)
+        stack.callback(directory.history.close)
+        held_back = await _go_on(directory, config, engine, optimizer, datasets.train, scoring)
+        start = directory.history.next_generation
+        directory.begin()
+        advise(to_go_on(config))
+        pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
+        keep_options(log_path, config)
+        keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
+        if config.evaluates(start) and datasets.test_P:
+            say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
+        profile = Profile(log_path / PROFILE) if config.profile else None
+        info = _info(config, directory, sampler.underway)
+        tracker = _tracker(config, info, profile)
+        stack.callback(tracker.close)
+        stack.enter_context(rare_garbage_collection())
+        held_out = _evaluation(config, sampler, datasets.test_P)
+        recorder = Recorder(
+            config=config,
+            directory=directory,
+            engine=engine,
+            dataset=datasets.train,
+            optimizer=optimizer,
+            tracker=tracker,
+            info=info,
+            evaluate=held_out,
+            until=None if takes is None else time.perf_counter() + takes,
+        )
+        if profile is not None:
+            engine.spans = sampler.spans = recorder.spans = profile
+        await recorder.begin(start, seconds_looked)
+        announced.close()  # The live view tells of all that follows.
+        yield Run(
+            config=config,
+            start=start,
+            held_back=held_back,
+            dataset=datasets.train,
+            optimizer=optimizer,
+            sampler=sampler,
+            scoring=scoring,
+            engine=engine,
+            recorder=recorder,
+        )
+        await recorder.finish()
+
+
+def _when(config: Config, generation: int) -> str:
+    if generation == config.num_generations:
+        return "after the last generation"
+    return f"before generation {generation + 1}" if generation else "before the first generation"
+
+
+async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
+    where = f"{config.log_path}: " if config.log_path else ""
+    say(f"{where}loading {config.model_name} on {config.engine.name}")
+    with libraries_quiet():
+        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+    await stack.enter_async_context(closing(engine))
+    if config.log_path:
+        keep_date(Path(config.log_path), engine.tokenizer)
+    with libraries_quiet():
+        datasets = await config.dataset(engine.tokenizer)
+    await validate(datasets, engine.tokenizer, engine.traits.context_length, config.sampling)
+    if config.surrogate is not None:
+        config.surrogate.check(datasets.train.get_batch(0))
+    if stop := told_stop(config.sampling, datasets.train.get_batch(0)):
+        say(stop)
+    return engine, datasets
+
+
+def _scoring(config: Config, engine: Engine) -> Scoring:
+    regularisers = loaded((config.kl, config.preference), engine, config.seed)
+    return Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
+
+
+async def tried_sigmas(config: Config) -> FoundSigma:
+    """What the run would find for σ; it does not begin.
+
+    Raises:
+        ESCookbookError: As `opened` and `find_sigma`.
+    """
+    await asyncio.to_thread(_check_outside, config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(no_silence())
+        engine, datasets = await _loaded(config, stack)
+        return await _find_sigma(config, engine, datasets.train)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the centre answered first, and to what."""
+
+    problems_P: Sequence[EnvGroupBuilder]
+    answers: CentreAnswers
+
+
+async def _find_sigma(
+    config: Config, engine: Engine, dataset: RLDataset, looked: _Looked | None = None
+) -> FoundSigma:
+    sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
+    size = 2 if config.num_pairs else config.optimizer.population_size
+    num_rollouts = len(batch_P) * size * config.attempts
+    if looked is None:
+        return await find_sigma(sampler, batch_P, num_rollouts)
+    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
+
+
+async def _look(config: Config, engine: Engine, dataset: RLDataset) -> _Looked:
+    """The centre's first answers, shown."""
+    sampler = config.sampler(engine, sampling=config.sampling_at(0))
+    some_P = _some(dataset, 2 * _SHOWN)
+    problems_P, others_P = some_P[:_SHOWN], some_P[_SHOWN:]
+    say(f"the centre answers {plural(len(problems_P), 'problem')} first")
+    rows_P = [*problems_P] * max(1, _ROWS // len(problems_P))
+    answers = await centre_answers(sampler, rows_P, _SECONDS_LOOKED, len(problems_P))
+    asked = list(filter(None, map(observation_of, others_P)))
+    if asked and (pace := answers.look.pace) is not None:
+        # By now the engine has its memory; the first prompts waited for it.
+        reading = await seconds_of_reading(engine, asked, sampler.sampling)
+        look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
+        answers = dataclasses.replace(answers, look=look)
+    for line in [*shown(answers.look), *doubts(answers.look, config.sampling)]:
+        say(line)
+    return _Looked(problems_P, answers)
+
+
+def _some(dataset: RLDataset, most: int) -> Sequence[EnvGroupBuilder]:
+    """Problems of the first generations."""
+    most = min(most, len(dataset))
+    problems_P = list(dataset.get_batch(0))
+    generation = 0
+    while len(problems_P) < most and not dataset.depends_on_results:
+        generation += 1
+        problems_P += dataset.get_batch(generation)
+    return problems_P[:most]
+
+
+def _sized(
+    config: Config, look: Look, datasets: Datasets, seconds: float
+) -> tuple[Config, float | None]:
+    """The Config with sizes that fit into so many seconds.
+
+    And the seconds in which the run ends, however many generations these are, if that was chosen.
+    """
+    if look.pace is None:
+        say("no answer was heard, so sizes stay as they are")
+        return chz.replace(config, size=()), None
+    if config.optimizer.unsettled:
+        seconds -= LEAST_SECONDS
+    counts = len(datasets.train), len(datasets.test_P)
+    sizes = sized(config, look, counts, seconds)
+    config = with_options(config, {**sizes.chosen, "size": ()})
+    is_free = "num_generations" in sizes.chosen and may_change_length(config)
+    say(told(config, sizes))
+    say(f"chosen for {config.minutes:g} minutes: {as_options(sizes.chosen)}")
+    if sizes.run > LATE * seconds:
+        say(
+            f"this is the least that may learn here, and takes more than minutes={config.minutes:g}"
+        )
+    return config, sizes.run if is_free else None
+
+
+async def _found(
+    config: Config,
+    engine: Engine,
+    dataset: RLDataset,
+    state: RunState,
+    looked: _Looked | None,
+) -> tuple[Mapping[str, float], float]:
+    """Numbers for the options that are `auto`, as recorded or found now, and how long it took."""
+    if state.header is not None or not config.optimizer.unsettled:
+        return state.header.found if state.header else {}, 0.0
+    began = time.perf_counter()
+    given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
+    if given == AUTO:
+        tried = await _find_sigma(config, engine, dataset, looked)
+        for line in tried.table().split("\n"):
+            say(line)
+        given = tried.sigma
+    found = options_of(config.optimizer, number(given), config.num_generations)
+    say(", ".join(f"optimizer.{name}={value:g}" for name, value in found.items()))
+    return found, time.perf_counter() - began
+
+
+async def _directory(
+    config: Config, engine: Engine, state: RunState, found: Mapping[str, float]
+) -> RunDirectory:
+    """Open it, with what a run begins with here; the base of a recorded one has been compared."""
+    then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
+    if state.generations and then is not None and then.weights is not None:
+        if then.products is not None and then.products != (now := engine.traits.products):
+            say(
+                f"going on with products in {now or dtype}: the run began with {then.products}, so "
+                "its rollouts may differ by a rare token; engine.products chooses"
+            )
+        header = dataclasses.replace(then, model_name=name, dtype=dtype)
+    else:
+        header = await asyncio.to_thread(header_of, name, dtype)
+        header = dataclasses.replace(header, found=found, products=engine.traits.products)
+    length = config.num_generations
+    log_path, config_json = Path(config.log_path), config_to_json(config)
+    return open_run_directory(log_path, config_json, length, header, state)
+
+
+def _optimizer(
+    config: Config, engine: Engine, dataset: RLDataset, found: Mapping[str, float]
+) -> Optimizer:
+    optimizer = config.new_optimizer(engine.space, found)
+    room = engine.traits.max_terms
+    if room is not None and optimizer.max_terms > room:
+        raise ConfigError(
+            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and the "
+            f"engine has room for {room}: set its terms_per_genome to {optimizer.max_terms}, or "
+            f"optimizer.max_terms to {room}"
+        )
+    _check_ahead(config, optimizer, dataset)
+    return optimizer
+
+
+def _check_ahead(config: Config, optimizer: Optimizer, dataset: RLDataset) -> None:
+    """Refuse generations that begin before what they depend on is known.
+
+    Raises:
+        ConfigError: What depends on it.
+    """
+    if not config.max_staleness:
+        return
+    if not optimizer.asks_ahead:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: {type(config.optimizer).__name__} asks for "
+            "genomes by what it was told of the generation before, which is not known yet; "
+            "accepted are es, momentum, adam, rmsprop, clip_up, muon and qes, without "
+            "adaptive_sigma"
+        )
+    if dataset.depends_on_results:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: batches of {type(config.dataset).__name__} "
+            "depend on the results of the generation before (a curriculum, a filter or replay), "
+            "which are not known yet"
+        )
+
+
+def _evaluation(
+    config: Config, sampler: PopulationSampler, test_P: Sequence[EnvGroupBuilder]
+) -> Callable[[], Awaitable[Mapping[str, float]]]:
+    """What measures the centre on held-out problems, and its KL to the base."""
+    kl, engine = config.kl, sampler.engine
+    extra_P: Sequence[EnvGroupBuilder] = ()
+    if kl is not None and test_P:
+        if kl.source is None:
+            kl = chz.replace(kl, problems_per_generation=len(test_P))
+        problems = kl(engine.tokenizer, engine.traits.context_length, config.seed)
+        extra_P = problems(0, test_P)
+    attempts, temperature = config.eval_attempts, config.eval_temperature
+    return functools.partial(evaluate, sampler, test_P, attempts, temperature, extra_P)
+
+
+async def _go_on(
+    directory: RunDirectory,
+    config: Config,
+    engine: Engine,
+    optimizer: Optimizer,
+    dataset: RLDataset,
+    scoring: Scoring,
+) -> Record | None:
+    """Bring optimizer, dataset, scoring and engine to where the history ends.
+
+    Where the generation to come stands around an earlier centre, the engine is brought to that; the
+    record whose step it has not taken is returned.
+
+    The steps of a fork's first generations are its parent's, taken as given: an optimizer with
+    state of its own begins afresh where the fork did, and knows only what led there.
+    """
+    history = directory.history
+    records = list(history.records())
+    given = num_forked(history.header)
+    replay_optimizer(
+        optimizer,
+        records,
+        given,
+        "; resume with the version of es_cookbook and the num_generations that the run began with, "
+        f"or take the recorded steps as given: {forking(config, history.next_generation)}",
+    )
+    replay_dataset(dataset, records, given)
+    for record in records:
+        scoring.tell(record.results_P)
+    taken = records[: config.centre_of(len(records))]
+    if records:
+        say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
+        await restore(engine, history.path, history.header, taken, config.model_name)
+    return records[-1] if len(taken) < len(records) else None
+
+
+def _info(config: Config, directory: RunDirectory, underway: Underway) -> RunInfo:
+    return RunInfo(
+        path=directory.path,
+        config_json=config_to_json(config),
+        run_seed=config.seed,
+        num_generations=config.num_generations,
+        start_generation=directory.history.next_generation,
+        eval_every=config.eval_every,
+        underway=underway,
+    )
+
+
+def _tracker(config: Config, run: RunInfo, profile: Profile | None) -> Tracker:
+    # In this order: a disk that refuses the first leaves no thread of the last behind.
+    trust = trust_of(run.config_json)
+    snapshots = SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust)
+    trackers = [config.trackers(run), snapshots, ReportWriter(run.path)]
+    if profile is not None:
+        trackers.insert(0, profile)  # It sees the end of a generation first, and closes last.
+    if config.hub is not None:
+        trackers.append(config.hub(run))
+    return Trackers(trackers)

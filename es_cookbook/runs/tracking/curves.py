@@ -1,0 +1,191 @@
+"""Curves of runs from their files: what was measured, over what, grouped over seeds; and a table.
+
+Runs whose Configs differ in nothing but their seed, and in where they are kept, are one curve; its
+name is what tells it from the others. A held-out metric is measured at the start of a generation,
+so its x is what was spent on the generations before; that of any other metric includes its own.
+Three seeds are too few for a useful confidence interval, so mean, lowest and highest are shown.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.terminal import markdown, one_line
+from es_cookbook.plugins.report.plots import Line
+from es_cookbook.runs.tracking.naming import class_name, is_of_training, method_of
+from es_cookbook.runs.tracking.reading import RunFiles
+
+Spent: TypeAlias = Literal["rollouts", "generations", "tokens", "seconds"]
+"""What a curve may go over."""
+_COUNTS = {"rollouts": "progress/rollouts", "tokens": "progress/tokens"}
+_MOST_NAMED = 3
+"""Fields in the name of a curve, and those that are named last."""
+_SAYS_LITTLE = ("num_generations", "eval_", "dataset.num_", "snapshot_", "engine", "model_name")
+
+
+def is_share(metric: str) -> bool:
+    """Whether it is shown in percent, as the metrics of Envs are."""
+    return "env/" in metric
+
+
+def points(run: RunFiles, metric: str, over: Spent) -> dict[float, float]:
+    """Where the metric was measured, and its values; NaN is left out.
+
+    Raises:
+        ConfigError: The run did not measure it; names the nearest.
+    """
+    found: dict[float, float] = {}
+    before = 0.0
+    for number, row in enumerate(run.metrics):
+        after = _after(row, number, before, over)
+        value = row.get(metric, math.nan)
+        x = before if metric.startswith("test/") else after
+        if math.isfinite(value) and math.isfinite(x):
+            found[x] = value
+        before = after if math.isfinite(after) else before
+    if not found:
+        known = sorted({key for row in run.metrics for key in row})
+        raise ConfigError(
+            f"log_path: {run.path} has not measured {metric} over {over}: "
+            f"{nearest(metric, known) if known else 'it has measured nothing'}"
+        )
+    return found
+
+
+def _after(row: Mapping[str, float], number: int, before: float, over: Spent) -> float:
+    if over == "generations":
+        return number + 1.0
+    if over == "seconds":
+        return before + row.get("time/total", 0.0)
+    return row.get(_COUNTS[over], math.nan)
+
+
+def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
+    """The runs of each curve, by its name: what trained them, and what tells them from others."""
+    groups: dict[object, list[RunFiles]] = {}
+    for run in runs:
+        fields = frozenset((path, str(v)) for path, v in run.config.items() if _tells_apart(path))
+        groups.setdefault((method_of(run), fields or run.path), []).append(run)
+    by_method: dict[str, list[list[RunFiles]]] = {}
+    for group in groups.values():
+        by_method.setdefault(method_of(group[0]), []).append(group)
+    named: list[tuple[str, list[RunFiles]]] = []
+    for method, alike in by_method.items():
+        paths = differing([group[0] for group in alike])
+        paths.sort(key=lambda path: path.startswith(_SAYS_LITTLE))
+        named += [(_name(method, group[0], paths[:_MOST_NAMED]), group) for group in alike]
+    counts = Counter(name for name, _ in named)
+    return {
+        name if counts[name] == 1 else f"{name} ({one_line(str(group[0].path))})": group
+        for name, group in named
+    }
+
+
+def differing(runs: Sequence[RunFiles]) -> list[str]:
+    """Fields that differ among the Configs that could be read; another class explains its own."""
+    configs = [run.config for run in runs if run.config]
+    found: list[str] = []
+    for path in dict.fromkeys(path for config in configs for path in config):
+        is_explained = path.startswith(tuple(f"{field}." for field in found))
+        if _tells_apart(path) and not is_explained:
+            found += [path] if len({repr(config.get(path)) for config in configs}) > 1 else []
+    return found
+
+
+def _tells_apart(path: str) -> bool:
+    return path != "seed" and is_of_training(path)
+
+
+def _name(method: str, run: RunFiles, paths: Sequence[str]) -> str:
+    there = {path: run.config[path] for path in paths if path in run.config}
+    told = (
+        class_name(value) or f"{path.rpartition('.')[2]}={one_line(str(value))}"
+        for path, value in there.items()
+    )
+    return ", ".join([method, *told])
+
+
+def lines_of(
+    groups: Mapping[str, Sequence[RunFiles]], metric: str, over: Spent, scale: float = 1.0
+) -> dict[str, Line]:
+    """A curve a group, with values times `scale`, at the points that all runs of it have.
+
+    Seconds differ from run to run: there the n-th measurements are put at their mean.
+
+    Raises:
+        ConfigError: The runs of a group were never measured at the same point.
+    """
+    return {name: _line(runs, metric, over, scale) for name, runs in groups.items()}
+
+
+def _line(runs: Sequence[RunFiles], metric: str, over: Spent, scale: float) -> Line:
+    points_R = [points(run, metric, over) for run in runs]
+    if over == "seconds":
+        count = min(map(len, points_R))
+        x_R_M = [list(each)[:count] for each in points_R]
+        first_R_M = [list(each.values())[:count] for each in points_R]
+        return Line(np.mean(x_R_M, axis=0), scale * np.array(first_R_M))
+    shared = sorted(set(points_R[0]).intersection(*points_R[1:]))
+    if not shared:
+        raise ConfigError(
+            f"log_path: {runs[0].path} and the runs that differ from it in their seed alone were "
+            f"never measured after the same number of {over}"
+        )
+    values_R_M: NDArray[np.float64] = np.array([[each[x] for x in shared] for each in points_R])
+    return Line(np.array(shared), scale * values_R_M)
+
+
+def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
+    """A line a group of runs as Markdown: how good they were, and what they cost.
+
+    `over the run` is the mean height of the curve over rollouts (trapezoids); `terms a step` are
+    those whose noise is generated again wherever the centre is kept.
+
+    Raises:
+        ConfigError: A run did not measure the metric, or does not count rollouts and time.
+    """
+    head = ["", "runs", f"{metric} at the end", "over the run", "rollouts", "s a generation"]
+    lines = lines_of(groups, metric, "rollouts")
+    rows = [[name, *_cells(runs_R, lines[name], metric)] for name, runs_R in groups.items()]
+    return markdown([*head, "ask + tell of it", "terms a step"], rows)
+
+
+def _cells(runs_R: Sequence[RunFiles], line: Line, metric: str) -> list[str]:
+    x_M, values_R_M = np.asarray(line.x_M, np.float64), np.asarray(line.values_R_M)
+    last_R, span = values_R_M[:, -1], x_M[-1] - x_M[0]
+    heights_R = np.trapezoid(values_R_M, x_M, axis=1) / span if span else last_R
+    costs_R = np.array([_costs(run) for run in runs_R])
+    rollouts, seconds, share, terms = costs_R.mean(axis=0).tolist()
+    return [
+        str(len(runs_R)),
+        *(mean_and_range(of.tolist(), is_share(metric)) for of in (last_R, heights_R)),
+        *(f"{rollouts:.0f}", f"{seconds:.3g}", f"{100 * share:.2g} %", f"{terms:.4g}"),
+    ]
+
+
+def _costs(run: RunFiles) -> tuple[float, float, float, float]:
+    """Rollouts, seconds a generation, the share of them in ask and tell, and terms a step."""
+    rows = [row for row in run.metrics if "time/total" in row]
+    rollouts = run.metrics[-1].get("progress/rollouts", math.nan) if rows else math.nan
+    if math.isnan(rollouts):
+        raise ConfigError(f"{run.path} does not count rollouts and time: it cannot be compared")
+    total, optimizer = (
+        math.fsum(row.get(key, math.nan) for row in rows for key in keys)
+        for keys in (("time/total",), ("time/ask", "time/tell"))
+    )
+    terms = fmean(len(record.step.terms) for record in run.records) if run.records else math.nan
+    return rollouts, total / len(rows), optimizer / total if total else math.nan, terms
+
+
+def mean_and_range(values_R: Sequence[float], share: bool = True) -> str:
+    """`mean (lowest … highest)` over runs; a share is in percent."""
+    mean, low, high = fmean(values_R), min(values_R), max(values_R)
+    if share:
+        return f"{100 * mean:.1f} % ({100 * low:.1f} … {100 * high:.1f})"
+    return f"{mean:.4g} ({low:.4g} … {high:.4g})"

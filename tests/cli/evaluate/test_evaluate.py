@@ -1,0 +1,393 @@
+"""The command measures what a run measures of itself, to the bit, and compares what can be."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.runs.program import train as train_run
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngineBuilder
+from tests.said import typed
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model and runs: on an engine that answers at once, and on a real one."""
+    path = tmp_path_factory.mktemp("evaluate")
+    model = str(write_tiny_model(path / "model"))
+    with contextlib.chdir(path):
+        run(TinyConfig(model_name=model, log_path="real", eval_every=1))
+        fake = TinyConfig(model_name=model, log_path="fake", engine=FakeEngineBuilder())
+        run(chz.replace(fake, eval_attempts=4, eval_temperature=1.0))
+        run(chz.replace(fake, log_path="other", seed=1))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def inside(here: Path) -> Iterator[None]:
+    with contextlib.chdir(here):
+        yield
+
+
+def run(config: TinyConfig) -> None:
+    config = chz.replace(config, num_generations=3, trackers=JsonlTrackerBuilder())
+    anyio.run(train_run, config)
+
+
+def evaluate(*options: str) -> subprocess.CompletedProcess[str]:
+    """The command, with the tests' Envs trusted."""
+    return typed("evaluate", *options, "trust=tests")
+
+
+MEANS = ("test/reward", "test/env", "test/pass@", "test/rollouts")
+
+
+def measured(*options: str) -> dict[str, Any]:
+    """What is in the file that the command writes."""
+    output = Path("evaluation.json")
+    output.unlink(missing_ok=True)
+    done = evaluate(*options, f"output={output}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"written to {output}\n")
+    return json.loads(output.read_text())
+
+
+def recorded(log_path: str) -> list[dict[str, float]]:
+    """The held-out means of a run, evaluation by evaluation; without their intervals."""
+    rows = [json.loads(line) for line in Path(log_path, "metrics.jsonl").read_text().splitlines()]
+    found = [
+        {key.removeprefix("test/"): row[key] for key in row if key.startswith(MEANS)}
+        for row in rows
+    ]
+    return [metrics for metrics in found if metrics]
+
+
+def test_a_generations_numbers_are_those_that_the_run_recorded_to_the_bit() -> None:
+    for_generation = recorded("real")
+    assert len({json.dumps(metrics) for metrics in for_generation}) > 1, "something to mistake"
+    for generation in (0, 2):
+        found = measured("log_path=real", f"generation={generation}")
+        assert found["metrics"] == for_generation[generation]
+        assert found["generation"] == generation
+    assert measured("log_path=real")["metrics"] == for_generation[3]
+
+
+def test_several_attempts_are_those_of_the_run_too() -> None:
+    found = measured("log_path=fake")
+    assert found["metrics"] == recorded("fake")[-1]
+    assert "pass@4" in found["metrics"]
+    done = evaluate("log_path=fake")
+    assert "4 held-out problems, 4 attempts at each, temperature 1" in done.stdout
+    assert "pass@4 " in done.stdout and "bootstrap" in done.stdout
+
+
+def test_answers_are_printed_before_and_after_to_read() -> None:
+    said = evaluate("log_path=fake", "against=base", "answers=2").stdout.split("\nAnswers:\n\n")[1]
+    first, second = said.removesuffix("\n").split("\n\n")
+    for number, block in ((50, first), (51, second)):
+        title, before, after = block.split("\n")
+        assert title == f"test {number}"
+        assert re.fullmatch(r"  base: .+  \(reward [\d.]+\)", before)
+        assert re.fullmatch(r"  generation 3: .+  \(reward [\d.]+\)", after)
+    found = measured("log_path=fake", "answers=1")
+    assert "answers" not in found, "the file has numbers and names"
+    assert "answers must be 0 or more" in evaluate("log_path=fake", "answers=-1").stderr
+
+
+def test_pass_at_k_counts_the_metric_that_is_named() -> None:
+    found = measured("log_path=fake", "metric=format")
+    assert found["estimates"]["all"]["pass@1"]["value"] == 1.0
+    assert found["metrics"]["pass@1"] < 1.0, "as the run counts"
+
+
+def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None:
+    found = measured("log_path=fake", "attempts=2", "temperature=0.5", "seed=7", "against=base")
+    assert [problem["name"] for problem in found["problems"]] == [
+        f"test {number}" for number in range(50, 54)
+    ]
+    first = found["problems"][0]
+    assert first["tags"] == ["even"] and len(first["reward"]) == 2
+    assert set(first["metrics"]) == {"correct", "format"}
+    assert found["settings"] == {
+        "problems": "the run's own",
+        "split": "test",
+        "attempts": 2,
+        "temperature": 0.5,
+        "sampling.max_tokens": 4,
+        "sampling.top_p": 1.0,
+        "seed": 7,
+        "rollout_timeout": 600.0,
+        "turn_timeout": None,
+        "dataset": {"$class": "tests.fakes:SmallDatasetBuilder"},
+    }
+    last = json.loads(Path("fake/history.jsonl").read_text().splitlines()[-1])
+    assert int(found["model"]["fingerprint"], 16) == int(last["fingerprint"], 16)
+    assert found["against"]["model"]["fingerprint"] is None
+    assert found["against"]["generation"] == 0
+    assert [c["metric"] for c in found["comparisons"]] == ["reward", "correct", "format"]
+    assert set(found["versions"]) == {"es_cookbook", "python", "numpy", "torch", "transformers"}
+
+
+def test_a_file_takes_the_place_of_what_was_measured_for_it() -> None:
+    Path("earlier.json").unlink(missing_ok=True)
+    evaluate("log_path=fake", "generation=1", "output=earlier.json")
+    by_file = evaluate("log_path=fake", "against=earlier.json")
+    again = evaluate("log_path=fake", "against=@1")
+    assert by_file.returncode == 0
+    assert by_file.stdout == again.stdout
+    assert "Against fake after 1 generation, problem by problem:" in by_file.stdout
+
+
+def test_another_run_a_model_and_a_recipe_are_compared_on_the_same_problems() -> None:
+    done = evaluate("log_path=fake", "against=other@2")
+    assert "Against other after 2 generations" in done.stdout
+    assert "sign test)" in done.stdout
+    done = evaluate("log_path=fake", "against=model")
+    assert "Against model, problem by problem:" in done.stdout
+    # The model is the run's base, so only the centre's steps make a difference.
+    assert (
+        evaluate("log_path=fake", "against=base").stdout.splitlines()[-8:-5]
+        == (done.stdout.splitlines()[-8:-5])
+    )
+
+
+def test_a_model_is_measured_on_a_recipe_and_a_run_on_another_recipe() -> None:
+    options = ("recipe=countdown", "dataset.num_test=5", "dataset.num_train=40")
+    found = measured("model_name=model", *options, "sampling.max_tokens=2")
+    assert found["generation"] is None and len(found["problems"]) == 5
+    assert found["settings"]["sampling.max_tokens"] == 2
+    done = evaluate("log_path=real", *options)
+    assert done.returncode == 0, done.stderr
+    assert "5 held-out problems of countdown" in done.stdout and "at most 32 tokens" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def rows_run(here: Path) -> str:
+    """A run on sixty rows, of which twelve are held out."""
+    with contextlib.chdir(here):
+        rows = [json.dumps({"question": f"{i}", "answer": f"{i}a", "n": i}) for i in range(60)]
+        Path("sixty.jsonl").write_text("\n".join(rows))
+        task = Task(
+            source="sixty.jsonl",
+            reward=Exact(),
+            num_test=12,
+            problems_per_generation=2,
+            num_train=48,
+        )
+        fake = TinyConfig(model_name="model", log_path="of_rows", engine=FakeEngineBuilder())
+        run(chz.replace(fake, dataset=task))
+    return "of_rows"
+
+
+def without_record(log_path: str, name: str) -> str:
+    """A copy of a run as an earlier version recorded it."""
+    shutil.rmtree(name, ignore_errors=True)
+    shutil.copytree(log_path, name)
+    Path(name, "trained_on.bin").unlink()
+    config = json.loads(Path(name, "config.json").read_text())
+    del config["dataset"]["split_by"]
+    Path(name, "config.json").write_text(json.dumps(config))
+    return name
+
+
+OTHERWISE = [
+    (["prompt={question} 1"], 12, 0),
+    (["prompt={answer}", "dataset.seed=4", "dataset.system=1"], 12, 0),
+    (["dataset.num_test=5"], 5, 0),
+    (["dataset.num_test=20", "prompt={answer}"], 20, 8),
+    (["dataset.split_by=question"], 12, 11),
+    (["dataset.fold=5", "prompt={answer}"], 12, 12),
+    (["data=trained.jsonl", "dataset.num_test=1", "prompt={answer}"], 1, 1),
+    (["recipe=countdown", "dataset.num_test=3", "dataset.num_train=40"], 3, 0),
+]
+"""Options of an evaluation, how many problems it has, and how many the run trains on."""
+
+
+@pytest.mark.parametrize(("options", "problems", "shared"), OTHERWISE)
+def test_what_the_run_trains_on_is_counted_however_it_is_asked(
+    rows_run: str, options: list[str], problems: int, shared: int
+) -> None:
+    train = sorted({*range(60)} - held_out(rows_run))
+    trained = [json.dumps({"question": f"{n}", "answer": f"{n}a", "n": n}) for n in train[:3]]
+    Path("trained.jsonl").write_text("\n".join(trained))
+    found = measured(f"log_path={rows_run}", *options, "against=base")
+    assert (len(found["problems"]), found["trained_on"]) == (problems, shared)
+    assert found["against"]["trained_on"] == 0
+    said = f"Not held out: {rows_run} trains on {shared} of {plural(problems, 'problem')}.\n"
+    assert (said in evaluate(f"log_path={rows_run}", *options).stdout) == bool(shared)
+
+
+def held_out(log_path: str) -> set[int]:
+    names = [problem["name"] for problem in measured(f"log_path={log_path}")["problems"]]
+    return {int(name.rpartition(" ")[2]) - 1 for name in names}
+
+
+def test_training_rows_of_a_run_that_recorded_none_are_those_of_its_config(rows_run: str) -> None:
+    old = without_record(rows_run, "old")
+    assert measured(f"log_path={old}")["trained_on"] == 0
+    # It held out by the prompt, and another one deals the rows anew.
+    found = measured(f"log_path={old}", "prompt={question} 1")
+    assert (len(found["problems"]), found["trained_on"]) == (5, 4)
+    done = evaluate(f"log_path={old}", "prompt={question} 1")
+    assert "Not held out: old trains on 4 of 5 problems." in done.stdout
+    config = Path(old, "config.json")
+    config.write_text(config.read_text().replace("sixty.jsonl", "gone.jsonl"))
+    options = ("data=sixty.jsonl", "dataset.num_test=2")
+    assert measured(f"log_path={old}", *options)["trained_on"] is None
+    done = evaluate(f"log_path={old}", *options)
+    assert "Which of these problems old trains on is not known.\n" in done.stdout
+
+
+def test_two_runs_say_each_what_they_train_on(rows_run: str) -> None:
+    old = without_record(rows_run, "older")
+    options = (f"log_path={rows_run}", f"against={old}")
+    done = evaluate(*options)
+    count = measured(*options)["against"]["trained_on"]
+    assert f"Not held out: {old} trains on {count} of 12 problems.\n" in done.stdout
+    assert f"Not held out: {rows_run}" not in done.stdout and 0 < count < 12
+
+
+def test_training_problems_are_measured_where_there_is_a_list_of_them() -> None:
+    options = ("recipe=countdown", "dataset.num_train=40", "sampling.max_tokens=2")
+    found = measured("model_name=model", *options, "split=train")
+    assert len({problem["name"] for problem in found["problems"]}) == 40
+    done = evaluate("log_path=fake", "split=train")
+    assert "a SmallDataset chooses its problems batch by batch" in done.stderr
+
+
+def test_a_model_is_measured_on_rows_as_train_takes_them() -> None:
+    rows = [json.dumps({"question": f"{i}", "answer": str(i)}) for i in range(60)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    options = ("data=rows.jsonl", "reward=exact", "sampling.max_tokens=2")
+    done = evaluate("model_name=model", *options)
+    assert done.returncode == 0, done.stderr
+    assert "held-out problems of rows.jsonl" in done.stdout
+
+
+def test_lost_rollouts_are_counted_and_named() -> None:
+    Path("marks.py").write_text(
+        "def score(text, row):\n"
+        "    if int(row['answer']) % 10 == 0:\n"
+        "        raise ValueError('no \\x1b[2J mark')\n"
+        "    return 0.5\n"
+    )
+    rows = [json.dumps({"question": f"{i}", "answer": str(i)}) for i in range(300)]
+    Path("many.jsonl").write_text("\n".join(rows))
+    options = ("data=many.jsonl", "reward=marks.py:score", "dataset.full_reward=None")
+    refused = evaluate("model_name=model", *options, "max_failed_fraction=0")
+    assert refused.returncode == 1 and "more than max_failed_fraction=0 allows" in refused.stderr
+    done = evaluate("model_name=model", *options, "max_failed_fraction=1")
+    (lost,) = re.findall(r"^lost: (\d+) of (\d+) rollouts, left out above$", done.stdout, re.M)
+    assert 0 < int(lost[0]) < int(lost[1])
+    assert r"no \x1b[2J mark" in " ".join(done.stdout.split()), done.stdout
+    assert "\x1b" not in done.stdout
+    assert "reward: the same for every problem" in done.stdout
+
+
+def test_nothing_is_written_into_the_run() -> None:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path("fake").rglob("*") if path.is_file()}
+
+    before = content()
+    evaluate("log_path=fake", "against=base")
+    assert content() == before
+
+
+def test_the_table_fits_a_terminal() -> None:
+    done = evaluate("log_path=fake", "against=other")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "correct, by tag" in done.stdout and "\neven " in done.stdout
+    assert "4 problems are few" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["log_path=fake", "generation=9"], "there is no generation 9: the run has recorded 3"),
+        (["log_path=fake", "against=@9"], "there is no generation 9: the run has recorded 3"),
+        (["log_path=fake", "against=@3"], "against=@3 is what is evaluated itself"),
+        (["log_path=nowhere"], "log_path nowhere holds no config.json"),
+        (["log_path=model"], "a model is evaluated by model_name=model recipe=..."),
+        (["log_path=fake", "recipe=countdwn"], "unknown recipe 'countdwn': did you mean 'countd"),
+        (["model_name=model"], "recipe=... says which problems are attempted ("),
+        ([], "recipe=... says which problems are attempted"),
+        (["model_name=model", "generation=1"], "generation=1 is of a run: give log_path=RUN"),
+        (["model_name=model", "recipe=countdown", "against=base"], "there is none: give log_path="),
+        (["log_path=fake", "attempts=4", "temperature=0"], "attempts=4 would all be alike, since"),
+        (["log_path=fake", "sampling.temperature=1"], "sampling.temperature is temperature=..."),
+        (["log_path=fake", "optimizer.sigma=1"], "optimizer.sigma has no effect on an evaluation"),
+        (["log_path=fake", "generatoin=1"], "unknown option 'generatoin'; did you mean 'genera"),
+        (["log_path=fake", "output=a.txt"], "output must be a .json file, found 'a.txt'"),
+        (["log_path=fake", "output=fake/a.json"], "is in the run directory, which is only read"),
+        (["log_path=fake", "output=new/a.json"], "there is no directory 'new'"),
+        (["log_path=fake", "against=gone.json"], "gone.json cannot be read: No such file"),
+        (["log_path=fake", "against=pipe.json"], "pipe.json cannot be read: it is a pipe"),
+        (["log_path=fake", "against=rows.json"], "rows.json is no evaluation that this version"),
+        (
+            ["log_path=fake", "against=nowhere/at/all"],
+            "against=nowhere/at/all is no run d",
+        ),
+        (["model_name=model", "data=rows.jsonl"], "missing dataset.reward=..."),
+        (["log_path=fake", "metric=corect"], "metric must be one that the Envs report"),
+    ],
+)
+def test_a_mistake_is_one_sentence_before_a_model_is_loaded(
+    options: list[str], sentence: str
+) -> None:
+    Path("rows.json").write_text('{"question": 1}')
+    Path("pipe.json").unlink(missing_ok=True)
+    os.mkfifo("pipe.json")
+    engine = (
+        []
+        if any("metric" in option for option in options)
+        else ["engine=tests.fakes:NoEngineBuilder"]
+    )
+    done = evaluate(*options, *engine)
+    *_, last = done.stderr.strip().splitlines()
+    assert done.returncode in (1, 2) and sentence in last and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == (2 if not engine else 1) + (not engine)
+
+
+def test_an_evaluation_that_was_made_otherwise_is_not_compared() -> None:
+    Path("single.json").unlink(missing_ok=True)
+    evaluate("log_path=fake", "output=single.json")
+    engine = "engine=tests.fakes:NoEngineBuilder"
+    done = evaluate("log_path=fake", "against=single.json", "attempts=2", engine)
+    assert "single.json was measured with attempts=4, and this would be with" in done.stderr
+    found = json.loads(Path("single.json").read_text())
+    found["problems"][1]["name"] = "another"
+    Path("changed.json").write_text(json.dumps(found))
+    done = evaluate("log_path=fake", "against=changed.json")
+    assert "problem 1 is 'test 51' of one and 'another' of the other" in done.stderr
+    del found["problems"][1]["reward"]
+    Path("changed.json").write_text(json.dumps(found))
+    done = evaluate("log_path=fake", "against=changed.json", engine)
+    assert done.returncode == 1 and "changed.json is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_dataset_that_holds_nothing_out_is_refused_with_what_to_do() -> None:
+    options = ("recipe=countdown", "dataset.num_test=0", "dataset.num_train=8")
+    done = evaluate("model_name=model", *options, "dataset.problems_per_generation=2")
+    assert "countdown: there are no held-out problems; hold some out (dataset.num_te" in done.stderr
+
+
+def test_prompts_that_a_model_cannot_take_are_named() -> None:
+    options = ("recipe=rush_hour", "dataset.prompt=words", "dataset.num_test=2")
+    options += ("dataset.num_train=2", "dataset.problems_per_generation=2")
+    done = evaluate("model_name=model", *options)
+    assert done.returncode == 1 and "leaves no room in the engine's context" in done.stderr

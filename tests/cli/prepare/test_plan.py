@@ -1,0 +1,672 @@
+"""The planner: each formula on numbers worked out by hand, and against what engines really make."""
+
+import dataclasses
+import gc
+import json
+import random
+import re
+import shlex
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+import torch
+import yaml
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from es_cookbook.checkpoints.models import parameter_infos
+from es_cookbook.cli.prepare.machines import Machine, machine_of
+from es_cookbook.cli.prepare.plan import (
+    Plan,
+    PlanConfig,
+    check,
+    command_line,
+    read_architecture,
+    report,
+    suggested,
+)
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import ModelEngineBuilder
+from es_cookbook.engines.ray.pool import RayPoolBuilder
+from es_cookbook.engines.torch import processor
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.forward import population_layers
+from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
+from es_cookbook.engines.torch.forward.path import FLAT
+from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK
+from es_cookbook.engines.torch.kernels.attention import STEP
+from es_cookbook.engines.torch.resident_weights import ResidentWeights
+from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
+from es_cookbook.engines.vllm.memory import LORA_RANKS
+from es_cookbook.engines.wire import encode_genomes, encode_requests, encode_step
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.history.format import Record, encode
+from tests.engines.torch.reference import request, running_engine, sample_all
+from tests.said import after_start, refused, typed
+from tests.tiny_models import FAMILIES
+
+GUIDE = Path(__file__).parents[3] / "docs" / "multi_gpu.md"
+GIB = 1 << 30
+
+# Two layers of: q 8x8, k 4x8, v 4x8, o 8x8, gate 10x8, up 10x8, down 8x10, biases 8 + 4 + 4, norms
+# 8 + 8; a norm of 8 and a tied table 20x8. Linear: 2 x 432 = 864. All: 864 + 32 + 40 + 160 = 1,096.
+SMALL = {
+    "model_type": "qwen2",
+    "dtype": "bfloat16",
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "intermediate_size": 10,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+QWEN_7B = {
+    "model_type": "qwen2",
+    "dtype": "bfloat16",
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+}
+"""Qwen/Qwen2.5-7B-Instruct's config.json, as far as it matters here."""
+
+
+def planned(model_name: str, **options: Any) -> Plan:
+    return Plan(PlanConfig(model_name=model_name, **options), read_architecture(model_name))
+
+
+def small_plan(engine: object, space: object = None, **options: Any) -> Plan:
+    """Eight genomes on two engines x three problems: 4 genomes and 12 requests an engine."""
+    settings: dict[str, Any] = {
+        "population_size": 8,
+        "num_engines": 2,
+        "problems_per_generation": 3,
+        "prompt_tokens": 5,
+        "sampled_tokens": 4,
+    }
+    config = PlanConfig(
+        model_name="small", engine=engine, search_space=space or LowRank(), **settings | options
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen2Config.from_dict(SMALL))
+    return Plan(config, model)
+
+
+def write_config(path: Path, values: Mapping[str, object]) -> str:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(values))
+    return str(path)
+
+
+TORCH, VLLM = TorchEngineBuilder(), VLLMEngineBuilder()
+TWO_GPUS = VLLMEngineBuilder(tensor_parallel_size=2)
+
+
+# vLLM's table has 64 rows: 864 + 72 + 512 elements. Slots: in + out of a layer are 16 + 12 + 12 +
+# 16 + 18 + 18 + 18 = 110, and two tables have 20 + 8. Work: twice 2,048 tokens x the widest layer
+# (18) x 2 bytes, and 12 rows x 20 logits x 4 bytes. Two GPUs have halves, but the one head of keys
+# and values, norms and biases: 2 x 248 + 72 + 256; of slots 12 + 12 + 12 + 12 + 13 + 13 + 13 = 87.
+# torch keeps the linear layers once more for the centre. It computes together: q, k, v:
+# 3 x (8 + 16); o 16; gate and up: 2 x (8 + 20); down 18. Nine ranks become 12, and six 8. Copies
+# for (12 requests + 4,096 prompt tokens) / 8 blocks, rounded up.
+BY_HAND: list[tuple[object, object, dict[str, Any], str]] = [
+    (VLLM, LowRank(), {}, "parameters=1096 perturbed=864 weights=2*1448 centre=4*864 genome=552"),
+    (VLLM, LowRank(), {}, "base_copy=2*864 residents=65*552 work=2*(73728+960) fixed=191608"),
+    (VLLM, LowRank(), {}, "token=32 slots=12 cache=12*9*32 genomes_that_fit=64+127516652"),
+    (VLLM, LowRank(), {}, "usable=70389387264 missing=191608+512*32-70389387264"),
+    (TWO_GPUS, LowRank(), {}, "weights=2*824 centre=8*248 base_copy=2*864 genome=460 token=32"),
+    (VLLM, FullRank(), {}, "centre=4*1448 genome=0 rows=3 genomes_that_fit=1"),
+    (VLLM, FullRank(), {}, "prompt_message=2*4*(300+3*65)"),
+    (VLLM, LowRank(rank=2), {}, "slot_rank=8 genome=8*552"),
+    (VLLMEngineBuilder(terms_per_genome=9), LowRank(), {}, "slot_rank=16"),
+    (VLLMEngineBuilder(dtype="float32"), LowRank(), {}, "weights=4*1448"),
+    (VLLMEngineBuilder(max_genomes=3), LowRank(), {}, "at_once=3 rows=9 residents=4*552"),
+    (VLLM, LowRank(), {"problems_per_generation": 500, "attempts": 2}, "rows=1024 slots=1024"),
+    (VLLMEngineBuilder(extra={"max_num_seqs": 5}), LowRank(), {}, "slots=5"),
+    (VLLMEngineBuilder(extra={"max_num_batched_tokens": 16}), LowRank(), {}, "pass_tokens=16"),
+    (VLLMEngineBuilder(kv_cache_gib=7 * 9 * 32 / GIB), LowRank(), {}, "slots=7"),
+    (VLLMEngineBuilder(kv_cache_gib=1.0), LowRank(), {}, "missing=191608+2**30-70389387264"),
+    (VLLM, LowRank(), {"gpu": "h200"}, "gpu_bytes=141*10**9"),
+    (VLLM, LowRank(), {"gpu": "h200", "gpu_memory": 16.0}, "gpu_bytes=16*10**9"),
+    (TORCH, LowRank(), {}, "weights=2*(1096+896) centre=4*864 base_copy=0 genome=2*2*162"),
+    (TORCH, LowRank(), {}, "rows=12 gathered=514*648 slots=2048 cache=2048*16*32"),
+    (TorchEngineBuilder(device="cpu"), LowRank(), {}, "genome=4*2*162 token=80"),
+    (TorchEngineBuilder(device="cpu", dtype="float16"), LowRank(), {}, "genome=4*2*162 token=160"),
+    (TORCH, FullRank(), {}, "weights=2*(1096+1096) residents=4*2192 rows=3 gathered=0"),
+    (TORCH, LowRank(rank=3), {}, "genome=4*(12*24+3*16+8*28+3*18)"),
+    (TorchEngineBuilder(memory_gib=1296 / GIB), LowRank(), {}, "at_once=2 rows=6 residents=3*648"),
+    (TORCH, LowRank(), {"prompt_tokens": 61}, "request_tokens=80"),
+    (TorchEngineBuilder(kv_cache_gib=18 * 512 / GIB), LowRank(), {}, "slots=16"),
+]
+
+
+@pytest.mark.parametrize(("engine", "space", "options", "expected"), BY_HAND)
+def test_a_formula_gives_what_was_worked_out_by_hand(
+    engine: object, space: object, options: dict[str, Any], expected: str
+) -> None:
+    plan = small_plan(engine, space, **options)
+    for each in expected.split():
+        name, _, value = each.partition("=")
+        assert getattr(plan, name) == eval(value), name
+
+
+def test_tokens_are_those_of_all_rollouts() -> None:
+    page = report(planned(str(BUNDLED_MODEL), attempts=2, prompt_tokens=10))
+    rollouts = 64 * 32 * 2
+    assert re.search(rf"tokens of prompts, all engines +{rollouts * 10:,}\n", page)
+    assert re.search(rf"tokens sampled, all engines +{rollouts * 32:,}\n", page)
+
+
+def test_the_time_on_a_cpu_is_that_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = processor.Rates(float32=100.0, bfloat16=300.0, packs=True)
+    monkeypatch.setattr(processor, "rates", lambda: rates)
+    monkeypatch.setattr("es_cookbook.cli.prepare.plan.num_cores", lambda: 2)
+    # 8 genomes x 3 problems; 1,096 parameters, of which the tied head has 160 and prompts none.
+    operations = 2 * 24 * (936 * (5 + 4) + 160 * 4)
+    plan = small_plan(TorchEngineBuilder(device="cpu"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 300e9))
+    plan = small_plan(TorchEngineBuilder(device="cpu", products="float32"))
+    assert plan.seconds == pytest.approx(operations / (0.75 * 2 * 100e9))
+    assert "products of a generation take on 2 cores of this machine" in report(plan)
+    assert "products of a generation" not in report(small_plan(TORCH))
+
+
+# What engines really make.
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_counts_are_the_real_models(tiny_model: Callable[[str], Path], family: str) -> None:
+    path = tiny_model(family)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    for engine, on_cpu in ((TORCH, False), (TorchEngineBuilder(device="cpu"), True), (VLLM, False)):
+        plan = planned(str(path), engine=engine)
+        assert plan.parameters == sum(parameter.numel() for parameter in model.parameters())
+        assert plan.token == flat_cache_size(model, plan.context, on_cpu=on_cpu).per_token
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
+async def test_a_torch_engine_has_the_bytes_that_were_planned(
+    tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_model(family)
+    options = {"num_lanes": 1, "memory_gib": 0.001, "kv_cache_gib": 0.02, "prefix_cache_gib": 0}
+    plan = planned(
+        str(path),
+        engine=TorchEngineBuilder(device="cpu", num_lanes=1, memory_gib=0.001, kv_cache_gib=0.02),
+        search_space=LowRank(rank=2),
+        population_size=4,
+        problems_per_generation=2,
+        prompt_tokens=50,
+        sampled_tokens=40,
+    )
+    genomes_G = [Genome((Term(g, 0.1),)) for g in range(4)]
+    model = AutoModelForCausalLM.from_pretrained(path)
+    before = tensors()
+    gc.freeze()  # Nor need what there is be looked at again.
+    async with running_engine(path, LowRank(rank=2), **options) as engine:
+        assert engine.traits.capacity == int(0.001 * GIB) // plan.genome
+        await engine.load(genomes_G)
+        await sample_all(engine, [request(g, [5] * 50, max_tokens=40) for g in range(4)])
+        # The base and the centre also have the rotary embeddings' buffers, which nobody plans.
+        buffers = 2 * bytes_of(model.buffers())
+        block = STEP * plan.token
+        cache = int(0.02 * GIB) // block * block + block  # the last one where nobody's rows write
+        assert cache - 2 * ROWS_PER_BLOCK * plan.request_tokens * plan.token < plan.cache < cache
+        expected = plan.weights + plan.centre + plan.residents + cache + buffers
+        for _ in range(50):  # A lane lets go of what it gathered a moment after its answers.
+            made = bytes_of(t for address, t in tensors().items() if address not in before)
+            if made == expected:
+                break
+            await anyio.sleep(0.1)
+        assert made == expected
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt_neox"])
+def test_what_a_torch_engine_holds_has_the_bytes_that_were_planned(
+    tiny_model: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(population_layers, "suits_kernels", lambda _: False)  # as on a GPU
+    path = tiny_model(family)
+    plan = planned(str(path), search_space=LowRank(rank=2), population_size=4)
+    base = AutoModelForCausalLM.from_pretrained(path)
+    weights = ResidentWeights(base, LowRank(rank=2)(parameter_infos(base)), 1, FLAT)
+    weights.memory_bytes = GIB
+    weights.load([Genome((Term(g, 0.1),)) for g in range(4)])
+    tables = [table for table in weights.model.tables or [] if table is not None]
+    pairs = [tensor for table in tables for tensor in (table.a_G_R_N, table.b_G_N_R)]
+    assert bytes_of(pairs) == plan.residents
+    of_a_batch = weights.model.gather(torch.zeros(3, dtype=torch.int64))
+    rows = [each for each in of_a_batch or [] if isinstance(each, population_layers.LowRankRows)]
+    gathered = [tensor for each in rows for tensor in each.gathered or ()]
+    assert bytes_of(gathered) == 3 * plan.genome
+    parameters = [*base.parameters(), *weights.model.module.parameters()]
+    assert bytes_of(parameters) == plan.weights
+    assert bytes_of(weights.centre.weights.values()) == plan.centre
+
+
+def tensors() -> dict[int, torch.Tensor]:
+    """Every tensor of this process with memory of its own, by its address; none that is packed."""
+    gc.collect()
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    found = [t for t in found if t.device.type == "cpu" and t.layout == torch.strided]
+    found = [t for t in found if not isinstance(t, FakeTensor)]  # what other tests' compilers keep
+    return {t.untyped_storage().data_ptr(): t for t in found}
+
+
+def bytes_of(tensors: typing.Iterable[torch.Tensor]) -> int:
+    """Of all that they are, memory that they share counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_the_ranks_of_slots_are_vllms() -> None:
+    lora = pytest.importorskip("vllm.config.lora", reason="vLLM is not installed")
+    assert typing.get_args(lora.MaxLoRARanks) == LORA_RANKS
+
+
+def test_messages_have_the_bytes_that_were_planned() -> None:
+    genomes_G = [Genome((Term(derive_seed(0, "x", g), 0.1),)) for g in range(64)]
+    sent = sum(len(encode_genomes(genomes_G[e * 8 : e * 8 + 8])) for e in range(8))
+    plan = small_plan(VLLM, population_size=64, num_engines=8)
+    assert sent == plan.genome_message
+    step = Step(tuple(genome.terms[0] for genome in genomes_G[:32]))
+    assert 8 * len(encode_step(step)) == plan.step_message
+    rng = random.Random(0)
+    for problems, attempts, tokens in ((1, 1, 12), (32, 1, 12), (50, 4, 150)):
+        batch, _ = encode_requests(
+            [
+                request_
+                for p in range(problems)
+                for prompt in [Observation(tuple(rng.randrange(150_000) for _ in range(tokens)))]
+                for k in range(attempts)
+                for request_ in _asked_of_eight(prompt, derive_seed(0, "seed", p, k))
+            ]
+        )
+        most = small_plan(
+            VLLM,
+            num_engines=1,
+            problems_per_generation=problems,
+            attempts=attempts,
+            prompt_tokens=tokens,
+        ).prompt_message
+        assert 0.6 * most < sum(map(len, batch)) <= most
+
+
+_SAMPLING = SamplingParams(max_tokens=32)
+
+
+def _asked_of_eight(prompt: Observation, seed: int) -> list[Any]:
+    return [
+        dataclasses.replace(request(g, [1]), observation=prompt, params=_SAMPLING, seed=seed)
+        for g in range(8)
+    ]
+
+
+@pytest.mark.parametrize("genomes", [30, 64])
+def test_a_line_of_the_history_is_as_long_as_planned(genomes: int) -> None:
+    rng = random.Random(1)
+    seeds = [derive_seed(0, "genome", g) for g in range(genomes // 2)]
+    step = Step(tuple(Term(seed, 0.02 / genomes * rng.gauss(0, 1.4)) for seed in seeds))
+    fitness_G = tuple(rng.gauss(0, 1) for _ in range(genomes))
+    line = encode(Record(7, step, fitness_G, 2**63 + 5))
+    plan = small_plan(VLLM, population_size=genomes)
+    assert plan.history == pytest.approx(len(line), rel=0.02)
+
+
+def test_what_is_not_given_is_the_main_job() -> None:
+    config, job = PlanConfig(model_name=str(BUNDLED_MODEL)), CLIConfig()
+    assert isinstance(job.optimizer, ES) and isinstance(job.dataset, CountdownDatasetBuilder)
+    assert config.engine == job.engine
+    assert config.search_space == job.search_space
+    assert config.population_size == job.optimizer.population_size
+    assert config.problems_per_generation == job.dataset.problems_per_generation
+    assert config.attempts == job.attempts
+    assert config.sampled_tokens == job.sampling.max_tokens
+    assert job.optimizer.antithetic, "a mirrored pair is one term"
+
+
+# What is read, printed and refused.
+
+
+def test_a_directory_needs_no_more_than_its_config(tmp_path: Path) -> None:
+    assert planned(write_config(tmp_path, SMALL)).parameters == 1096
+
+
+@pytest.mark.parametrize("options", [(), ("engine=vllm",), ("search_space=full_rank",)])
+def test_it_prints_a_page_that_adds_up(options: tuple[str, ...]) -> None:
+    page = typed("plan", f"model_name={BUNDLED_MODEL}", "num_engines=4", *options).stdout
+    assert max(map(len, page.splitlines())) <= max(100, len(page.splitlines()[0]))
+    memory = page.split("Memory of each GPU\n")[1].split("\n\n")[0].splitlines()
+    units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
+    sizes = [float(line.split()[-2].replace(",", "")) * units[line.split()[-1]] for line in memory]
+    assert sum(sizes[:-1]) == pytest.approx(sizes[-1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("gpu=h10", "gpu=h10 is not in the table: did you mean 'h100'?.*gpu_memory"),
+        ("engine=vlm", "did you mean 'vllm'? Accepted: torch, vllm"),
+        ("attempts=0", "attempts must be above 0, found 0"),
+        ("num_engines=65", "num_engines=65 is more than population_size=64"),
+        (
+            "engine=vllm engine.tensor_parallel_size=3",
+            "engine.tensor_parallel_size=3 does not divide this model's 28 attention heads, 4 key "
+            "and value heads .*; accepted: 1, 2, 4",
+        ),
+        ("sampled_tokens=4096", "= 4108 is more than the engine's context of 4096 tokens"),
+        (
+            "engine.kv_cache_gib=0.1 engine.max_model_len=1024",
+            "engine.kv_cache_gib=0.1 holds 234 tokens a request, fewer than the context of 1024; "
+            "raise engine.kv_cache_gib to at least 0.438 or lower engine.max_model_len",
+        ),
+        (
+            "engine=vllm engine.kv_cache_gib=0.05 engine.max_model_len=1024",
+            "engine.kv_cache_gib=0.05 is too little for a context of 1024 tokens; raise it to "
+            "0.055,.*this plan needs 44",
+        ),
+        (
+            "engine.kv_cache_gib=0.3 sampled_tokens=1024",
+            "= 1036 is more than the engine's context of 702 tokens",
+        ),
+        ("engine=vllm engine.quantization=awq", "engine.quantization: quantised weights"),
+        (
+            "engine=vllm gpu_memory=26",
+            "does not fit: each GPU would need .* GiB and can give 20.29 GiB, .* GiB too "
+            "little; what would do: engine.tensor_parallel_size=4, or gpu=a100-80gb$",
+        ),
+        (
+            "engine=vllm engine.max_genomes=10000 population_size=10000 num_engines=100",
+            "does not fit: .*what would do: .*engine.max_genomes=100$",
+        ),
+        ("engine=vllm gpu_memory=1", "and can give 0 B, .* what would do: gpu=a100-80gb$"),
+        ("machine=8xh10", "machine=8xh10: did you mean 'h100'?"),
+        ("machine=0xh100", "machine=0xh100: did you mean 'h100'?.*; several are 8xh100"),
+        ("machine=h100 num_engines=2", "leave num_engines, gpu and gpu_memory out"),
+        ("machine=laptop engine=vllm", "engine=vllm is counted for GPUs alone"),
+        (
+            "machine=24gb engine=vllm",
+            "does not fit: each GPU would need .*: machine=4x24gb, or machine=a100-80gb$",
+        ),
+        ("machine=laptop", "does not fit: each CPU would need .* and can give 5.95 GiB"),
+        ("model_name=./nowhere", "^model_name: there is no directory './nowhere'$"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path: Path, options: str, sentence: str) -> None:
+    said = refused("plan", f"model_name={write_config(tmp_path, QWEN_7B)}", *options.split())
+    assert re.search(sentence.replace("?", r"\?"), said), said
+
+
+def said_by_engine(model: Path, engine: ModelEngineBuilder, space: SearchSpaceBuilder) -> str:
+    """Against starting it; it refuses before anything of it runs."""
+    with pytest.raises(ConfigError) as raised:
+        anyio.run(partial(engine, model_name=str(model), search_space=space))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "space"),
+    [
+        (VLLMEngineBuilder(), QuantCodes()),
+        (VLLMEngineBuilder(), QuantScales()),
+        (VLLMEngineBuilder(), LowRank(rank=513)),
+        (VLLMEngineBuilder(terms_per_genome=300), LowRank(rank=2)),
+        (VLLMEngineBuilder(), LowRank(exclude=("nothing*",))),
+        (TorchEngineBuilder(device="cpu"), LowRank(num_blocks=1000)),
+        (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5), FullRank()),
+        (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5, max_model_len=100), LowRank()),
+    ],
+)
+def test_what_the_engine_refuses_the_plan_refuses_in_the_same_words(
+    tiny_model: Callable[[str], Path], engine: ModelEngineBuilder, space: SearchSpaceBuilder
+) -> None:
+    path = tiny_model("qwen2")
+    assert isinstance(engine, TorchEngineBuilder | VLLMEngineBuilder)
+    with pytest.raises(ConfigError) as raised:
+        check(planned(str(path), engine=engine, search_space=space))
+    assert str(raised.value) == said_by_engine(path, engine, space)
+
+
+def test_a_context_that_positions_do_not_reach_is_refused_by_both(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 256}
+    path = write_config(tmp_path, {**SMALL, "rope_parameters": {**rope, "rope_theta": 1e4}})
+    model, engine = read_architecture(path), TorchEngineBuilder(max_model_len=500)
+    with pytest.raises(ConfigError, match="beyond 256 tokens the positions of") as raised:
+        engine.context_length(model)
+    with pytest.raises(ConfigError, match=re.escape(str(raised.value))):
+        Plan(PlanConfig(model_name=path, engine=engine), model)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "has quantization_config"),
+        ({"model_type": "qwen2_moe", "num_experts": 4}, "has num_experts"),
+        ({"model_type": "no-such-model"}, "cannot load"),
+        ({"hidden_size": "wide"}, "cannot load"),
+    ],
+)
+def test_a_model_that_is_not_counted_is_refused(
+    tmp_path: Path, change: Mapping[str, object], sentence: str
+) -> None:
+    path = write_config(tmp_path, {**SMALL, **change})
+    with pytest.raises(ModelError, match=sentence) as raised:
+        read_architecture(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path: Path) -> None:
+    bloom = {"model_type": "bloom", "vocab_size": 20, "hidden_size": 8, "n_layer": 1, "n_head": 2}
+    with pytest.raises(ModelError, match="no attention hook"):
+        planned(write_config(tmp_path, bloom))
+
+
+def test_planning_takes_no_memory_for_weights(tmp_path: Path) -> None:
+    plan = planned(write_config(tmp_path, QWEN_7B), engine=VLLM)
+    assert {parameter.device.type for parameter in plan.model.parameters()} == {"meta"}
+    assert "7,615,616,512 parameters in bfloat16" in report(plan)
+    check(plan)
+
+
+# Suggestions.
+
+
+SUGGESTED = [
+    # 14.2 GiB of weights and a centre of 26.3 fit on each; none of 8 genomes waits for another.
+    (
+        "machine=8xh100 engine=vllm prompt_tokens=150 sampled_tokens=1024 "
+        "problems_per_generation=200",
+        "dataset.problems_per_generation=200 sampling.max_tokens=1024 engine=ray "
+        "engine.num_engines=8 engine.num_gpus=1 engine.engine=vllm engine.engine.max_genomes=8",
+        "num_engines=8 tp=1 share=8 at_once=8",
+    ),
+    # Of these, halves (20.3 GiB) are more than 18.6, and quarters (10.1) are not.
+    (
+        "machine=8x24gb engine=vllm sampled_tokens=200",
+        "sampling.max_tokens=200 engine=ray engine.num_engines=2 engine.num_gpus=4 "
+        "engine.engine=vllm engine.engine.max_genomes=32 engine.engine.tensor_parallel_size=4",
+        "num_engines=2 tp=4 at_once=32",
+    ),
+    # One GPU needs no pool; vLLM's own 64 genomes are not written out.
+    ("machine=80gb engine=vllm", "engine=vllm", "num_engines=1 tp=1 at_once=64"),
+    # 65 slots of rank 512 (2.7 GiB each) do not fit into 65.6 GiB, nor 33 or 17; 9 (24.3) do.
+    (
+        "machine=h100 engine=vllm search_space.rank=512 engine.dtype=bfloat16",
+        "search_space.rank=512 engine=vllm engine.dtype=bfloat16 engine.max_genomes=8",
+        "num_engines=1 tp=1 at_once=8",
+    ),
+    ("machine=2xh200", "engine=ray engine.num_engines=2 engine.num_gpus=1 engine.engine=torch", ""),
+]
+
+
+@pytest.mark.parametrize(("options", "line", "numbers"), SUGGESTED)
+def test_a_machine_is_divided_by_the_bytes_that_engines_take(
+    tmp_path: Path, options: str, line: str, numbers: str
+) -> None:
+    plan = suggestion(write_config(tmp_path, QWEN_7B), options)
+    assert plan.missing <= 0
+    found = command_line(plan).partition(f"model_name={tmp_path} ")[2]
+    assert found == line
+    run_cli(lambda _: None, CLIConfig, shlex.split(found))  # As a reader would paste it.
+    for name, _, value in (each.partition("=") for each in numbers.split()):
+        assert getattr(plan if hasattr(plan, name) else plan.config, name) == int(value), name
+
+
+def suggestion(model_name: str, options: str) -> Plan:
+    model, found = read_architecture(model_name), list[Plan]()
+    run_cli(
+        lambda config: found.append(suggested(config, model)),
+        PlanConfig,
+        [f"model_name={model_name}", *options.split()],
+    )
+    return found[0]
+
+
+def test_a_laptop_runs_on_its_cpu() -> None:
+    page = typed("plan", f"model_name={BUNDLED_MODEL}", "machine=laptop").stdout
+    assert page.splitlines()[0].endswith(" engine=torch engine.device=cpu")
+    assert "engines: torch with 1 x CPU, 8 GB" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h100", Machine(1, 80)),
+        ("8xa100-40gb", Machine(8, 40)),
+        ("24gb", Machine(1, 24)),
+        ("4x16.5gb", Machine(4, 16.5)),
+        ("laptop", Machine(0, 8)),
+    ],
+)
+def test_machines_by_name(text: str, expected: Machine) -> None:
+    assert machine_of(text) == expected
+
+
+def test_this_machine_has_the_memory_that_is_free() -> None:
+    here = machine_of("here")
+    assert here.num_gpus == torch.cuda.device_count()
+    if not here.num_gpus:
+        assert 0 < here.gigabytes <= psutil.virtual_memory().total / 1e9
+
+
+# The guide.
+
+KUBERAY = {
+    "job": "activeDeadlineSeconds backoffLimit clusterSelector deletionStrategy entrypoint "
+    "entrypointNumCpus entrypointNumGpus entrypointResources jobId managedBy metadata "
+    "rayClusterSpec runtimeEnvYAML shutdownAfterJobFinishes submissionMode submitterConfig "
+    "submitterPodTemplate suspend ttlSecondsAfterFinished",
+    "cluster": "autoscalerOptions enableInTreeAutoscaling headGroupSpec headServiceAnnotations "
+    "rayVersion suspend workerGroupSpecs",
+    "head": "enableIngress headService rayStartParams serviceType template",
+    "workers": "groupName maxReplicas minReplicas numOfHosts rayStartParams replicas scaleStrategy "
+    "template",
+}
+"""Fields of rayjob_types.go and raycluster_types.go in ray-operator/apis/ray/v1 of KubeRay."""
+
+
+def blocks(language: str) -> list[str]:
+    """The guide's code blocks of a language."""
+    text = GUIDE.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_guide_shows_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_config(tmp_path / "Qwen" / "Qwen2.5-7B-Instruct", QWEN_7B)
+    monkeypatch.chdir(tmp_path)
+    examples = blocks("console")
+    assert len(examples) == 2
+    for example in examples:
+        command, _, page = re.sub(r" \\\n\s+", " ", example).partition("\n")
+        start, options = shlex.split(command)[:5], shlex.split(command)[5:]
+        assert start == ["$", "python", "-m", "es_cookbook", "plan"]
+        done = typed("plan", *options)
+        assert page.strip() == (done.stdout or after_start(done.stderr)).strip()
+
+
+def recipe_options(script: str) -> list[list[str]]:
+    joined = re.sub(r" \\\n\s+", " ", script)
+    found = re.findall(r"-m es_cookbook\.recipes\.countdown\.train_cli (.*)$", joined, re.MULTILINE)
+    return [shlex.split(options) for options in found]
+
+
+def parsed(options: list[str]) -> RayPoolBuilder:
+    """The pool of one of the guide's commands, each option of which the recipe has to know."""
+    seen: list[CLIConfig] = []
+    run_cli(seen.append, CLIConfig, options)
+    assert isinstance(seen[0].engine, RayPoolBuilder)
+    return seen[0].engine
+
+
+def test_the_guides_commands_are_runs_that_divide_their_gpus() -> None:
+    pools = [parsed(options) for options in recipe_options("\n".join(blocks("sh")))]
+    assert len(pools) == 3
+    for pool in pools:
+        assert isinstance(pool.engine, VLLMEngineBuilder)
+        assert pool.num_gpus == pool.engine.tensor_parallel_size
+        assert pool.num_engines * pool.engine.max_genomes == 64, "the population, and no empty slot"
+        assert (pool.num_engines * pool.num_gpus) % 8 == 0
+
+
+def test_the_manifest_has_kuberays_fields_and_room_for_its_engines() -> None:
+    (manifest,) = [each for each in map(yaml.safe_load, blocks("yaml")) if "kind" in each]
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
+    assert manifest.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    job, cluster = manifest["spec"], manifest["spec"]["rayClusterSpec"]
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    parts = {"job": job, "cluster": cluster, "head": head, "workers": workers}
+    assert all(part.keys() <= {*KUBERAY[name].split()} for name, part in parts.items())
+    assert {"rayStartParams", "template"} <= head.keys() & workers.keys()
+    assert workers["minReplicas"] <= workers["replicas"] <= workers["maxReplicas"]
+    for group in (head, workers):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container.keys() == {"name", "image", "resources", "volumeMounts"}
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+    constraints = (GUIDE.parents[1] / "constraints.txt").read_text(encoding="utf-8")
+    assert f"\nray=={cluster['rayVersion']}\n" in constraints
+
+    (options,) = recipe_options(f"{job['entrypoint']}\n")
+    pool = parsed(options)
+    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
+    engines = pool.num_engines // workers["replicas"]
+    assert pool.address == "auto"
+    assert engines * (pool.num_gpus or 0) == int(limits["nvidia.com/gpu"])
+    assert engines * (pool.num_cpus or 0) <= int(limits["cpu"])
+    assert engines * 12.2 < int(limits["memory"].removesuffix("Gi")), "base copies"
+
+
+def test_the_guide_names_what_there_is() -> None:
+    formulas = GUIDE.read_text(encoding="utf-8").split("## Memory and bytes, by formula")[1]
+    rows = re.findall(r"^\|.*\| ([^|]*) \|$", formulas, re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert len(named) >= 15
+    assert [name for name in named if not hasattr(small_plan(VLLM), name)] == []
+    for path in re.findall(r"`((?:es_cookbook|tests|docs)/[\w/.]+)`", formulas):
+        assert (GUIDE.parents[1] / path).exists()

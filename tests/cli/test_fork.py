@@ -1,0 +1,376 @@
+"""Fork, rewind and resume: a run goes another way from generation t, or on from its directory."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from es_cookbook.cli import rewind
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.schedules import Cosine
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.regularisers import PreferencePairs
+from es_cookbook.runs.directory.directory import read_trained_on
+from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.history.format import Fork
+from es_cookbook.runs.history.store import read_header, read_history
+from es_cookbook.runs.program import run as run_config
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngineBuilder
+from tests.programs import Programs
+from tests.said import refused, typed
+from tests.tiny_run import TinyConfig, assert_measured_as, untimed
+
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "tests/data/base"
+
+
+def config(log_path: Path, **fields: Any) -> TinyConfig:
+    settings: dict[str, Any] = {
+        "model_name": str(BASE),
+        "log_path": str(log_path),
+        "engine": FakeEngineBuilder(capacity=3),
+        "num_generations": 6,
+        "trackers": JsonlTrackerBuilder(),
+        "behavior_if_log_dir_exists": "raise",
+    }
+    return TinyConfig(**settings | fields)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six generations; tests only read it."""
+    path = tmp_path_factory.mktemp("recorded") / "run"
+    run_config(config(path))
+    return path
+
+
+def forks(*options: str) -> str:
+    done = typed("fork", "trust=tests", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def resumes(log_path: Path, *options: str) -> None:
+    done = typed("resume", f"log_path={log_path}", "trust=tests", *options)
+    assert done.returncode == 0, done.stderr
+
+
+def rewinds(log_path: Path, generation: int) -> None:
+    rewind.main(rewind.Rewind(log_path=str(log_path), generation=generation))
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+
+
+def damage(path: Path, line: int) -> None:
+    """Flip a bit of a line, counted from 1."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[line - 1] = lines[line - 1].replace(b":", b";", 1)
+    path.write_bytes(b"".join(lines))
+
+
+def same_run(one: Path, other: Path) -> None:
+    same_steps(one, other)
+    assert untimed(one / "metrics.jsonl") == untimed(other / "metrics.jsonl")
+
+
+def same_steps(one: Path, other: Path) -> None:
+    assert list(read_history(one / "history.jsonl")) == list(read_history(other / "history.jsonl"))
+    assert untimed(one / "rollouts.jsonl") == untimed(other / "rollouts.jsonl")
+
+
+# Fork.
+
+
+def test_a_fork_without_changes_becomes_the_run_it_was_forked_from(
+    tmp_path: Path, recorded: Path
+) -> None:
+    before = files(recorded)
+    said = forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}")
+    assert said.startswith(f"{tmp_path / 'b'} begins with generations 1 to 4 of {recorded}; to go")
+    assert said.endswith(f" resume log_path={tmp_path / 'b'} trust=tests\n")
+    header, parent = (read_header(path / "history.jsonl") for path in (tmp_path / "b", recorded))
+    assert header is not None and parent is not None
+    assert header.fork == Fork(str(recorded), 4) and header.weights == parent.weights
+    assert len(list(read_history(tmp_path / "b/history.jsonl"))) == 4
+    assert [row["progress/generation"] for row in untimed(tmp_path / "b/metrics.jsonl")] == [
+        *range(4)
+    ]
+    resumes(tmp_path / "b")
+    same_run(tmp_path / "b", recorded)
+    assert files(recorded) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b"]
+
+
+def test_a_fork_takes_the_recorded_steps_as_given_and_its_own_fields_from_there_on(
+    tmp_path: Path, recorded: Path
+) -> None:
+    changes = (
+        "seed=7",
+        "optimizer.learning_rate=0.5",
+        "optimizer.learning_rate_schedule=cosine",
+        "num_generations=9",
+        "engine.capacity=2",
+    )
+    forks(f"log_path={recorded}", "generation=3", f"output={tmp_path / 'b'}", *changes)
+    forked = load_config(tmp_path / "b/config.json", TinyConfig, ["tests"])
+    assert forked == config(
+        tmp_path / "b",
+        seed=7,
+        optimizer=ES(
+            population_size=4, sigma=0.1, learning_rate=0.5, learning_rate_schedule=Cosine()
+        ),
+        num_generations=9,
+        engine=FakeEngineBuilder(capacity=2),
+    )
+    resumes(tmp_path / "b")
+    parent = list(read_history(recorded / "history.jsonl"))
+    records = list(read_history(tmp_path / "b/history.jsonl"))
+    assert len(records) == 9
+    assert records[:3] == parent[:3] and records[3].step != parent[3].step
+    # Resumed once more, the steps of the parent are not asked of this optimizer, its own are.
+    resumes(tmp_path / "b", "num_generations=9")
+    before = files(tmp_path / "b")
+    refused("resume", str(tmp_path / "b"), "trust=tests", "num_generations=10")  # It ends at 9.
+    assert files(tmp_path / "b") == before
+    # A fork of the fork, before and after where that began.
+    for generation in (2, 5):
+        output = tmp_path / f"c{generation}"
+        forks(f"log_path={tmp_path / 'b'}", f"generation={generation}", f"output={output}")
+        resumes(output)
+        again = list(read_history(output / "history.jsonl"))
+        assert again[:generation] == records[:generation] and len(again) == 9
+    assert list(read_history(tmp_path / "c5/history.jsonl")) == records
+
+
+def test_a_fork_to_the_genetic_algorithm_keeps_what_led_there_when_it_returns_to_the_base(
+    tmp_path: Path, recorded: Path
+) -> None:
+    forks(
+        f"log_path={recorded}",
+        "generation=3",
+        f"output={tmp_path / 'b'}",
+        "optimizer=es_cookbook.plugins.genetic.optimizer:Genetic",
+        "optimizer.num_elites=3",
+        "num_generations=12",
+    )
+    resumes(tmp_path / "b", "num_generations=9")
+    resumes(tmp_path / "b", "num_generations=12")
+    steps = [record.step for record in read_history(tmp_path / "b/history.jsonl")]
+    given = tuple(term for step in steps[:3] for term in step.terms)
+    returns = [step for step in steps if step.decay == 1]
+    assert given and returns
+    assert all(step.terms[: len(given)] == given for step in returns)
+
+
+def test_what_says_what_the_steps_mean_cannot_change_and_the_rest_is_listed(
+    tmp_path: Path, recorded: Path
+) -> None:
+    for option in ("search_space.rank=2", f"model_name={tmp_path}"):
+        said = refused("fork", f"log_path={recorded}", f"output={tmp_path / 'b'}", option)
+        assert said.startswith(f"{option.partition('=')[0]} cannot change in a fork")
+        assert "seed" in said and "optimizer" in said
+    assert not (tmp_path / "b").exists()
+    shown = forks("--help")
+    assert "generation=None" in shown and "optimizer, preference, profile, rollout_timeout" in shown
+    assert "else: model_name, search_space." in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("generation=7",), "generation must be 0 to 6, since "),
+        (("generation=-1",), "generation must be 0 to 6, since "),
+        (("optimizer.sigmo=1",), "did you mean 'optimizer.sigma'?"),
+        (("output={recorded}",), "output must be a new or empty directory, found "),
+        (("log_path={tmp}/none",), "holds no config.json, so it is not a run directory"),
+    ],
+)
+def test_a_mistake_in_a_fork_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, recorded: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    given = [option.format(recorded=recorded, tmp=tmp_path) for option in options]
+    output = f"output={tmp_path / 'b'}"
+    assert sentence in refused("fork", f"log_path={recorded}", output, "trust=tests", *given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fork_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) -> None:
+    shutil.copytree(recorded, tmp_path / "a")
+    damage(tmp_path / "a/history.jsonl", line=5)  # Generation 3's, after the header and 0, 1, 2.
+    a = tmp_path / "a"
+    said = refused("resume", f"log_path={a}", "trust=tests")
+    assert f" fork log_path={a} generation=3 output={a}-from-3" in said
+    taken = ("generation=4", f"output={tmp_path / 'b'}", "trust=tests")
+    assert "line 5 is damaged" in refused("fork", f"log_path={a}", *taken)
+    (proposed,) = re.findall(r"\([\w -]+ fork ([^)]*)\)", said)
+    forks(*proposed.split())
+    resumes(tmp_path / "a-from-3")
+    same_run(tmp_path / "a-from-3", recorded)
+
+
+def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
+    shutil.copytree(BASE, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    forks("log_path=run_v1", "generation=2", "output=b")
+    header = read_header(Path("b/history.jsonl"))
+    assert header is not None and (header.model_name, header.weights) == ("model", None)
+    resumes(Path("b"))
+    resumes(Path("run_v1"))
+    b, run_v1 = (list(read_history(Path(run) / "history.jsonl")) for run in ("b", "run_v1"))
+    assert b == run_v1
+    assert_measured_as(Path("run_v1/metrics.jsonl"), Path("b/metrics.jsonl"))
+    refused("resume", "b", "trust=tests", f"model_name={BASE}")
+
+
+# Rewind.
+
+
+def test_a_rewound_run_goes_on_as_it_did_and_what_was_cut_off_is_kept(
+    tmp_path: Path, recorded: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    (run / "snapshots").mkdir()
+    for generation in (2, 4, 6):
+        (run / f"snapshots/{generation:06}.safetensors").write_bytes(b"%d" % generation)
+    before = files(run)
+    said = typed("rewind", str(run), "generation=4").stdout
+    kept = run / "rewound" / "1"
+    assert said.startswith(f"{run} holds 4 generations now, and {kept} the run as it stood; to go")
+    assert said.endswith(f" resume log_path={run} trust=tests\n")
+    assert len(list(read_history(run / "history.jsonl"))) == 4
+    cut = files(run)
+    for name, content in before.items():
+        if name.startswith("snapshots"):
+            assert (name in cut) == ("000006" not in name)
+            assert (f"rewound/1/{name}" in cut) == ("000006" in name)
+        elif name == "inputs.json":  # Of files as they are now.
+            assert cut[name] == content
+        else:
+            assert cut[f"rewound/1/{name}"] == content
+    rewinds(run, 1)
+    resumes(run)
+    same_run(run, recorded)
+    assert sorted(path.name for path in (run / "rewound").iterdir()) == ["1", "2"]
+    forks(f"log_path={run / 'rewound' / '1'}", f"output={tmp_path / 'again'}")
+    resumes(tmp_path / "again")  # For the last evaluation, which belongs to no generation.
+    same_run(tmp_path / "again", recorded)
+
+
+def test_rewinding_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) -> None:
+    shutil.copytree(recorded, tmp_path / "run")
+    damage(tmp_path / "run/history.jsonl", line=6)
+    with pytest.raises(ValueError, match=r"line 6 is damaged .* generation=4 output"):
+        rewinds(tmp_path / "run", 5)
+    rewinds(tmp_path / "run", 4)
+    resumes(tmp_path / "run")
+    same_run(tmp_path / "run", recorded)
+
+
+def test_a_fork_that_is_rewound_behind_its_beginning_owns_what_follows(
+    tmp_path: Path, recorded: Path
+) -> None:
+    forks(f"log_path={recorded}", "generation=4", f"output={tmp_path / 'b'}", "seed=3")
+    rewinds(tmp_path / "b", 2)
+    header = read_header(tmp_path / "b/history.jsonl")
+    assert header is not None and header.fork == Fork(str(recorded), 2)
+    resumes(tmp_path / "b")
+    resumes(tmp_path / "b")  # Its optimizer is asked for every step from 2 on, and agrees.
+
+
+def test_a_rewind_that_cannot_be_is_refused_and_changes_nothing(
+    tmp_path: Path, recorded: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    before = files(run)
+    with pytest.raises(ValueError, match=r"generation must be 0 to 6, since .*; found 9"):
+        rewinds(run, 9)
+    with pytest.raises(ValueError, match="holds 6 generations and no more: there is nothing to"):
+        rewinds(run, 6)
+    with pytest.raises(OSError, match=r"none holds no config\.json, so it is not a run directory"):
+        rewinds(tmp_path / "none", 1)
+    lock = RunLock(run)
+    with pytest.raises(OSError, match="is being written by process"):
+        rewinds(run, 3)
+    lock.release()
+    assert files(run) == before and not (run / "rewound").exists()
+
+
+# Resume.
+
+
+@pytest.mark.slow
+def test_any_run_is_resumed_from_its_directory_alone_and_its_config_is_rebuilt_exactly(
+    tmp_path: Path, recorded: Path, programs: Programs
+) -> None:
+    run_config(config(tmp_path / "run", num_generations=2))
+    options = [f"log_path={tmp_path / 'run'}", "trust=tests", "num_generations=6"]
+    done = programs.run("-m", "es_cookbook", "resume", *options, "engine.capacity=2", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    same_run(tmp_path / "run", recorded)
+    kept = load_config(tmp_path / "run/config.json", TinyConfig, ["tests"])
+    assert kept == config(tmp_path / "run"), "longer, and else as it began"
+
+
+def test_what_may_not_differ_is_refused(tmp_path: Path, recorded: Path) -> None:
+    before = files(recorded)
+    said = refused("resume", str(recorded), "trust=tests", "seed=1")
+    assert "seed was 0, is 1" in said and "what may differ on resuming: log_path" in said
+    shutil.copytree(recorded, tmp_path / "script")
+    path = tmp_path / "script/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
+    said = refused("resume", str(tmp_path / "script"), "trust=tests")
+    assert "give that script as trust=path/to/script.py, or run it again" in said
+    assert files(recorded) == before
+
+
+def test_a_run_records_what_it_trains_on_and_a_fork_what_it_was_trained_on_before(
+    tmp_path: Path,
+) -> None:
+    def countdown(seed: int) -> CountdownDatasetBuilder:
+        return CountdownDatasetBuilder(
+            seed=seed, num_train=30, num_test=2, problems_per_generation=2
+        )
+
+    def digests(seed: int) -> list[tuple[int, ...]]:
+        datasets = anyio.run(countdown(seed), FakeEngineBuilder().made[-1].tokenizer)
+        return [problem.digests for problem in datasets.train.training_problems]
+
+    run, forked, unknown = tmp_path / "run", tmp_path / "forked", tmp_path / "unknown"
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "{", "chosen": "a", "rejected": "b"}')
+    preference = PreferencePairs(weight=1.0, source=str(pairs))
+    run_config(config(run, dataset=countdown(0), num_generations=2, preference=preference))
+    found = read_trained_on(run)
+    assert found is not None and found.overlap(digests(0)) == 30
+    assert found.overlap([(digest_of((ord("{") - 32,)),)]) == 1, "the pair's prompt"
+    others = found.overlap(digests(1))
+    assert others is not None and others < 30
+
+    forks(f"log_path={run}", f"output={forked}", "dataset.seed=1", "num_generations=3")
+    resumes(forked)
+    found = read_trained_on(forked)
+    assert found is not None and [found.overlap(digests(seed)) for seed in (0, 1)] == [30, 30]
+
+    (run / "trained_on.bin").unlink()
+    forks(f"log_path={run}", f"output={unknown}", "dataset.seed=1", "num_generations=3")
+    resumes(unknown)
+    assert read_trained_on(unknown) is None, "what its parent trained on is not recorded"
+    resumes(run, "num_generations=3")
+    found = read_trained_on(run)
+    assert found is not None and found.overlap(digests(0)) == 30

@@ -1,0 +1,372 @@
+"""One can talk to a run: by hand at a terminal, and from a script through a pipe."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import time
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.terminal import one_line, printable
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.runs.program import train
+from es_cookbook.runs.recorded import open_run, rebuild
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.fakes import FakeEngineBuilder
+from tests.play_engines import HOSTILE, StopsBuilder
+from tests.programs import Programs, path_of
+from tests.recipe_problems import write_rows
+from tests.said import after_start, typed
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of four generations."""
+    return run(tmp_path_factory.mktemp("play"))
+
+
+@pytest.fixture(scope="module")
+def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the engine that answers at once."""
+    return run(tmp_path_factory.mktemp("play"), engine=FakeEngineBuilder())
+
+
+def run(path: Path, **fields: Any) -> Path:
+    """A run of a model, which is made if it is not there."""
+    model, log_path = path / "model", path / "run"
+    if not model.exists():
+        write_tiny_model(model)
+    fields |= {"num_generations": 4, "trackers": JsonlTrackerBuilder()}
+    anyio.run(train, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
+    return log_path
+
+
+def command(log_path: Path, *options: str) -> list[str]:
+    return ["-m", "es_cookbook", "play", f"log_path={log_path}", "trust=tests", *options]
+
+
+def fed(log_path: Path, stdin: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported everything already."""
+    done = typed("play", f"log_path={log_path}", "trust=tests", *options, stdin=stdin)
+    done.stderr = after_start(done.stderr)
+    return done
+
+
+def expected(log_path: Path, asked: Sequence[tuple[int, int | str, str]]) -> list[str]:
+    """What (generation, who) answers to a prompt, asked of an engine directly."""
+
+    async def ask() -> list[str]:
+        rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
+        texts: list[str] = []
+        for generation, who, prompt in asked:
+            await rebuilt.go_to(generation)
+            tokens_T = tuple(rebuilt.engine.tokenizer.encode(prompt))
+            params = SamplingParams(max_tokens=4, temperature=1.0)
+            seed = derive_seed(0, "play")
+            action = await rebuilt.answer(who, Observation(tokens_T), params, seed)
+            texts.append(action.text)
+        await rebuilt.close()
+        return texts
+
+    return anyio.run(ask)
+
+
+@pytest.mark.slow
+def test_through_a_pipe_an_answer_is_a_line_and_nothing_else_is_said(
+    log_path: Path, programs: Programs
+) -> None:
+    keys = "A\n/base\nA\n/generation 2\nA\n/genome 1\nA\n/generation\nA\n/quit\nnever\n"
+    done = programs.run(*command(log_path), cwd=ROOT, stdin=keys)
+    assert (done.returncode, after_start(done.stderr)) == (0, "")
+    asked = [(4, "centre"), (0, "base"), (2, "centre"), (2, 1), (4, "centre")]
+    answers = expected(log_path, [(generation, who, "A") for generation, who in asked])
+    assert done.stdout == "".join(f"{one_line(answer)}\n" for answer in answers)
+    assert len(set(answers)) > 2, "there was something to mistake"
+
+
+def test_options_say_who_answers_and_how(log_path: Path) -> None:
+    done = fed(log_path, "A\n", "generation=2", "genome=1")
+    assert done.stdout.splitlines() == expected(log_path, [(2, 1, "A")]), done.stderr
+    long = fed(log_path, "A\n/seed 5\nA\n/max_tokens 3\nA\n", "max_tokens=20", "temperature=2")
+    first, second, third = long.stdout.splitlines()
+    assert first != second and second.startswith(third)
+    assert len(third) < len(second)
+
+
+def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Path) -> None:
+    answers = expected(log_path, [(3, 1, "A"), (3, "centre", "A")])
+    assert answers[0] != answers[1]
+    assert fed(log_path, "A\n/centre\nA\n", "genome=1").stdout.splitlines() == answers
+    keys = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
+    with mock.patch("es_cookbook.cli.play.is_at_terminal", lambda: True):
+        done = fed(log_path, keys)
+    assert "there is no genome 4: generation 3 has 4, 0 to 3" in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-4:] == [
+        "generation 4, centre> generation 4 is the end of the run and has no genomes: this is "
+        "generation 3",
+        f"generation 3, genome 1> {answers[0]}",
+        "[cut after 4 tokens]",
+        "generation 3, genome 1> generation 3, genome 0> ",
+    ], "said once, where it went there"
+
+
+def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.content }} = B: {% endfor %}"
+    )
+    run(tmp_path)
+    plain, chat = expected(tmp_path / "run", [(4, "centre", "A"), (4, "centre", "A = B: ")])
+    assert plain != chat
+    assert fed(tmp_path / "run", "A\n").stdout == f"{one_line(chat)}\n"
+    assert fed(tmp_path / "run", "A\n", "chat=false").stdout == f"{one_line(plain)}\n"
+
+
+@pytest.mark.parametrize(("stop", "ends"), [(None, r"('\n',)"), ((), "()"), (("#",), "('#',)")])
+def test_answers_to_typed_prompts_end_where_those_of_the_run_do(
+    stop: tuple[str, ...] | None, ends: str, tmp_path: Path
+) -> None:
+    examples = "Q: one and one\nA: two\n\nQ: {question}\nA:"
+    source = write_rows(
+        tmp_path / "rows.jsonl",
+        [{"question": f"one and {word}", "answer": word} for word in "abcdefghijklmnopqrst"],
+    )
+    dataset = Task(
+        source=source,
+        prompt=examples,
+        reward=Exact(),
+        test_fraction=0.2,
+        problems_per_generation=4,
+    )
+    sampling = SamplingParams(max_tokens=4, stop=stop)
+    log_path = run(tmp_path, engine=StopsBuilder(), dataset=dataset, sampling=sampling)
+    done = fed(log_path, "A\n")
+    assert (done.stdout, done.stderr) == (f"ends at {ends}\n", "")
+    Path(source).unlink()
+    done = fed(log_path, "A\nB\n")
+    if stop is None:
+        assert done.stdout == "ends at ()\n" * 2
+        assert done.stderr.count("answers may go on for longer than in the run: ") == 1
+    else:
+        assert (done.stdout, done.stderr) == (f"ends at {ends}\n" * 2, "")
+
+
+def test_a_problem_is_a_line_of_json_with_what_its_env_said(log_path: Path) -> None:
+    kept = json.loads((log_path / "rollouts.jsonl").read_text().splitlines()[5])
+    done = fed(
+        log_path,
+        f"/genome {kept['genome']}\n/problem train {kept['problem']}\n",
+        f"generation={kept['generation']}",
+    )
+    played = json.loads(done.stdout)
+    assert played["turns"] == kept["turns"]
+    assert played["reward"] == kept["reward"]
+    assert {key: played[key] for key in ("generation", "genome", "split", "problem", "name")} == {
+        "generation": kept["generation"],
+        "genome": kept["genome"],
+        "split": "train",
+        "problem": kept["problem"],
+        "name": f"train {2 * kept['generation'] + kept['problem']}",
+    }
+    once = fed(log_path, "never read\n", "problem=1", "genome=base")
+    assert json.loads(once.stdout)["name"] == "test 51"
+
+
+@pytest.mark.slow
+def test_what_a_model_writes_stays_on_its_line_and_keeps_its_backslashes(
+    fake_run: Path, programs: Programs
+) -> None:
+    asked = command(fake_run, "engine=tests.play_engines:HostileBuilder")
+    keys, ascii_only = "hello\n/problem 0\nhello again\n", {"PYTHONIOENCODING": "ascii"}
+    done = programs.run(*asked, cwd=ROOT, stdin=keys, environment=ascii_only)
+    assert (done.returncode, after_start(done.stderr)) == (0, "")
+    first, problem, last = done.stdout.splitlines()
+    assert first == last
+    assert (
+        first
+        == printable(HOSTILE).replace("\n", r"\n").encode("ascii", "backslashreplace").decode()
+    )
+    assert json.loads(problem)["turns"][0]["action"] == HOSTILE
+    assert not any(unicodedata.category(c)[0] == "C" for c in done.stdout if c != "\n")
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on(fake_run: Path) -> None:
+    keys = "/help\na\\\nb\\\\\n//help\n\nlast\\\n"
+    engine = "engine=tests.play_engines:EchoBuilder"
+    done = fed(fake_run, keys, engine)
+    *listed, first, second = done.stdout.splitlines()
+    assert listed[0].startswith("/genome G") and "//" in listed[-1]
+    assert (first, second) == (r"a\nb\\", "/help")
+    assert done.stderr == "line 5: a prompt needs at least one token, found none\n"
+    assert fed(fake_run, "last\\\n", engine).stdout == "last\\n\n"
+
+
+def test_a_mistake_in_a_pipe_stops_it_and_names_the_line(fake_run: Path) -> None:
+    done = fed(fake_run, "fine\n/genom 3\nnever\n")
+    assert done.returncode == 1
+    assert done.stdout.count("\n") == 1
+    assert done.stderr.startswith("line 2: there is no command /genom; did you mean 'genome'? ")
+
+
+@pytest.mark.slow
+def test_bytes_that_are_no_text_and_a_reader_that_leaves_stop_nothing(
+    fake_run: Path, programs: Programs, tmp_path: Path
+) -> None:
+    (its_input, our_output), (our_input, its_output) = os.pipe(), os.pipe()
+    errors = tmp_path / "errors.txt"
+    programs.start(command(fake_run), [path_of(its_input), path_of(its_output), errors])
+    os.write(our_output, b"\xff\xfe\n")
+    assert os.read(our_input, 100).strip().isdigit(), "answered before the input ended"
+    for file in (its_input, its_output, our_input):
+        os.close(file)
+    os.write(our_output, b"A\n" * 3)
+    os.close(our_output)
+    assert programs.exit_code() == 141  # As of other programs whose reader leaves.
+    (unknown,) = after_start(errors.read_text()).splitlines()
+    assert "tokenizer does not know '\N{REPLACEMENT CHARACTER}'" in unknown
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["generation=5"],
+            "there is no generation 5: the run has recorded 4 of 4, so 0 (the base) ",
+        ),
+        (["generation=1", "genome=4"], "there is no genome 4: generation 1 has 4, 0 to 3"),
+        (
+            ["genome=0", "generation=4"],
+            "generation 4 has no genomes: it is the end of the run; the last that has them is "
+            "generation=3 (in play: /generation 3)",
+        ),
+        (["genome=4"], "there is no genome 4: generation 3 has 4, 0 to 3"),
+        (["problem=4"], "there is no held-out problem 4: the run has 4, 0 to 3"),
+        (["temperature=-1"], "temperature must be 0 or more, found -1"),
+        (["max_tokens=0"], "max_tokens must be at least 1, found 0"),
+    ],
+)
+def test_options_that_cannot_be_are_one_sentence(
+    fake_run: Path, options: list[str], sentence: str
+) -> None:
+    done = fed(fake_run, "never read", *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(sentence)
+    assert done.stderr.count("\n") == 1
+
+
+class Person:
+    """Somebody at a real terminal."""
+
+    def __init__(self, programs: Programs, arguments: Sequence[str]) -> None:
+        self._programs = programs
+        self._terminal, its_end = pty.openpty()
+        # Or `readline` sends sequences of its own.
+        programs.start(arguments, [os.ttyname(its_end)] * 3, environment={"TERM": "dumb"})
+        os.close(its_end)
+        self.seen = ""
+
+    def sees(self, end: str) -> str:
+        """Wait until the screen ends with this, or closes; gives what came since the last time."""
+        said = ""
+        deadline = time.monotonic() + 60
+        while not (end and said.endswith(end)):
+            assert time.monotonic() < deadline, said
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                try:
+                    said += os.read(self._terminal, 65536).decode(errors="replace")
+                except OSError:  # The other end is closed.
+                    assert not end, said
+                    break
+        self.seen += said
+        return said.replace("\r\n", "\n")
+
+    def types(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def leaves(self) -> int:
+        code = self._programs.exit_code()
+        os.close(self._terminal)
+        return code
+
+
+@pytest.mark.slow
+def test_a_person_is_told_who_answers_and_may_err(log_path: Path, programs: Programs) -> None:
+    person = Person(programs, command(log_path))
+    hint = person.sees("generation 4, centre> ")
+    assert "4 of 4 generations are recorded. A line is a prompt; /help lists commands." in hint
+    assert "For other programs: " in hint and " serve log_path=" in hint
+    person.types("A\n")
+    (answer,) = expected(log_path, [(4, "centre", "A")])
+    said = person.sees("generation 4, centre> ")
+    assert said == f"A\n{answer}\n[cut after 4 tokens]\ngeneration 4, centre> "
+    person.types("\n/generation 3\n")
+    person.sees("generation 3, centre> ")
+    person.types("/genome 9\n")
+    assert "there is no genome 9: generation 3 has 4, 0 to 3" in person.sees("centre> ")
+    person.types("/genome 2\n")
+    person.sees("generation 3, genome 2> ")
+    person.types("/problem 1\n")
+    shown = person.sees("generation 3, genome 2> ")
+    assert "test problem 1 (test 51)\nprompt:\n  " in shown
+    assert "\nanswer (4 tokens, cut):\n  " in shown
+    assert "\nreward " in shown and "  correct " in shown and "  format 1" in shown
+    person.types("/help\n")
+    listed = person.sees("genome 2> ")
+    names = "genome centre base generation problem temperature max_tokens seed help quit"
+    assert all(f"/{name}" in listed for name in names.split())
+    person.types("/quit\n")
+    person.sees("")
+    assert person.leaves() == 0
+
+
+@pytest.mark.slow
+def test_nothing_that_a_model_writes_reaches_the_terminal_as_a_command(
+    fake_run: Path, programs: Programs
+) -> None:
+    person = Person(programs, command(fake_run, "engine=tests.play_engines:HostileBuilder"))
+    person.sees("centre> ")
+    for keys in ("hello\n", "/problem 0\n", "/problem train 1\n"):
+        person.types(keys)
+        said = person.sees("centre> ")
+        assert r"\x1b[2J\x1b]0;title\x07\x9b1A \u202egnp.exe\u2028\r\x7f\ud800 end" in said
+        assert "two\n" in said and "lines \\ " in said
+    person.types("\x04")
+    person.sees("")
+    assert person.leaves() == 0
+    assert (
+        set(map(unicodedata.category, person.seen.replace("\r\n", ""))) & {"Cc", "Cf", "Zl"}
+        == set()
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_an_answer_and_then_the_program(fake_run: Path, programs: Programs) -> None:
+    person = Person(programs, command(fake_run, "engine=tests.play_engines:SilentBuilder"))
+    person.sees("centre> ")
+    person.types("hello\n")
+    person.sees("hello\r\n")
+    time.sleep(0.3)  # Nothing shows that it is being answered.
+    person.types("\x03")
+    assert "[stopped]" in person.sees("centre> ")
+    person.types("/base\n")
+    person.sees("base> ")
+    person.types("hello\n")
+    assert person.sees("base> ").split("\n")[1].isdigit(), "it goes on"
+    time.sleep(1)  # `readline` misses one that comes between the prompt and its first look.
+    person.types("\x03")
+    person.sees("")
+    assert person.leaves() == 0

@@ -1,0 +1,190 @@
+"""Whoever opens a stranger's run directory runs no code but es_cookbook's and what is trusted."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from es_cookbook.checkpoints.models import load_architecture, load_causal_lm
+from es_cookbook.cli.export import ExportConfig, export
+from es_cookbook.cli.fork import Fork
+from es_cookbook.cli.fork import main as fork
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.runs.config import Config, recorded_config
+from tests.hostile_configs import RECORDED, hostile_configs
+from tests.programs import Programs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_hostile_config_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    texts = hostile_configs()
+    assert len(texts) == 429, "docs/trust.md says how many"
+    for text in texts:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(tmp_path / "config.json", Config)
+        said = str(caught.value)
+        assert said.isprintable() and len(said) < 600, text
+
+
+@pytest.mark.slow
+def test_nothing_is_run_or_imported_whichever_way_a_hostile_run_is_opened(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile_configs", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["canary_works"] and not found["canary"]
+    assert found["run"] == [] and set(found["imported"]) <= {"es_cookbook", "__main__"}
+    refused = {"load_config: ConfigError"} | {f"{way}: 1" for way in ("resume", "fork", "play")}
+    for text, said in found["said"].items():
+        assert {" ".join(words.split()[:2]) for words in said} >= refused, text
+        assert all(words.isprintable() for words in said), text
+
+
+def recorded(tmp_path: Path, **fields: object) -> Path:
+    """A copy of a recorded run, with some fields of its Config changed."""
+    run = shutil.copytree(RECORDED / "low_rank", tmp_path / "run")
+    plain = json.loads((run / "config.json").read_text())
+    plain["model_name"] = str(ROOT / plain["model_name"])
+    (run / "config.json").write_text(json.dumps(plain | fields))
+    return run
+
+
+def test_the_sentence_says_what_trust_would_allow(tmp_path: Path) -> None:
+    run = recorded(tmp_path, dataset={"$class": "my_env.data:Builder"})
+    with pytest.raises(ConfigError) as caught:
+        fork(Fork(log_path=str(run), output=str(tmp_path / "fork")), {})
+    assert str(caught.value) == (
+        f"{run / 'config.json'}: config.dataset: my_env.data:Builder is not part of es_cookbook; "
+        "if you trust the code of my_env, add trust=my_env"
+    )
+
+
+def test_a_package_that_is_trusted_is_imported_and_its_class_has_to_fit(tmp_path: Path) -> None:
+    run = recorded(tmp_path, dataset={"$class": "tests.fakes:SmallDatasetBuilder"})
+    options = {"log_path": str(run), "output": str(tmp_path / "fork")}
+    with pytest.raises(ConfigError, match="add trust=tests"):
+        fork(Fork(**options), {})
+    fork(Fork(**options, trust=("tests.fakes",)), {})
+    assert type(recorded_config(tmp_path / "fork", ["tests"]).dataset).__name__ == (
+        "SmallDatasetBuilder"
+    )
+    shutil.rmtree(tmp_path / "run")
+    run = recorded(tmp_path, dataset={"$class": "tests.fakes:FakeEngineBuilder"})
+    with pytest.raises(ConfigError, match=r"config\.dataset must be RLDatasetBuilder, found"):
+        fork(Fork(log_path=str(run), output="x", trust=("tests",)), {})
+
+
+def test_an_export_needs_no_class_of_the_env(tmp_path: Path) -> None:
+    run = recorded(tmp_path, dataset={"$class": "my_env.data:Builder"})
+    said = export(ExportConfig(log_path=str(run), output=str(tmp_path / "exported")))
+    assert "exported the centre after 4 generations" in said
+    card = (tmp_path / "exported/README.md").read_text()
+    assert '"$class": "my_env.data:Builder"' in card
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_code_of_a_model_is_not_run_and_nobody_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask
+    model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
+    (model / "modeling.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\n")
+    shape = json.loads((model / "config.json").read_text())
+    classes = {"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"}
+    shape |= {"model_type": "evil", "auto_map": classes, "architectures": ["M"]}
+    (model / "config.json").write_text(json.dumps(shape))
+    run = recorded(tmp_path, model_name=str(model))
+    with pytest.raises(ModelError, match="custom code which must be executed"):
+        export(ExportConfig(log_path=str(run), output=str(tmp_path / "exported")))
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "evil/kernels"},
+        {"_attn_implementation": {"": "sdpa", "text_config": "evil/kernels@main"}},
+        {"text_config": {"experts_implementation": "evil/kernels:run"}},
+    ],
+)
+def test_kernels_that_a_model_names_are_not_fetched(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    model = shutil.copytree(ROOT / "es_cookbook/recipes/countdown/model", tmp_path / "model")
+    shape = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(shape | fields))
+    for load in (load_architecture, lambda name: load_causal_lm(name, "auto", CPU)):
+        with pytest.raises(ModelError, match=r"has kernels of others run, as .*_implementation"):
+            load(str(model))
+
+
+SCRIPT = """
+from typing import Any
+import chz
+from es_cookbook import Config, run
+from es_cookbook.common.cli import run_cli
+from es_cookbook.rl.types import RLDatasetBuilder
+from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
+from tests.tiny_run import TinyConfig
+
+@chz.chz
+class Problems(SmallDatasetBuilder):
+    pass
+
+@chz.chz
+class Config(TinyConfig):
+    dataset: RLDatasetBuilder = chz.field(default_factory=Problems, doc="problems")
+
+if __name__ == "__main__":
+    run_cli(run_config, Config)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_trust_it(
+    tmp_path: Path, programs: Programs
+) -> None:
+    from tests.tiny_run import write_tiny_model
+
+    model = write_tiny_model(tmp_path / "model")
+    (tmp_path / "my_script.py").write_text(SCRIPT)
+    options = [f"model_name={model}", "log_path=run", "snapshot_every=1", "eval_every=0"]
+    options.append("behavior_if_log_dir_exists=resume")
+    for number in (1, 2):
+        script = tmp_path / "my_script.py"
+        done = programs.run(script, *options, f"num_generations={number}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "trust" not in done.stderr
+        assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == number + 1
+        assert (tmp_path / f"run/snapshots/00000{number}.safetensors").exists()
+
+    def resumed(*options: str) -> subprocess.CompletedProcess[str]:
+        return programs.run("-m", "es_cookbook", "resume", "log_path=run", *options, cwd=tmp_path)
+
+    unchanged = resumed("num_generations=3")
+    assert unchanged.returncode == 0, unchanged.stderr
+    (tmp_path / "my_script.py").write_text(SCRIPT + "# and more")
+    refused = resumed("num_generations=4")
+    assert refused.returncode == 1 and refused.stderr == (
+        "run/config.json names classes of my_script.py, which is not part of es_cookbook; if you "
+        "trust that script, add trust=run/scripts/my_script.py\n"
+    )
+    assert (tmp_path / "run/scripts/my_script.py").read_text() == SCRIPT
+    gone_on = resumed("num_generations=4", "trust=run/scripts/my_script.py")
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 5

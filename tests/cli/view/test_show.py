@@ -1,0 +1,113 @@
+"""A run's summary says what it is and what it reached, also where the run is damaged."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from es_cookbook.runs.history.format import decode, encode
+from tests.runs.directory.test_damaged_directories import RUNS
+from tests.said import refused, typed
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    shutil.copytree(RUNS[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def shown(log_path: Path) -> dict[str, list[str]]:
+    """Title of a section -> its lines; the head has none."""
+    head, *others = typed("show", str(log_path)).stdout.strip().split("\n\n")
+    sections = {"": head.splitlines()}
+    for section in others:
+        title, *lines = section.splitlines()
+        sections[title] = [line.strip() for line in lines]
+    return sections
+
+
+def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    held_out = [row["test/env/all/correct"] for row in rows if "test/env/all/correct" in row]
+    found = shown(run)
+    head = found[""]
+    assert head[0] == str(run)
+    assert head[1] == "Countdown, trained by evolution strategies: ES, LowRank"
+    assert head[2].startswith("complete, generation ")
+    settings = found["Config, where not the recipe's default"]
+    assert any(line.split() == ["dataset.num_test", "4", "(default", "500)"] for line in settings)
+    assert not any(line.startswith(("log_path", "trackers")) for line in settings)
+    change = f"{held_out[0]:.3f} -> {held_out[-1]:.3f}"
+    assert any(
+        line.startswith("correct ") and change in line
+        for line in found["held-out, before -> after"]
+    )
+    assert [line.split()[0] for line in found["trends"]] == ["reward", "held-out", "tokens/s"]
+    assert {line.split()[0] for line in found["on the disk"]} >= {
+        "config.json",
+        "history.jsonl",
+        "metrics.jsonl",
+    }
+    assert "could not be read" not in found
+
+
+def test_products_that_a_run_took_are_told(run: Path) -> None:
+    header, *records = read_history_lines(run)
+    assert not any("products in" in line for line in shown(run)[""])
+    told = dataclasses.replace(header, dtype="bfloat16", products="float32")
+    (run / "history.jsonl").write_bytes(b"".join(map(encode, (told, *records))))
+    assert "weights in bfloat16, products in float32" in shown(run)[""]
+
+
+def read_history_lines(run: Path) -> list[Any]:
+    lines = (run / "history.jsonl").read_bytes().splitlines(keepends=True)
+    return [decode(line)[1] for line in lines]
+
+
+def test_held_out_values_have_an_interval_and_a_number_of_problems(run: Path) -> None:
+    within = {"test/low/env/all/correct": 0.2, "test/high/env/all/correct": 0.5}
+    row = {"progress/generation": 3, "test/env/all/correct": 0.33, "test/problems": 40, **within}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    lines = shown(run)["held-out, before -> after"]
+    (line,) = [line for line in lines if line.startswith("correct ")]
+    assert line.endswith("95 %: 0.200 to 0.500, 40 problems")
+
+
+def test_a_run_that_learned_nothing_says_why(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    nothing = {"reward/max_genome": 0.0, "reward/min_genome": 0.0}
+    lines = [json.dumps(row | nothing if "reward/mean" in row else row) + "\n" for row in rows]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (line,) = [line for line in shown(run)["to look at"] if "reward is 0" in line]
+    assert line.startswith(f"generations 1 to {len(rows) - 1}: every reward is 0, so nothing is")
+
+
+def test_what_cannot_be_read_is_said_and_never_obeyed(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"progress/generation": 3, "test/env/all/\\u001b[2Jevil": 1.0}\n')
+    with (run / "rollouts.jsonl").open("a") as file:
+        file.write("[]\n")
+    plain = json.loads((run / "config.json").read_text())
+    plain["$class"] = "es_cookbook.recipes.nowhere\x1b[31m.train_cli:CLIConfig"
+    plain["model_name"] = "\x1b]0;title\x07 model"
+    (run / "config.json").write_text(json.dumps(plain))
+    out = typed("show", str(run)).stdout
+    assert "\x1b" not in out
+    assert r"\x1b[2Jevil" in out and r"\x1b]0;title\x07 model" in out
+    assert "1 damaged line left out" in out.partition("could not be read")[2]
+
+
+def test_a_run_without_config_is_shown_for_what_is_there(run: Path) -> None:
+    (run / "config.json").unlink()
+    found = shown(run)
+    assert found[""][1] == "unknown task, trained by evolution strategies: ES"
+    assert "/?" in found[""][2]
+    assert found["could not be read"] == [f"{run / 'config.json'} is missing"]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert "is not a run directory" in refused("show", f"log_path={tmp_path}")

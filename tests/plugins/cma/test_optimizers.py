@@ -1,0 +1,303 @@
+"""CMA-ES, full and separable: they climb, resume to the bit, and leave nothing global behind."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import chz
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Linear, Schedule, Table, WarmUp
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
+from es_cookbook.evolution.rules import OffsetsRule
+from es_cookbook.evolution.spaces.adapter import Adapter
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.evolution.spaces.low_rank import LowRankSpace
+from es_cookbook.plugins.cma.optimizers import CMA, SepCMA
+
+TABLE = Table(generations=(0, 1, 2), factors=(1.0, 0.25, 0.5))
+BUILDERS = (CMA(population_size=12, sigma=0.5), SepCMA(population_size=12, sigma=0.5))
+both = pytest.mark.parametrize("builder", BUILDERS, ids=["cma", "sep_cma"])
+Landscape = Callable[[NDArray[np.float64]], float]
+
+
+def space(dimension: int) -> SearchSpace:
+    """Two parameters, of which one is a matrix where that is possible."""
+    return FullRankSpace({"a": (2, dimension // 4), "b": (dimension - 2 * (dimension // 4),)})
+
+
+def build(builder: OptimizerBuilder, dimension: int, seed: int = 0) -> Optimizer:
+    return builder(run_seed=seed, num_generations=10, space=space(dimension))
+
+
+def points(genomes_G: list[Genome]) -> NDArray[np.float64]:
+    assert all(genome.offsets is not None and not genome.terms for genome in genomes_G)
+    return np.array([g.offsets.array for g in genomes_G if g.offsets is not None], np.float64)
+
+
+def run(
+    optimizer: Optimizer, landscape: Landscape, generations: range
+) -> list[tuple[NDArray[np.float64], Step]]:
+    """What was told and done: fitness and step of each generation."""
+    done: list[tuple[NDArray[np.float64], Step]] = []
+    for generation in generations:
+        genomes_G = optimizer.ask(generation)
+        fitness_G = np.array([landscape(point) for point in points(genomes_G)])
+        done.append((fitness_G, optimizer.tell(generation, genomes_G, None, fitness_G)))
+    return done
+
+
+def mean_of(step: Step) -> NDArray[np.float64]:
+    assert isinstance(step.rule, OffsetsRule) and not step.terms and not step.decay
+    return step.rule.offsets.array.astype(np.float64)
+
+
+def last_mean(done: list[tuple[NDArray[np.float64], Step]]) -> NDArray[np.float64]:
+    """Where it got; once all of a population are equal in float32, steps are empty."""
+    return mean_of([step for _, step in done if step.rule is not None][-1])
+
+
+def sphere(point: NDArray[np.float64]) -> float:
+    return -float(np.sum((point - 1) ** 2))
+
+
+def ellipsoid(point: NDArray[np.float64]) -> float:
+    """Scales from 1 to 1000."""
+    scales = 1000.0 ** np.linspace(0, 1, len(point))
+    return -float(np.sum(scales * (point - 1) ** 2))
+
+
+def turned_ellipsoid(point: NDArray[np.float64]) -> float:
+    """The same with its axes at 45 degrees, two by two: no scaling of parameters helps."""
+    half = len(point) // 2
+    first, second = point[:half] - 1, point[half:] - 1
+    turned = np.concatenate([first + second, first - second]) / np.sqrt(2)
+    return ellipsoid(1 + turned)
+
+
+@both
+@pytest.mark.parametrize("landscape", [sphere, ellipsoid])
+def test_they_climb(builder: OptimizerBuilder, landscape: Landscape) -> None:
+    optimizer = build(builder, 10)
+    assert landscape(last_mean(run(optimizer, landscape, range(250)))) > -1e-5
+    assert optimizer.sigma(249) < 0.01
+
+
+def test_full_covariance_pays_where_the_axes_are_turned() -> None:
+    found = [
+        turned_ellipsoid(last_mean(run(build(builder, 10), turned_ellipsoid, range(200))))
+        for builder in BUILDERS
+    ]
+    assert found[0] > -1e-5 > -1e-2 > found[1]
+
+
+@both
+def test_the_first_population_is_the_base_and_sigma_around_it(builder: OptimizerBuilder) -> None:
+    optimizer = build(builder, 2000)
+    population = points(optimizer.ask(0))
+    assert population.shape == (12, 2000)
+    assert np.sqrt(np.mean(population**2)) == pytest.approx(0.5, rel=0.02)
+    assert abs(population.mean()) < 0.01
+    assert optimizer.sigma(0) == pytest.approx(np.sqrt(np.mean(population**2)))
+    assert points(build(builder, 2000, seed=1).ask(0)).tolist() != population.tolist()
+
+
+@both
+def test_a_population_is_made_of_the_noise_of_its_generations_seed(
+    builder: OptimizerBuilder,
+) -> None:
+    """In each generation afresh, so that a resumed run asks for the same."""
+    optimizer = build(builder, 8, seed=2**40)
+    for generation in (0, 3):  # Nothing is told: it stays round.
+        seed = derive_seed(2**40, "population", generation)
+        rng = np.random.RandomState(seed % 2**32)
+        drawn = noise(seed, "cma.1", (12, 8)) if isinstance(builder, CMA) else rng.randn(12, 8)
+        assert points(optimizer.ask(generation)) == pytest.approx(0.5 * drawn, rel=1e-3)
+
+
+@both
+def test_who_is_told_without_having_been_asked_makes_the_same_step(
+    builder: OptimizerBuilder,
+) -> None:
+    asked, told = build(builder, 8), build(builder, 8)
+    genomes_G, fitness_G = asked.ask(0), np.arange(12.0)
+    assert told.tell(0, genomes_G, None, fitness_G) == asked.tell(0, genomes_G, None, fitness_G)
+
+
+@both
+def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OptimizerBuilder) -> None:
+    (_, first), (_, second) = run(build(builder, 10), sphere, range(2))
+    assert isinstance(second.rule, OffsetsRule)
+    way = mean_of(second) - mean_of(first)
+    assert second.rms == second.rule.moved == pytest.approx(np.sqrt(np.mean(way**2)), rel=1e-5)
+
+
+@both
+def test_a_schedule_multiplies_the_sigma_that_adapts(builder: OptimizerBuilder) -> None:
+    plain, scheduled = (
+        build(b, 400) for b in (builder, chz.replace(builder, sigma_schedule=TABLE))
+    )
+    ((_, step),) = run(plain, sphere, range(1))
+    assert run(scheduled, sphere, range(1))[0][1] == step, "its factor is 1 in generation 0"
+    for generation, factor in ((1, 0.25), (2, 0.5)):  # nothing is told in between
+        around, narrower = (
+            points(each.ask(generation)) - mean_of(step) for each in (plain, scheduled)
+        )
+        assert narrower == pytest.approx(factor * around, rel=1e-4, abs=1e-6)
+        assert scheduled.sigma(generation) == pytest.approx(factor * plain.sigma(generation))
+
+
+@both
+def test_a_fork_begins_with_the_schedule_of_its_generation(builder: OptimizerBuilder) -> None:
+    forked = build(chz.replace(builder, sigma_schedule=TABLE), 2000)
+    forked.begin_after([])
+    assert np.sqrt(np.mean(points(forked.ask(1)) ** 2)) == pytest.approx(0.25 * 0.5, rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", [Linear(final=0.3), WarmUp(over=20, then=Linear(final=0.3))])
+@both
+def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(
+    builder: OptimizerBuilder, schedule: Schedule
+) -> None:
+    def landscape(point: NDArray[np.float64]) -> float:
+        value = ellipsoid(point)  # lost and tied ones too
+        return float("nan") if point[0] > 0.5 else round(value, -1)
+
+    builder = chz.replace(builder, sigma_schedule=schedule)
+    lived = build(builder, 30)
+    recorded = run(lived, landscape, range(40))
+    fitness_G = np.full(12, np.nan)
+    recorded += [(fitness_G, lived.tell(40, lived.ask(40), None, fitness_G))]
+    recorded += run(lived, landscape, range(41, 60))
+    assert any(np.isnan(fitness_G).any() for fitness_G, _ in recorded[:40])
+    rebuilt = build(builder, 30)
+    np.random.seed(5)  # what is global must not matter
+    for generation, (fitness_G, step) in enumerate(recorded):
+        assert rebuilt.tell(generation, rebuilt.ask(generation), None, fitness_G) == step
+    assert rebuilt.ask(60) == lived.ask(60) == lived.ask(60)
+    onwards = range(60, 70)
+    rebuilt_steps, steps = (
+        [step for _, step in run(optimizer, landscape, onwards)] for optimizer in (rebuilt, lived)
+    )
+    assert rebuilt_steps == steps
+
+
+@both
+def test_a_fork_goes_on_from_the_mean_that_was_reached(builder: OptimizerBuilder) -> None:
+    steps = [step for _, step in run(build(builder, 400), sphere, range(20))]
+    reached = mean_of(steps[-1])
+    optimizer = build(builder, 400)
+    optimizer.begin_after([*steps, Step()])
+    population = points(optimizer.ask(21))
+    assert np.sqrt(np.mean((population - reached) ** 2)) == pytest.approx(0.5, rel=0.05)
+    (_, step) = run(optimizer, sphere, range(21, 22))[0]
+    assert step.rms == pytest.approx(np.sqrt(np.mean((mean_of(step) - reached) ** 2)), rel=1e-5)
+    fresh, unmoved = build(builder, 400), build(builder, 400)
+    unmoved.begin_after([Step()])
+    assert unmoved.ask(0) == fresh.ask(0)
+    for other in (Step((Term(1, 0.1),)), Step(decay=0.5)):
+        with pytest.raises(ConfigError, match="steps of their own kind only"):
+            build(builder, 400).begin_after([*steps, other])
+
+
+@both
+def test_nothing_is_told_where_nobody_is_better(builder: OptimizerBuilder) -> None:
+    optimizer = build(builder, 10)
+    for generation, fitness in enumerate([0.5, float("nan")]):
+        genomes_G = optimizer.ask(generation)
+        assert optimizer.tell(generation, genomes_G, None, np.full(12, fitness)) == Step()
+    one_left = np.array([1.0] + [float("nan")] * 11)
+    assert optimizer.tell(2, optimizer.ask(2), None, one_left) == Step()
+    assert points(optimizer.ask(3)).tolist() != points(optimizer.ask(2)).tolist()
+    with pytest.raises(ValueError, match="finite or NaN"):
+        optimizer.tell(4, optimizer.ask(4), None, np.array([1.0, float("inf")] * 6))
+    with pytest.raises(ValueError, match="12 genomes were asked, 11 told"):
+        optimizer.tell(5, optimizer.ask(5)[:-1], None, np.arange(11.0))
+
+
+@both
+def test_a_lost_genome_counts_as_the_worst(builder: OptimizerBuilder) -> None:
+    steps: list[Step] = []
+    for lost in (float("nan"), -1e6):
+        optimizer = build(builder, 10)
+        fitness_G = np.array([lost, *range(11)])
+        steps.append(optimizer.tell(0, optimizer.ask(0), None, fitness_G))
+    assert steps[0] == steps[1]
+
+
+@both
+def test_nothing_global_is_touched(
+    builder: OptimizerBuilder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    state = np.random.get_state()[1].tolist()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(build(builder, 400), sphere, range(5))
+            flat = build(builder, 8)
+            for generation in range(60):
+                genomes_G = flat.ask(generation)
+                flat.tell(generation, genomes_G, None, np.array([1.0] + 11 * [0.0]))
+    finally:
+        os.chdir(before)
+    assert np.random.get_state()[1].tolist() == state
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    low_rank = LowRankSpace({"w": (8, 8)}, rank=1)
+    for name, builder in (("cma", CMA()), ("sep_cma", SepCMA())):
+        with pytest.raises(
+            ConfigError, match=f"optimizer={name}.*LowRankSpace cannot.*, search_space=adapter or"
+        ):
+            builder(run_seed=0, num_generations=1, space=low_rank)
+        with pytest.raises(ConfigError, match=r"at least 4 .* found 3; 24 to 96"):
+            type(builder)(population_size=3)
+        with pytest.raises(ConfigError, match="sigma must be above 0"):
+            type(builder)(sigma=0.0)
+        with pytest.raises(ConfigError, match="sigma_schedule reaches 0 at generation 5 of 10"):
+            build(chz.replace(builder, sigma_schedule=Table(generations=(0, 5), factors=(1, 0))), 8)
+    with pytest.raises(
+        ConfigError, match=r"all 20,000 parameters.* 11\.9 GiB .*4,096: take optimizer=sep_cma"
+    ):
+        build(CMA(), 20_000)
+    build(CMA(max_dimension=8, population_size=4), 8)
+    build(SepCMA(population_size=4), 2)
+    with pytest.raises(ConfigError, match="max_dimension must be at least 1"):
+        CMA(max_dimension=0)
+    with pytest.raises(ConfigError, match=r"at least 2 parameters.*optimizer=cma"):
+        build(SepCMA(), 1)
+    parameters = [ParameterInfo(f"{i}.q_proj.weight", (6, 4), "linear") for i in range(2)]
+    for shared_out in (
+        Adapter(rank=2, sigma_patterns=("*lora_A*",), sigma_factors=(2.0,)),
+        Adapter(rank=2, density=0.5),
+        Adapter(rank=2, perturb="b"),
+        Adapter(rank=2, num_blocks=2),
+        Adapter(rank=2, partitions=2),
+    ):
+        with pytest.raises(ConfigError, match="density and perturb have no meaning"):
+            SepCMA()(run_seed=0, num_generations=1, space=shared_out(parameters))
+    for package, builder in (("cma", CMA()), ("cmaes", SepCMA())):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=rf"package {package}, .*'es-cookbook\[cma\]'"):
+            build(builder, 4)
+
+
+def test_an_adapter_is_a_space_of_sep_cma() -> None:
+    parameters = [ParameterInfo("layers.0.q_proj.weight", (6, 4), "linear")]
+    optimizer = SepCMA(population_size=4)(
+        run_seed=0, num_generations=1, space=Adapter(rank=2)(parameters)
+    )
+    assert points(optimizer.ask(0)).shape == (4, 2 * (6 + 4))

@@ -1,0 +1,687 @@
+"""The endpoint, asked by OpenAI's own client."""
+
+import json
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+from tokenizers import Tokenizer, models
+from tokenizers.decoders import ByteFallback, Metaspace, Replace
+from tokenizers.decoders import Sequence as Sequence_
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+from typing_extensions import override
+
+from es_cookbook.common.errors import EngineError
+from es_cookbook.engines.base import Progress, Top
+from es_cookbook.plugins.endpoint.app import application, serve
+from es_cookbook.plugins.endpoint.connections import MOST_BYTES
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
+from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
+from es_cookbook.plugins.endpoint.token_bytes import bytes_reader
+from es_cookbook.plugins.endpoint.translator import Begun, Prompt, Translator
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.types import Action, Observation
+from tests.chat_templates import CHATML, GEMMA, LLAMA, add, tokenizer_with
+
+pytestmark = pytest.mark.anyio
+
+KEY, CONTEXT = "sesame", 600
+QUESTION: Any = [{"role": "user", "content": "How much is 1 + 2?"}]
+TOOLS: Any = [dict(add.schema)]
+
+
+class Scripted(Speaker):
+    """Says given texts, one a request."""
+
+    def __init__(self, template: str, texts: Sequence[str]) -> None:
+        self.translator = Translator(tokenizer_with(template), CONTEXT)
+        self.kept, self.under_way = KeptTurns(), UnderWay()
+        self.texts = list(texts)
+        self.seen: list[Observation] = []
+        self.draws: list[Draw] = []
+        self.is_stuck = self.fails = False
+        self.cancelled = anyio.Event()
+
+    @override
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        self.seen.append(observation)
+        self.draws.append(draw)
+        if self.is_stuck:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.cancelled.set()
+        text = self.texts.pop(0)
+        tokens_T = tuple(self.translator.tokenizer.encode(text, add_special_tokens=False))
+        is_cut = len(tokens_T) > (observation.max_tokens or 0)
+        tokens_T = tokens_T[: observation.max_tokens]
+        text = str(self.translator.tokenizer.decode(list(tokens_T)))
+        logprobs_T = (-0.5,) * len(tokens_T) if draw.logprobs else None
+        for length in range(1, len(tokens_T)) if progress.follows else ():
+            progress.sampled(tokens_T[:length])
+            await anyio.sleep(0)
+        if self.fails:
+            raise EngineError("the engine has failed")
+        if self.tells:
+            progress.cached_tokens = 7
+        return Action(tokens_T, text, "length" if is_cut else "stop", logprobs_T)
+
+    @override
+    async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
+        """The second token is not the most probable one."""
+        if not self.tells:
+            return await super().tops(tokens_T)
+        return [Top(-2.0, 70, -0.25), *(Top(-0.5, token, -0.5) for token in tokens_T[2:])]
+
+    def prompt(self, turn: int = -1) -> str:
+        return str(self.translator.tokenizer.decode(list(self.seen[turn].tokens_T)))
+
+
+class OneSpeaker(Endpoint):
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker, self._key = speaker, OneKey(KEY)
+
+    @override
+    def check(self, key: str) -> None:
+        self._key.check(key)
+
+    @override
+    def names(self, key: str) -> Sequence[str]:
+        self.check(key)
+        return ["centre"]
+
+    @override
+    async def speaker(self, key: str, name: str) -> Speaker:
+        check_name(name, self.names(key))
+        return self._speaker
+
+
+def asked(*texts: str, template: str = CHATML, key: str = KEY) -> tuple[AsyncOpenAI, Scripted]:
+    """A client of an endpoint that says these texts."""
+    speaker = Scripted(template, texts)
+    transport = httpx.ASGITransport(application(OneSpeaker(speaker)))
+    client = httpx.AsyncClient(transport=transport)
+    base_url = "http://es/v1"
+    return AsyncOpenAI(api_key=key, base_url=base_url, http_client=client, max_retries=0), speaker
+
+
+async def test_a_chat_is_answered() -> None:
+    client, speaker = asked("It is 3. Or 4.", "It is 3 or")
+    draw: Any = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "logprobs": True}
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, stop="Or", user="me", **draw
+    )
+    (choice,) = found.choices
+    assert (choice.message.content, choice.finish_reason) == ("It is 3. ", "stop")
+    assert choice.logprobs and choice.logprobs.content
+    assert "".join(each.token for each in choice.logprobs.content) == "It is 3. Or 4."
+    assert {each.logprob for each in choice.logprobs.content} == {-0.5}
+    assert found.usage
+    assert found.usage.prompt_tokens == len(speaker.seen[0].tokens_T)
+    assert found.usage.completion_tokens == len(choice.logprobs.content)
+    assert speaker.prompt().endswith("How much is 1 + 2?<|im_end|>\n<|im_start|>assistant\n")
+    assert speaker.seen[0].stop == ("Or",)
+    assert speaker.draws[0] == Draw(None, 0.5, 0.9, ("Or",), 7, 1, logprobs=True)
+    messages = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}]
+    cut = await client.chat.completions.create(
+        model="centre", messages=[*messages, *QUESTION], max_completion_tokens=2
+    )
+    assert (cut.choices[0].finish_reason, speaker.seen[1].max_tokens) == ("length", 2)
+    assert "Be brief." in speaker.prompt()
+
+
+async def test_a_stream_has_the_same_in_pieces() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, _ = asked(f"I add.\n{call}", "It is 3.")
+    stream = await client.chat.completions.create(
+        model="centre",
+        messages=QUESTION,
+        tools=TOOLS,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    pieces = [piece async for piece in stream]
+    deltas = [piece.choices[0].delta for piece in pieces[:-1]]
+    assert "".join(delta.content or "" for delta in deltas) == "I add."
+    (called,) = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+    assert called.function and (called.index, called.function.name) == (0, "add")
+    assert called.function.arguments == '{"a": 1, "b": 2}'
+    assert pieces[-2].choices[0].finish_reason == "tool_calls"
+    assert not pieces[-1].choices and pieces[-1].usage and pieces[-1].usage.total_tokens > 20
+    texts = await client.completions.create(model="centre", prompt="How much?", stream=True)
+    assert [piece.choices[0].text async for piece in texts] == ["It is 3."]
+
+
+async def test_a_stream_comes_as_it_is_sampled() -> None:
+    text = "It is 3, über alles: € 3.50 — 三. Or else"
+    client, speaker = asked(text, text, "Two", "1 < 2")
+    speaker.tells = True
+    more: Any = {"stop": " Or", "stream": True, "stream_options": {"include_usage": True}}
+    stream = await client.chat.completions.create(model="centre", messages=QUESTION, **more)
+    *pieces, last = [piece async for piece in stream]
+    said = [piece.choices[0].delta.content or "" for piece in pieces]
+    assert "".join(said) == "It is 3, über alles: € 3.50 — 三."
+    assert len([each for each in said if each]) > 10 and not any("\ufffd" in each for each in said)
+    assert len({piece.id for piece in pieces}) == 1
+    assert last.usage and last.usage.prompt_tokens_details
+    assert last.usage.prompt_tokens_details.cached_tokens == 7
+    texts = await client.completions.create(model="centre", prompt="A", max_tokens=60, stream=True)
+    found = [piece.choices[0] async for piece in texts]
+    assert "".join(each.text for each in found) == text and len(found) > 10
+    assert [each.finish_reason for each in found[-2:]] == [None, "stop"]
+    # Several at once, each whole.
+    stream = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, n=2, stream=True
+    )
+    choices = [piece.choices[0] async for piece in stream]
+    for at, text in enumerate(("Two", "1 < 2")):
+        assert "".join(each.delta.content or "" for each in choices if each.index == at) == text
+
+
+def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = tokenizer_with(CHATML)
+    tokens_T = tokenizer.encode("It is 3, über alles: € 3.50 — 三. " * 20, add_special_tokens=False)
+    lengths: list[int] = []
+
+    def decode(tokens: Sequence[int], **options: Any) -> str:
+        lengths.append(len(tokens))
+        return str(type(tokenizer).decode(tokenizer, tokens, **options))
+
+    monkeypatch.setattr(tokenizer, "decode", decode)
+    begun = Begun(AnswerTexts(tokenizer), Prompt((1,)), Draw(stop=("4",)))
+    pieces = [begun.more(tokens_T[:length]) for length in range(1, len(tokens_T) + 1)]
+    assert "".join(pieces) == "It is 3, über alles: € 3.50 — 三. " * 20
+    assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
+
+
+@pytest.mark.parametrize(
+    ("stop", "told"),
+    [("<end_of_turn>", "I see\nnext"), ("\n<end_of_turn>", ""), ("<end_of_turn>\n", "")],
+)
+def test_a_stop_text_with_a_special_token_cuts_answers_and_nothing_behind_it_is_streamed(
+    stop: str, told: str
+) -> None:
+    """A stream waits for its end only where text of such a stop text may be in it."""
+    translator = Translator(tokenizer_with(GEMMA), CONTEXT)
+    said = "I see\n<start_of_turn>next" + stop
+    tokens_T = tuple(translator.tokenizer.encode(said, add_special_tokens=False))
+    draw, prompt = Draw(stop=("nowhere", stop)), Prompt((1,))
+    begun = Begun(translator.texts, prompt, draw)
+    assert "".join(begun.more(tokens_T[:count]) for count in range(1, len(tokens_T))) == told
+    text = translator.texts.text(tokens_T)
+    answer = translator.answer(prompt, draw, Action(tokens_T, text, "stop"))
+    assert answer.content == "I see\nnext"
+
+
+def test_a_prompt_of_tokens_has_those_that_the_tokenizer_knows() -> None:
+    """Which are not all below their number, where the tokenizer has holes."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 4}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")),
+        unk_token="<unk>",
+    )
+    translator = Translator(tokenizer, CONTEXT)
+    assert translator.of_text((1, 4, 0)).tokens_T == (1, 4, 0)
+    for token in (2, 5, -1):
+        with pytest.raises(RefusedRequest, match=f"the 3 that the tokenizer knows, found {token}"):
+            translator.of_text((1, token))
+
+
+async def test_nothing_of_a_call_is_streamed_as_text() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    for text, content in ((f"I add. \n{call}", "I add."), (f"\n I add.{call}", "I add.")):
+        client, speaker = asked(text)
+        speaker.tells = True
+        stream = await client.chat.completions.create(
+            model="centre", messages=QUESTION, tools=TOOLS, stream=True
+        )
+        deltas = [piece.choices[0].delta async for piece in stream]
+        assert "".join(delta.content or "" for delta in deltas) == content
+        (called,) = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+        assert called.function and called.function.arguments == '{"a": 1, "b": 2}'
+
+
+async def test_a_stream_that_fails_says_so_at_its_end() -> None:
+    client, speaker = asked("It is 3, or it is 4.", "It is 3, or it is 4.")
+    speaker.tells = speaker.fails = True
+    said: list[str] = []
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        async for piece in await client.chat.completions.create(
+            model="centre", messages=QUESTION, stream=True
+        ):
+            said.append(piece.choices[0].delta.content or "")
+    assert "".join(said).startswith("It is 3")
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        async for _ in await client.responses.create(model="centre", input="1?", stream=True):
+            pass
+    with pytest.raises(openai.NotFoundError):  # before it begins, with a status
+        await client.chat.completions.create(model="other", messages=QUESTION, stream=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "call"),
+    [
+        (CHATML, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1}}'),
+        # Its template knows no tools: they stand in the message of the user.
+        (GEMMA, '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+    ],
+    ids=["chatml", "llama", "gemma"],
+)
+async def test_a_chat_goes_on_from_the_very_tokens_that_were_sampled(
+    template: str, call: str
+) -> None:
+    client, speaker = asked(call, "It is 2.", "It is 2.", template=template)
+    first = await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+    message = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls" and message.tool_calls
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"}
+    chat: Any = [*QUESTION, message.model_dump(exclude_none=True), result]
+    second = await client.chat.completions.create(model="centre", messages=chat, tools=TOOLS)
+    assert second.choices[0].message.content == "It is 2."
+    tokenizer = speaker.translator.tokenizer
+    said_T = tuple(tokenizer.encode(call, add_special_tokens=False))
+    before_T = speaker.seen[0].tokens_T + said_T
+    assert speaker.seen[1].tokens_T[: len(before_T)] == before_T
+    # A chat that was not had here is rendered as a whole.
+    chat[0] = {"role": "user", "content": "And 1 + 1?"}
+    await client.chat.completions.create(model="centre", messages=chat, tools=TOOLS)
+    assert "And 1 + 1?" in speaker.prompt()
+    assert call.split('"name"')[1].removesuffix("</tool_call>").strip() in speaker.prompt()
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "finish", "calls", "content"),
+    [
+        (CALL, False, "tool_calls", 1, None),
+        (f"{CALL} and then", True, "length", 1, "and then"),
+        (f'So. {CALL}<tool_call>{{"na', True, "length", 1, 'So. <tool_call>{"na'),
+        (f"{CALL}<tool_call>add</tool_call>", False, "tool_calls", 1, "<tool_call>add</tool_call>"),
+        (f"<tool_call>add</tool_call>{CALL}", False, "tool_calls", 1, "<tool_call>add</tool_call>"),
+        ('<tool_call>{"na', True, "length", 0, '<tool_call>{"na'),
+        ("<tool_call>add</tool_call>", False, "stop", 0, "<tool_call>add</tool_call>"),
+        (f"<think>{CALL}?</think>No.", False, "stop", 0, f"<think>{CALL}?</think>No."),
+        (f"<think>{CALL}?</think>{CALL}", False, "tool_calls", 1, f"<think>{CALL}?</think>"),
+        (f"<think>{CALL}", True, "length", 0, f"<think>{CALL}"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_calls_and_why_an_answer_ends(
+    text: str, cut: bool, finish: str, calls: int, content: str | None, stream: bool
+) -> None:
+    client, speaker = asked(f"{text} and more" if cut else text)
+    speaker.tells = stream
+    length = len(speaker.translator.tokenizer.encode(text, add_special_tokens=False))
+    most: Any = {"max_tokens": length} if cut else {}
+    found: Any = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, stream=stream, **most
+    )
+    if stream:
+        choices = [piece.choices[0] async for piece in found]
+        said = "".join(choice.delta.content or "" for choice in choices) or None
+        made = [call for choice in choices for call in choice.delta.tool_calls or ()]
+        assert (choices[-1].finish_reason, len(made), said) == (finish, calls, content)
+        return
+    (choice,) = found.choices
+    assert (choice.finish_reason, choice.message.content) == (finish, content)
+    assert len(choice.message.tool_calls or ()) == calls
+
+
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+async def test_a_tool_that_is_demanded_is_called_outside_of_thoughts(opened: str) -> None:
+    client, speaker = asked('add", "arguments": {}}</tool_call>', template=CHATML + opened)
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=TOOLS, tool_choice="required"
+    )
+    assert found.choices[0].message.tool_calls and not found.choices[0].message.content
+    assert speaker.prompt().count("</think>\n\n<tool_call>") == bool(opened)
+
+
+async def test_a_chat_whose_prompt_opens_a_thought_calls_nothing_in_it() -> None:
+    client, _ = asked(f"{CALL}?", f"{CALL}?</think>{CALL}", template=f"{CHATML}<think>\n")
+    found = [
+        await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+        for _ in range(2)
+    ]
+    assert [len(each.choices[0].message.tool_calls or ()) for each in found] == [0, 1]
+    assert [each.choices[0].message.content for each in found] == [
+        f"{CALL}?",
+        f"{CALL}?</think>",
+    ]
+
+
+async def test_arguments_are_as_the_model_wrote_them() -> None:
+    written = '{"a": 1, "note": "Köln 三 </tool_call> \\ud83d"}'
+    client, _ = asked(f'<tool_call>{{"name": "add", "arguments": {written}}}</tool_call>')
+    found = await client.chat.completions.create(model="centre", messages=QUESTION, tools=TOOLS)
+    (call,) = found.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.arguments == written
+
+
+async def test_log_probabilities_carry_the_raw_bytes_of_tokens() -> None:
+    text = "It is 3, über alles: € 3.50 — 三 😀"
+    client, speaker = asked(text)
+    found = await client.chat.completions.create(
+        model="centre", messages=QUESTION, logprobs=True, max_tokens=200
+    )
+    logprobs = found.choices[0].logprobs
+    assert logprobs and logprobs.content
+    raw = [bytes(each.bytes or ()) for each in logprobs.content]
+    assert b"".join(raw) == text.encode()
+    assert any("\ufffd" in each.token for each in logprobs.content)  # There are parts.
+    assert [each.token for each in logprobs.content] == [
+        each.decode("utf-8", "replace") for each in raw
+    ]
+    assert bytes_reader(speaker.translator.tokenizer)(
+        speaker.translator.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ) == (b"<|im_end|>")
+
+
+@pytest.mark.parametrize("decoder", [Metaspace(), Sequence_([Replace("▁", " "), ByteFallback()])])
+def test_bytes_of_sentencepiece_tokens_have_their_blanks(decoder: Any) -> None:
+    pieces = ["<unk>", "▁It", "is", "▁", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    made = Tokenizer(BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    made.decoder = decoder
+    read = bytes_reader(PreTrainedTokenizerFast(tokenizer_object=made))
+    assert [read(token) for token in (1, 2, 3, 4 + 0xE4)] == [b" It", b"is", b" ", b"\xe4"]
+
+
+async def test_a_tool_may_be_asked_for_by_its_name_or_forbidden() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    client, speaker = asked('{"a": 5}}\n</tool_call>', 'add", "arguments": {}}</tool_call>', call)
+    chosen: Any = {"type": "function", "function": {"name": "add"}}
+    choices: list[Any] = [chosen, "required", "none"]
+    found = [
+        await client.chat.completions.create(
+            model="centre", messages=QUESTION, tools=TOOLS, tool_choice=choice
+        )
+        for choice in choices
+    ]
+    calls = [each.choices[0].message.tool_calls for each in found]
+    assert [each[0].to_dict()["function"] for each in calls[:2] if each] == [
+        {"name": "add", "arguments": '{"a": 5}'},
+        {"name": "add", "arguments": "{}"},
+    ]
+    # Where none may be called, the model is told of them as before, and what it writes stays text.
+    assert calls[2] is None and found[2].choices[0].message.content == call
+    assert all("add" in speaker.prompt(turn) for turn in range(3))
+    tools: Any = [{"type": "function", "function": {"name": "größer"}}]
+    chosen = {"type": "function", "function": {"name": "größer"}}
+    speaker.texts = ["{}}</tool_call>"]
+    await client.chat.completions.create(
+        model="centre", messages=QUESTION, tools=tools, tool_choice=chosen
+    )
+    assert speaker.prompt().endswith('{"name": "größer", "arguments": ')
+
+
+async def test_several_answers_and_prompts_have_their_own_numbers() -> None:
+    client, speaker = asked(*"abcdef")
+    found = await client.completions.create(
+        model="centre", prompt=["One", "Two", "Three"], n=2, logprobs=0, max_tokens=9
+    )
+    assert [(each.index, each.text) for each in found.choices] == [*enumerate("abcdef")]
+    assert [speaker.prompt(turn) for turn in range(6)] == [
+        *["One"] * 2,
+        *["Two"] * 2,
+        *["Three"] * 2,
+    ]
+    assert found.choices[0].logprobs and found.choices[0].logprobs.token_logprobs == [-0.5]
+    tokens = list(speaker.seen[0].tokens_T)
+    speaker.texts = ["g"]
+    await client.completions.create(model="centre", prompt=[tokens])
+    assert speaker.seen[-1].tokens_T == tuple(tokens)
+    assert speaker.seen[-1].max_tokens == 16  # as OpenAI's default
+
+
+async def test_a_prompt_is_echoed_with_what_harnesses_read_of_it() -> None:
+    client, speaker = asked("4", "4", "4")
+    speaker.tells = True
+    tokenizer = speaker.translator.tokenizer
+    prompts = [tokenizer.encode("2 + 2 ="), tokenizer.encode("so 2")]
+    most: Any = {"model": "centre", "prompt": prompts, "echo": True, "logprobs": 1}
+    found = await client.completions.create(**most, max_tokens=1)  # As lm-evaluation-harness asks.
+    for choice, prompt_T in zip(found.choices, prompts, strict=True):
+        texts = [tokenizer.decode([token]) for token in prompt_T]
+        assert choice.text == "".join(texts) + "4" and (told := choice.logprobs)
+        assert told.tokens == [*texts, "4"] and told.token_logprobs and told.top_logprobs
+        assert told.token_logprobs == [None, -2.0, *[-0.5] * (len(texts) - 1)]
+        other = tokenizer.decode([70])
+        assert told.top_logprobs[:3] == [None, {texts[1]: -2.0, other: -0.25}, {texts[2]: -0.5}]
+        assert told.text_offset == [len("".join(told.tokens[:at])) for at in range(len(texts) + 1)]
+    # Without an answer, and without numbers.
+    most["prompt"] = "2 + 2 ="
+    alone = await client.completions.create(**most, max_tokens=0)
+    (choice,) = alone.choices
+    assert choice.text == "2 + 2 =" and choice.logprobs and choice.logprobs.tokens
+    assert len(choice.logprobs.tokens) == len(prompts[0]) and alone.usage
+    assert (choice.finish_reason, alone.usage.completion_tokens) == ("length", 0)
+    plain = await client.completions.create(model="centre", prompt="2 + 2 =", echo=True)
+    assert (plain.choices[0].text, plain.choices[0].logprobs) == ("2 + 2 =4", None)
+    speaker.tells = False
+    for wrong, said in (
+        ({}, "echo goes without logprobs here"),
+        ({"logprobs": 2}, "logprobs must be 0, or 1 with echo=true"),
+        ({"echo": False}, "logprobs must be 0, or 1 with echo=true"),
+        ({"stream": True}, "echo goes with stream=false alone"),
+        ({"echo": False, "logprobs": None}, "max_tokens must be from 1 to"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            await client.completions.create(**most | {"max_tokens": 0} | wrong)
+
+
+def tool_of(**fields: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "min", **fields}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"temperature": 3}, "temperature must be from 0 to 2, found 3"),
+        ({"temperature": 1e-306}, "temperature must be 0, or from 1e-30 to 2, found 1e-306"),
+        ({"top_p": 0}, "top_p must be above 0"),
+        ({"n": 0}, "n must be from 1 to 128, found 0"),
+        ({"seed": True}, "seed must be an integer, and is true or false"),
+        ({"stop": [""]}, "stop must be a string or up to 16"),
+        ({"messages": []}, "messages must have at least one"),
+        ({"messages": [7]}, r"messages\[0\] must be an object"),
+        ({"messages": [{"role": "owner", "content": ""}]}, "role is unknown; accepted: assistant"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"messages\[0\].content\[0\].type must be text or input_text or .*, found 'image_url'",
+        ),
+        (
+            {"messages": [{"role": "tool", "tool_call_id": "x", "content": ""}]},
+            "must be that of a call before it",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format cannot be kept here"),
+        ({"logit_bias": {"5": 1}}, r"logit_bias cannot be kept here; accepted is \{\}"),
+        ({"reasoning_effort": "low"}, "reasoning_effort cannot be kept here; accepted is null"),
+        (
+            {"extra_body": {"guided": 1}},
+            "guided is not read here; accepted: logprobs, max_completion_tokens, ",
+        ),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
+        ({"tools": [tool_of(parameters=[])]}, "parameters must be an object"),
+        ({"tools": [tool_of(parameters="x")]}, "parameters must be an object"),
+        ({"tools": [tool_of(description=1)]}, "description must be a string"),
+        (
+            {"tools": [tool_of(), tool_of(name="max"), tool_of()]},
+            r"tools\[2\] must have a name of its own, and has that of tools\[0\], 'min'",
+        ),
+        ({"tool_choice": "required"}, "tool_choice must be none or auto where there are no tools"),
+        ({"max_tokens": CONTEXT}, f"the context has {CONTEXT} tokens, fewer than"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+async def test_what_cannot_be_kept_is_refused_as_openai_does(
+    wrong: dict[str, Any], said: str
+) -> None:
+    client, speaker = asked()
+    options = {"model": "centre", "messages": QUESTION, **wrong}
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        await client.chat.completions.create(**options)
+    assert refused.value.type == "invalid_request_error" and not speaker.seen
+
+
+async def test_a_wrong_key_model_or_path_and_a_large_body() -> None:
+    stranger, speaker = asked("x", key="wrong")
+    with pytest.raises(openai.AuthenticationError, match="the key is wrong") as refused:
+        await stranger.models.list()
+    assert refused.value.code == "invalid_api_key"
+    client, _ = asked()
+    assert [model.id for model in (await client.models.list()).data] == ["centre"]
+    assert (await client.models.retrieve("centre")).id == "centre"
+    with pytest.raises(openai.NotFoundError, match="'center' is not served; did you mean") as lost:
+        await client.chat.completions.create(model="center", messages=QUESTION)
+    assert lost.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/embeddings"):
+        await client.embeddings.create(model="centre", input="x")
+    with pytest.raises(openai.APIStatusError, match="larger than 8 MiB") as large:
+        await client.completions.create(model="centre", prompt="x" * MOST_BYTES)
+    assert large.value.status_code == 413
+    bare = httpx.AsyncClient(transport=httpx.ASGITransport(application(OneSpeaker(speaker))))
+    for headers in ({}, {"Authorization": KEY}):
+        reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    headers = {"Authorization": f"Bearer {KEY}"}
+    reply = await bare.post("http://es/v1/completions", headers=headers, content=b"{")
+    assert (reply.status_code, "is no JSON" in reply.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_is_not_worked_for(stream: bool) -> None:
+    speaker = Scripted(CHATML, ())
+    speaker.is_stuck = speaker.tells = True
+    body = json.dumps({"model": "centre", "prompt": "x", "stream": stream}).encode()
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        if not sent:
+            sent.append("body")
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not speaker.seen:
+            await anyio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+    }
+    with anyio.fail_after(5):
+        await application(OneSpeaker(speaker))(scope, receive, send)
+    assert speaker.cancelled.is_set()
+
+
+async def test_a_server_that_is_cancelled_lets_another_take_its_place() -> None:
+    for text in ("first", "second"):
+        endpoint = OneSpeaker(Scripted(CHATML, [text]))
+        bound = socket.create_server(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(serve, endpoint, bound, until_told=False))
+            async with AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0, timeout=5) as client:
+                found = await client.completions.create(model="centre", prompt="Hello")
+            assert found.choices[0].text == text
+            tasks.cancel_scope.cancel()
+        bound.close()  # Its number is the next one's.
+
+
+async def test_the_responses_api_is_answered_as_chats_are() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, speaker = asked(call, "It is 3.", "Too long to")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    chat: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1 + 2?"}]}]
+    first = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools, temperature=0.5
+    )
+    (item,) = first.output
+    assert item.type == "function_call" and (item.name, item.arguments) == (
+        "add",
+        '{"a": 1, "b": 2}',
+    )
+    assert (first.status, first.temperature) == ("completed", 0.5)
+    assert first.usage and first.usage.input_tokens == len(speaker.seen[0].tokens_T)
+    assert "Be brief." in speaker.prompt() and "1 + 2?" in speaker.prompt()
+    chat += [item, {"type": "function_call_output", "call_id": item.call_id, "output": "3"}]
+    second = await client.responses.create(
+        model="centre", instructions="Be brief.", input=chat, tools=tools
+    )
+    assert second.output_text == "It is 3."
+    # The chat goes on from the tokens that were sampled.
+    tokenizer = speaker.translator.tokenizer
+    before_T = speaker.seen[0].tokens_T + tuple(tokenizer.encode(call, add_special_tokens=False))
+    assert speaker.seen[1].tokens_T[: len(before_T)] == before_T
+    cut = await client.responses.create(model="centre", input="Hello", max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+async def test_the_responses_api_streams_items() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+    client, _ = asked(f"Well. {call}")
+    tools: Any = [{"type": "function", **add.schema["function"]}]
+    async with client.responses.stream(model="centre", input="1 + 2?", tools=tools) as stream:
+        kinds = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    assert whole.output_text == "Well."
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert kinds.count("response.output_text.delta") == 1
+    assert kinds.count("response.function_call_arguments.delta") == 1
+    # As it is sampled.
+    client, speaker = asked(f"Well, I add. {call}")
+    speaker.tells = True
+    async with client.responses.stream(model="centre", input="1 + 2?", tools=tools) as stream:
+        pieces = [event.type async for event in stream]
+        whole = await stream.get_final_response()
+    assert [item.type for item in whole.output] == ["message", "function_call"]
+    assert whole.output_text == "Well, I add." and whole.usage
+    assert whole.usage.input_tokens_details.cached_tokens == 7
+    assert pieces.count("response.output_text.delta") > 3
+    assert [*dict.fromkeys(pieces)] == [*dict.fromkeys(kinds)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id cannot be kept"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, r"input\[0\].type must be"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be text"),
+        (
+            {"input": [{"type": "function_call", "arguments": "{}"}]},
+            r"input\[0\].name must be a string",
+        ),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type must be function, found 'web_"),
+        ({"text": {"format": {"type": "json_object"}}}, "text cannot be kept"),
+        ({"extra_body": {"mood": "good"}}, "mood is not read here; did you mean 'model'"),
+    ],
+)
+async def test_what_the_responses_api_cannot_keep_is_refused(
+    wrong: dict[str, Any], said: str
+) -> None:
+    client, _ = asked()
+    with pytest.raises(openai.BadRequestError, match=said):
+        await client.responses.create(**{"model": "centre", "input": "Hello", **wrong})

@@ -1,0 +1,505 @@
+"""What a connection may cost before it has shown a key, tried by bytes as strangers send them."""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import random
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import ByteStream
+from typing_extensions import override
+
+from es_cookbook.engines.base import Progress
+from es_cookbook.plugins.endpoint.app import serve
+from es_cookbook.plugins.endpoint.connections import (
+    MOST_BYTES,
+    MOST_CHUNKS,
+    MOST_HEAD,
+    ConnectionLimits,
+)
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, Speaker
+from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.requests import Draw
+from es_cookbook.plugins.endpoint.translator import Translator
+from es_cookbook.rl.messages.chat import KeptTurns
+from es_cookbook.rl.types import Action, Observation
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.plugins.endpoint.test_application import KEY, OneSpeaker
+
+pytestmark = pytest.mark.anyio
+
+SHORT = ConnectionLimits(head=0.3, body=0.3, idle=0.3, linger=0.2)
+"""Seconds that tests can wait for."""
+PATIENCE = 20.0
+
+
+class Slow(OneSpeaker, Speaker):
+    """Says "done" after some seconds, a token at a time."""
+
+    tells = True
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__(self)
+        self.translator, self.kept = Translator(tokenizer_with(CHATML), 600), KeptTurns()
+        self.seconds = seconds
+        self.num_asked, self.under_way = 0, UnderWay()
+
+    @override
+    async def sample(
+        self, observation: Observation, draw: Draw, number: int, progress: Progress
+    ) -> Action:
+        self.num_asked += 1
+        tokens_T = tuple(self.translator.tokenizer.encode("done", add_special_tokens=False))
+        if progress.follows:
+            progress.sampled(tokens_T[:1])
+        await anyio.sleep(self.seconds)
+        return Action(tokens_T, "done", "stop")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    endpoint: Endpoint | None = None,
+    limits: ConnectionLimits | None = None,
+    send_buffer: int | None = None,
+) -> AsyncGenerator[int]:
+    """The port of a server."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        if send_buffer is not None:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        async with anyio.create_task_group() as tasks:
+            options = {} if limits is None else {"limits": limits}
+            endpoint = endpoint or Slow()
+            tasks.start_soon(partial(serve, endpoint, bound, until_told=False, **options))
+            yield bound.getsockname()[1]
+            tasks.cancel_scope.cancel()
+
+
+async def connected(port: int) -> ByteStream:
+    return await anyio.connect_tcp("127.0.0.1", port)
+
+
+async def rest_of(stream: ByteStream) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        with anyio.fail_after(PATIENCE):
+            while True:
+                found += await stream.receive()
+    await stream.aclose()
+    return found
+
+
+async def asked(port: int, *pieces: bytes, pause: float = 0.0) -> bytes:
+    """Send these, whatever is answered; what is, until the server closes."""
+    stream = await connected(port)
+
+    async def send() -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            for piece in pieces:
+                await stream.send(piece)
+                await anyio.sleep(pause)
+
+    found = b""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send)
+        found = await rest_of(stream)
+        tasks.cancel_scope.cancel()
+    return found
+
+
+def head(*headers: str, line: str = "POST /v1/completions HTTP/1.1", key: str = KEY) -> bytes:
+    own = ("Host: es", f"Authorization: Bearer {key}") if key else ("Host: es",)
+    return "\r\n".join((line, *own, *headers, "", "")).encode("latin-1")
+
+
+def request(*, close: bool = True, stream: bool = False, key: str = KEY) -> bytes:
+    body = json.dumps({"model": "centre", "prompt": "x", "stream": stream}).encode()
+    more = ["Connection: close"] if close else []
+    return head(f"Content-Length: {len(body)}", *more, key=key) + body
+
+
+def statuses(reply: bytes) -> list[int]:
+    """Of all answers in what came."""
+    return [int(found) for found in re.findall(rb"HTTP/1\.1 (\d{3})", reply)]
+
+
+def error_in(reply: bytes) -> str:
+    """The message, in OpenAI's form."""
+    found = json.loads(reply.partition(b"\r\n\r\n")[2])["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return found["message"]
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+UNFINISHED = {
+    "nothing": b"",
+    "half a line": b"GET /v1/mod",
+    "half of the headers": b"GET /v1/models HTTP/1.1\r\nHost: es\r\nAuthoriz",
+    "no body": head("Content-Length: 50"),
+    "half a body": head("Content-Length: 50") + b'{"model":',
+    "half a chunk": head(CHUNKED) + b"10\r\nabc",
+    "half a size": head(CHUNKED) + b"1",
+    "half a trailer": head(CHUNKED) + b"0\r\nX-A: 1\r\n",
+    "a body of who has no key": head("Content-Length: 50", key="wrong") + b"{",
+}
+
+
+@pytest.mark.parametrize("drips", [False, True])
+async def test_what_is_not_finished_is_closed_in_time(drips: bool) -> None:
+    async with serving(limits=SHORT) as port:
+        replies: dict[str, bytes] = {}
+
+        async def ask(name: str, sent: bytes) -> None:
+            endless = itertools.repeat(b"a", 10_000) if drips else ()
+            replies[name] = await asked(port, sent, *endless, pause=0.01)
+
+        async with anyio.create_task_group() as tasks:
+            for name, sent in UNFINISHED.items():
+                tasks.start_soon(ask, name, sent)
+        quiet = replies.pop("nothing")
+        assert drips or quiet == b""
+        assert error_in(replies.pop("a body of who has no key")).startswith("the key is wrong")
+        for name, reply in replies.items():
+            if not drips or b"HTTP/1.1 408" in reply:
+                assert error_in(reply) == "the request did not come to its end in time", name
+            assert statuses(reply) in ([408], [400]), name  # Some of what drips is no HTTP.
+        assert statuses(await asked(port, request())) == [200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_takes_as_long_as_it_takes(stream: bool) -> None:
+    endpoint = Slow(4 * SHORT.head)
+    async with serving(endpoint, SHORT) as port:
+        reply = await asked(port, request(stream=stream, close=False))
+        assert statuses(reply) == [200]  # Afterwards it was idle, and closed.
+        assert b"[DONE]" in reply if stream else b'"done"' in reply
+
+
+async def test_the_body_of_who_has_the_key_has_a_time_of_its_own() -> None:
+    sent = request()
+    async with serving(limits=ConnectionLimits(head=2, body=PATIENCE)) as port:
+        pieces = [sent[:-4], *(bytes([byte]) for byte in sent[-4:])]
+        assert statuses(await asked(port, *pieces, pause=0.8)) == [200]
+
+
+async def test_a_body_that_comes_no_further_is_not_waited_for() -> None:
+    async with serving(limits=ConnectionLimits(head=0.5, body=3600)) as port:
+        with anyio.fail_after(PATIENCE):
+            reply = await asked(port, request()[:-4], pause=0.2)
+        assert statuses(reply) == [408] and "in time" in error_in(reply)
+
+
+async def test_of_many_that_show_no_key_the_oldest_is_closed() -> None:
+    many = 12
+    async with serving(limits=ConnectionLimits(head=PATIENCE, strangers=4)) as port:
+        known = await connected(port)
+        await known.send(request(close=False))
+        assert statuses(await known.receive()) == [200]
+        others = [await connected(port) for _ in range(many)]
+        for other in others[: many - 4]:
+            assert await rest_of(other) == b""
+        ours = request()
+        for stream in (*others[many - 4 :], known):  # The others, and one that is known, go on.
+            await stream.send(ours)
+            assert statuses(await rest_of(stream)) == [200]
+
+
+async def test_connections_that_are_opened_at_once_before_any_asks_are_all_answered() -> None:
+    async with serving() as port:
+        streams = [await connected(port) for _ in range(600)]
+        for stream in streams:
+            await stream.send(request())
+        for stream in streams:
+            assert statuses(await rest_of(stream)) == [200]
+
+
+async def test_who_has_shown_the_key_may_ask_again_later_than_a_stranger_has_to() -> None:
+    async with serving(limits=ConnectionLimits(head=0.3)) as port:
+        stream, stranger = await connected(port), await connected(port)
+        for _ in range(2):
+            await stream.send(request(close=False))
+            assert statuses(await stream.receive()) == [200]
+            await anyio.sleep(1)
+        assert await rest_of(stranger) == b""
+        await stream.aclose()
+
+
+async def test_nothing_of_a_strangers_body_is_waited_for() -> None:
+    endpoint = Slow()
+    async with serving(
+        endpoint, ConnectionLimits(head=PATIENCE, body=PATIENCE, linger=SHORT.linger)
+    ) as port:
+        for wrong in ("", "wrong", "sesame x", "SESAME", "sesam\xe9", "x" * (MOST_HEAD - 200)):
+            reply = await asked(port, head(f"Content-Length: {MOST_BYTES}", key=wrong), b"{")
+            assert statuses(reply) == [401] and "key" in error_in(reply)
+            assert b"\r\nConnection: close\r\n" in reply
+        two = head("Content-Length: 9", f"Authorization: Bearer {KEY}")
+        assert "several Authorization headers" in error_in(await asked(port, two))
+        reply = await asked(port, head(f"Content-Length: {MOST_BYTES + 1}"))
+        assert statuses(reply) == [413] and "larger than 8 MiB" in error_in(reply)
+        waits = "Expect: 100-continue", "Content-Length: 9"
+        assert statuses(await asked(port, head(*waits, key="wrong"))) == [401]
+        assert statuses(await asked(port, head(*waits, line="POST /v1 HTTP/1.1"))) == [404]
+        stream = await connected(port)
+        sent = request().replace(b"Host: es", b"Host: es\r\nExpect: 100-continue")
+        before, end, body = sent.partition(b"\r\n\r\n")
+        await stream.send(before + end)
+        assert statuses(await stream.receive()) == [100]
+        await stream.send(body)
+        assert statuses(await rest_of(stream)) == [200] and endpoint.num_asked == 1
+
+
+async def test_a_client_that_sends_first_and_reads_then_is_told_why_it_is_refused() -> None:
+    async with serving() as port:
+        for wrong in (
+            head("Content-Length: 4000000", key="x"),
+            head(CHUNKED, "X: " + "x" * 20_000),
+        ):
+
+            def ask(sent: bytes = wrong) -> bytes:
+                with socket.create_connection(("127.0.0.1", port), PATIENCE) as client:
+                    client.sendall(sent + b"x" * 4_000_000)
+                    client.shutdown(socket.SHUT_WR)
+                    return b"".join(iter(partial(client.recv, 1 << 16), b""))
+
+            assert statuses(await anyio.to_thread.run_sync(ask)) in ([401], [431])
+
+
+async def test_a_body_may_come_in_chunks_but_not_byte_by_byte() -> None:
+    async with serving() as port:
+        _, _, body = request().partition(b"\r\n\r\n")
+        begun = head(CHUNKED, "Connection: close")
+        small = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+        assert statuses(await asked(port, begun + small)) == [200]
+        reply = await asked(port, begun, b"1\r\n \r\n" * (MOST_CHUNKS + 1))
+        assert statuses(reply) == [413] and "chunks" in error_in(reply)
+        large = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+        assert "larger than 8 MiB" in error_in(await asked(port, begun, *[large] * 9))
+
+
+SMUGGLED = "GET /v1/models HTTP/1.1\r\nHost: es\r\n\r\n"
+STRANGE: dict[str, tuple[bytes, Sequence[int]]] = {
+    "a long line": (b"GET /" + b"a" * 2 * MOST_HEAD, [431]),
+    "a long header": (head("X: " + "x" * 2 * MOST_HEAD), [431]),
+    "many headers": (head(*["a:"] * MOST_HEAD), [431]),
+    "one header folded": (head(*["a: b", *[" c"] * MOST_HEAD]), [431]),
+    "a control character": (head("X: a\x01b"), [400]),
+    "NUL in a header": (head("X: a\0b"), [400]),
+    "NUL in the line": (b"GET /\0 HTTP/1.1\r\n\r\n", [400]),
+    "NUL bytes": (bytes(100), [400]),
+    "a header without a colon": (head("X"), [400]),
+    "a blank before the colon": (head("Content-Length : 5"), [400]),
+    "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", [400]),
+    "two hosts": (head("Host: other"), [400]),
+    "a host of rubbish": (head("X: 1", line="GET /x HTTP/1.1").replace(b"es", b"[:"), [404]),
+    "HTTP/0.9": (b"GET /v1/models\r\n\r\n", [400]),
+    "HTTP/1.0": (b"GET /v1/models HTTP/1.0\r\n\r\n", [401]),
+    "HTTP/3.7": (b"GET / HTTP/3.7\r\nHost: es\r\n\r\n", [505]),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505]),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)), [400]),
+    "TRACE": (head(line="TRACE /v1/models HTTP/1.1"), [404]),
+    "CONNECT": (head(line="CONNECT es:443 HTTP/1.1"), [404]),
+    "OPTIONS": (head("Origin: http://x", line="OPTIONS /v1/models HTTP/1.1"), [404]),
+    "OPTIONS of all": (head(line="OPTIONS * HTTP/1.1"), [404]),
+    "a method of its own": (head(line="BREW /v1/models HTTP/1.1"), [404]),
+    "HEAD without a key": (head(line="HEAD /v1/models HTTP/1.1", key=""), [401]),
+    "HEAD with chunks of rubbish": (head(CHUNKED, line="HEAD /x HTTP/1.1") + b"zz\r\n", [400]),
+    "a whole address": (head(line="GET http://other/v1/models HTTP/1.1"), [404]),
+    "a slash more": (head(line="GET /v1/models// HTTP/1.1"), [404]),
+    "dots": (head(line="GET /v1/models/../../etc/passwd HTTP/1.1"), [404]),
+    "bytes that are no text": (head(line="GET /v1/models/%ff%00%d8%0d%0aX HTTP/1.1"), [404]),
+    "a bad escape": (head(line="GET /v1/models/%zz%u0041% HTTP/1.1"), [404]),
+    "two lengths": (head("Content-Length: 5", "Content-Length: 6") + b"abcdef", [400]),
+    "a length below zero": (head("Content-Length: -5"), [400]),
+    "a length with a sign": (head("Content-Length: +5") + b"abcde", [400]),
+    "a length of words": (head("Content-Length: many"), [400]),
+    "a length of many digits": (head("Content-Length: " + "9" * 5000), [400]),
+    "a length beyond all": (head("Content-Length: " + "9" * 19), [413]),
+    "a length and chunks": (head("Content-Length: 4", CHUNKED) + b"0\r\n\r\n", [400]),
+    "chunks, and chunks": (head(CHUNKED, CHUNKED) + b"0\r\n\r\n", [400, 501]),
+    "an unknown encoding": (head("Transfer-Encoding: gzip, chunked"), [501]),
+    "an encoding in disguise": (head("Transfer-Encoding: xchunked") + b"0\r\n\r\n", [501]),
+    "an encoding behind a tab": (head("Transfer-Encoding:\x0bchunked") + b"0\r\n\r\n", [400, 501]),
+    "a size of words": (head(CHUNKED) + b"many\r\n{}\r\n", [400]),
+    "a size below zero": (head(CHUNKED) + b"-1\r\n{}\r\n", [400]),
+    "a size of many digits": (head(CHUNKED) + b"F" * 40 + b"\r\n", [400]),
+    "a chunk that is longer": (head(CHUNKED) + b"1\r\nabcdefgh\r\n0\r\n\r\n", [400]),
+    "a size without end": (head(CHUNKED) + b"1;" + b"a" * 3 * MOST_HEAD, [431]),
+    "a trailer without end": (head(CHUNKED) + b"0\r\n" + b"a:\r\n" * MOST_HEAD, [431]),
+    "compressed": (head("Content-Encoding: gzip", "Content-Length: 3") + b"\x1f\x8b\x08", [400]),
+    "a request in a body": (head("Content-Length: 44", key="") + SMUGGLED.encode(), [401]),
+}
+
+
+@pytest.mark.parametrize("key", [KEY, ""])
+async def test_rubbish_is_refused_and_no_line_of_the_log(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    endpoint = Slow()
+    async with serving(endpoint, SHORT) as port:
+        for name, (sent, expected) in STRANGE.items():
+            own = sent if key else sent.replace(b"Authorization: Bearer sesame\r\n", b"")
+            reply = await asked(port, own)
+            (status, *more) = statuses(reply)
+            assert status in (expected if key else (*expected, 401)) and not more, (name, reply)
+            if not name.startswith("HEAD"):
+                assert error_in(reply), name
+            assert b"access-control" not in reply.lower(), name
+        websocket = ["Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: eA=="]
+        line = "GET /v1/models HTTP/1.1"
+        assert statuses(await asked(port, head(*websocket, line=line, key=key))) in ([200], [401])
+        assert statuses(await asked(port, request())) == [200] and endpoint.num_asked == 1
+    assert not caplog.records
+
+
+async def test_requests_that_are_changed_at_random_are_never_the_servers_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    chance = random.Random(0)
+    parts = [b"\r\n", b"\r\n\r\n", b"\n", b":", b" ", b"\0", b"\xff", b"HTTP/1.1", b"chunked", b"%"]
+    parts += [CHUNKED.encode() + b"\r\n", b"Content-Length: 3\r\n", b"Upgrade: x\r\n", request()]
+    async with serving(limits=SHORT) as port:
+
+        async def ask() -> None:
+            sent = bytearray(request())
+            for _ in range(chance.randint(1, 4)):
+                at = chance.randrange(len(sent))
+                sent[at : at + chance.choice((0, 0, 1, 9))] = chance.choice(parts)
+            cut = chance.randrange(len(sent))
+            reply = await asked(port, bytes(sent[:cut]), bytes(sent[cut:]))
+            assert all(status < 500 or status == 501 for status in statuses(reply)), bytes(sent)
+
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(ask)
+        assert statuses(await asked(port, request())) == [200]
+    assert not caplog.records
+
+
+async def test_requests_behind_one_another_are_answered_in_turn() -> None:
+    endpoint = Slow()
+    async with serving(endpoint, SHORT) as port:
+        reply = await asked(port, request(close=False) * 30 + request())
+        assert statuses(reply) == [200] * 31
+        assert statuses(await asked(port, request(close=False) + b"rubbish\r\n\r\n")) == [200, 400]
+        assert statuses(await asked(port, request(close=False) + request()[:-3])) == [200, 408]
+    # Who reads none of many refusals is closed, too.
+    async with serving(endpoint, SHORT, 4096) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            many = head(line="GET /v1/models HTTP/1.1", key="wrong") * 200
+            loop = asyncio.get_running_loop()
+            with anyio.fail_after(PATIENCE), pytest.raises(ConnectionError):
+                while True:
+                    await loop.sock_sendall(client, many)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def num_connections() -> int:
+    gc.collect()
+    return sum(type(each).__name__ == "Connection" for each in gc.get_objects())
+
+
+async def test_nothing_is_left_of_connections_and_requests() -> None:
+    wrong = request(key="wrong")
+    async with serving(limits=SHORT) as port:
+
+        async def round_() -> tuple[int, int]:
+            reply = await asked(port, request(close=False) * 50)
+            assert statuses(reply) == [200] * 50
+            for sent in [request(), wrong, request()[:-3], b"rubbish\r\n\r\n", b""] * 10:
+                stream = await connected(port)
+                await stream.send(sent)
+                await stream.aclose()
+            with anyio.fail_after(PATIENCE):
+                while descriptors() > before + 1:  # A last one is about to be closed.
+                    await anyio.sleep(0.05)
+                while (kept := num_connections()) > 2:  # Of the last ones a moment's.
+                    await anyio.sleep(0.05)
+            return kept, len(asyncio.all_tasks())
+
+        await asked(port, request())
+        before, usual = descriptors(), len(asyncio.all_tasks())
+        for kept, tasks in [await round_() for _ in range(3)]:
+            assert kept <= 2 and tasks <= usual + 2
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+async def test_a_server_that_is_told_to_end_is_held_up_by_nobody(seconds: float) -> None:
+    pieces = {"idle": b"", **UNFINISHED, "refused": request(key="wrong")[:-3]}
+    with anyio.fail_after(PATIENCE):
+        async with serving(Slow(), ConnectionLimits(head=900, body=900, linger=900)) as port:
+            streams: list[ByteStream] = []
+            for sent in pieces.values():
+                stream = await connected(port)
+                await stream.send(sent)
+                streams.append(stream)
+            await anyio.sleep(seconds)
+        for stream in streams:
+            await stream.aclose()
+
+
+_ENDLESS = """
+import anyio, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, int(sys.argv[1])))
+from es_cookbook.plugins.endpoint.app import serve
+from tests.plugins.endpoint.test_connections import Slow
+with socket.create_server(("127.0.0.1", 0)) as bound:
+    print(bound.getsockname()[1], flush=True)
+    anyio.run(serve, Slow(seconds=3600), bound)
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_is_told_to_end_waits_for_no_answer(*, stream: bool) -> None:
+    command = [sys.executable, "-c", _ENDLESS, "128"]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        port = int(await process.stdout.receive())
+        body = json.dumps({"model": "centre", "prompt": "a", "stream": stream})
+        async with await anyio.connect_tcp("127.0.0.1", port) as there:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
+            await there.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            await anyio.sleep(1)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(PATIENCE):
+                await process.wait()
+
+
+@pytest.mark.parametrize("most", [128, 4096])
+async def test_half_open_connections_leave_others_room_whatever_the_system_grants(
+    most: int,
+) -> None:
+    """Of 128 descriptors strangers have a quarter; more are asked for, where there are more."""
+    command = [sys.executable, "-c", _ENDLESS, str(most)]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        port = int(await process.stdout.receive())
+        others = [await connected(port) for _ in range(200)]
+        models = head("Connection: close", line="GET /v1/models HTTP/1.1")
+        assert statuses(await asked(port, models)) == [200]
+        for stream in others:
+            with contextlib.suppress(anyio.BrokenResourceError):
+                await stream.send(models)
+        answered = [statuses(await rest_of(stream)) for stream in others]
+        process.kill()
+    assert answered.count([200]) == (31 if most == 128 else 200)

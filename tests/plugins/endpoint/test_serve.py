@@ -1,0 +1,350 @@
+"""Everything that a run ever consisted of answers over OpenAI's API."""
+
+import asyncio
+import json
+import shutil
+import signal
+import socket
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import httpx
+import psutil
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+from typing_extensions import override
+
+from es_cookbook.engines.base import Progress, SampleRequest
+from es_cookbook.plugins.endpoint.app import application
+from es_cookbook.plugins.endpoint.requests import Draw
+from es_cookbook.plugins.endpoint.serve import Served, ServedRun, served_run
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.runs.config import recorded_config
+from es_cookbook.runs.program import train
+from es_cookbook.runs.recorded import RebuiltRun, open_run, rebuild
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.programs import Programs
+from tests.recipe_problems import write_rows
+from tests.said import refused
+from tests.tiny_run import TinyConfig, write_tiny_model
+
+NAMES = [
+    "centre",
+    "base",
+    *(f"generation-{t}" for t in range(4)),
+    *(f"genome-{g}" for g in range(4)),
+]
+
+
+def _own_hosts() -> Sequence[str]:
+    """Addresses of this machine alone."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return ["127.0.0.1"]
+    return ["127.0.0.1", "::1"]
+
+
+HOSTS = _own_hosts()
+
+
+@pytest.fixture(scope="module")
+def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of three generations."""
+    path = tmp_path_factory.mktemp("serve")
+    model, log_path = write_tiny_model(path / "model"), path / "run"
+    fields: dict[str, Any] = {"num_generations": 3, "trackers": JsonlTrackerBuilder()}
+    anyio.run(train, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
+    return log_path
+
+
+@pytest.fixture(scope="module")
+def other_path(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Path:
+    """Another one of the same base."""
+    config = recorded_config(log_path, ["tests"])
+    path = tmp_path_factory.mktemp("other") / "other"
+    anyio.run(train, chz.replace(config, log_path=str(path), seed=config.seed + 1))
+    return path
+
+
+class Followed(Progress):
+    """Keeps what it is told: what a stream is told, which sends together what is not read yet."""
+
+    follows = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, ...]] = []
+
+    @override
+    def sampled(self, tokens_T: Sequence[int]) -> None:
+        self.told.append(tuple(tokens_T))
+
+
+def _client(served: Served) -> AsyncOpenAI:
+    web = httpx.AsyncClient(transport=httpx.ASGITransport(application(served)))
+    return AsyncOpenAI(api_key="key", base_url="http://es/v1", http_client=web, max_retries=0)
+
+
+async def _answers(
+    client: AsyncOpenAI, names: Sequence[str], turns: int, prompt_T: Sequence[int]
+) -> dict[tuple[str, int], str]:
+    """What each model answers, so many times, all asked at once."""
+
+    async def ask(name: str) -> str:
+        found = await client.completions.create(
+            model=name, prompt=list(prompt_T), max_tokens=8, seed=7
+        )
+        return found.choices[0].text
+
+    asked = [(name, turn) for turn in range(turns) for name in names]
+    return dict(zip(asked, await asyncio.gather(*(ask(name) for name, _ in asked)), strict=True))
+
+
+@pytest.mark.anyio
+async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
+    tokenizer = rebuilt.engine.tokenizer
+    prompt_T = tuple(tokenizer.encode("A"))
+    where = {"centre": (2, "centre"), "base": (0, "base")}
+    where |= {f"generation-{t}": (t, "centre") for t in range(4)}
+    where |= {f"genome-{g}": (2, g) for g in range(4)}
+    expected: dict[str, str] = {}
+    for name, (generation, who) in where.items():
+        await rebuilt.go_to(generation)
+        action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
+        expected[name] = action.text
+    assert len(set(expected.values())) > 4, "there is something to mistake"
+    async with anyio.create_task_group() as tasks:
+        served = Served(
+            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
+        )
+        client = _client(served)
+        assert [model.id for model in (await client.models.list()).data] == NAMES
+
+        answers = await _answers(client, NAMES, 3, prompt_T)
+        more: Any = {"max_tokens": 8, "seed": 7, "stream": True}
+        for name in ("centre", "genome-1"):
+            stream = await client.completions.create(model=name, prompt=list(prompt_T), **more)
+            pieces = [piece.choices[0].text async for piece in stream]
+            assert "".join(pieces) == expected[name]
+            seen, progress = Observation(prompt_T, max_tokens=8), Followed()
+            action = await served.sample(name, seen, Draw(seed=7), 0, progress)
+            grown = [action.tokens_T[:length] for length in range(1, len(action.tokens_T))]
+            assert grown[:4] == progress.told[:4] and len(grown) > 3
+        told: Any = {"prompt": [*prompt_T, *prompt_T], "echo": True, "logprobs": 1, "max_tokens": 1}
+        for name in ("base", "genome-1"):
+            scored = (await client.completions.create(model=name, **told)).choices[0].logprobs
+            assert scored and scored.top_logprobs and scored.token_logprobs
+            most = [max(top.values()) for top in scored.top_logprobs[1:]]
+            pairs = zip(scored.token_logprobs[1:], most, strict=True)
+            assert all(own <= top <= 0 for own, top in pairs)
+        with pytest.raises(NotFoundError, match="'genome-9' is not served"):
+            await _answers(client, ["genome-9"], 1, prompt_T)
+        tasks.cancel_scope.cancel()
+    assert answers == {(name, turn): expected[name] for name in NAMES for turn in range(3)}
+    await rebuilt.close()
+
+
+@pytest.mark.anyio
+async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
+    log_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
+    go_to, begun, ended = rebuilt.go_to, list[int](), list[int]()
+    asked, seen = anyio.CancelScope(), Observation((1, 2), max_tokens=8)
+
+    async def hung_up(generation: int) -> None:
+        asked.cancel()
+        begun.append(generation)
+        await go_to(generation)
+        ended.append(generation)
+
+    async def ask(name: str) -> str:
+        action = await served.sample(name, seen, Draw(seed=7), 0, Progress())
+        return action.text
+
+    async with anyio.create_task_group() as tasks:
+        served = Served(
+            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
+        )
+        names = ("centre", "genome-1", "generation-1", "genome-0", "genome-1")
+        expected = {name: await ask(name) for name in names}
+        monkeypatch.setattr(rebuilt, "go_to", hung_up)
+        for hangs_up, asks in zip(names, reversed(names), strict=True):
+            with anyio.CancelScope() as asked:
+                await ask(hangs_up)
+            assert begun == ended and await ask(asks) == expected[asks]
+        assert len(begun) > 5
+        tasks.cancel_scope.cancel()
+    await rebuilt.close()
+
+
+@pytest.mark.anyio
+async def test_several_runs_of_one_base_answer_from_one_engine(
+    log_path: Path, other_path: Path
+) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0)
+    runs = {
+        "run": open_run(log_path, trust=["tests"]),
+        "other": open_run(other_path, trust=["tests"]),
+    }
+    expected: dict[str, str] = {}
+    prompt_T: tuple[int, ...] = ()
+    for label, run in runs.items():
+        rebuilt = await rebuild(run)
+        prompt_T = tuple(rebuilt.engine.tokenizer.encode("A"))
+        for name, who in (("centre", "centre"), ("genome-1", 1)):
+            await rebuilt.go_to(2)
+            action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
+            expected[f"{label}/{name}"] = action.text
+        action = await rebuilt.answer("base", Observation(prompt_T), params, 7)
+        expected["base"] = action.text
+        await rebuilt.close()
+    assert len(set(expected.values())) == 5, "there is something to mistake"
+    first = await rebuild(runs["run"])
+    async with anyio.create_task_group() as tasks:
+        served = {
+            "run": ServedRun(first, 2, params),
+            "other": ServedRun(RebuiltRun(runs["other"], first.engine), 2, params),
+        }
+        client = _client(Served(first.engine, served, "", "key", params, tasks))
+        names = [model.id for model in (await client.models.list()).data]
+        assert names[:3] == ["run/centre", "base", "run/generation-0"] and "other/genome-3" in names
+
+        answers = await _answers(client, list(expected), 2, prompt_T)
+        with pytest.raises(NotFoundError, match="'centre' is not served"):
+            await _answers(client, ["centre"], 1, prompt_T)
+        tasks.cancel_scope.cancel()
+    assert answers == {(name, turn): expected[name] for name in expected for turn in range(2)}
+    await first.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("of_run", "asked", "ends"),
+    [
+        (None, None, ("\n",)),
+        (None, [], ()),
+        (None, ["?"], ("?",)),
+        (("#",), None, ("#",)),
+        (("#",), "?", ("?",)),
+    ],
+)
+async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
+    of_run: tuple[str, ...] | None,
+    asked: Any,
+    ends: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [{"question": word, "answer": word} for word in "abcdefghijklmnopqrst"]
+    dataset = Task(
+        source=write_rows(tmp_path / "rows.jsonl", rows),
+        prompt="Q: a\nA: a\n\nQ: {question}\nA:",
+        chat=False,
+        reward=Exact(),
+        test_fraction=0.2,
+        problems_per_generation=4,
+    )
+    tokenizer = tokenizer_with(CHATML)
+    model = write_tiny_model(tmp_path / "model", vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(model)
+    config = TinyConfig(
+        model_name=str(model),
+        log_path=str(tmp_path / "run"),
+        num_generations=1,
+        trackers=JsonlTrackerBuilder(),
+        dataset=dataset,
+        sampling=SamplingParams(max_tokens=4, stop=of_run),
+    )
+    await train(config)
+    rebuilt = await rebuild(open_run(tmp_path / "run", trust=["tests"]))
+    sample, seen = rebuilt.engine.sample, list[SampleRequest]()
+
+    async def seen_sample(request: SampleRequest) -> Action:
+        seen.append(request)
+        return await sample(request)
+
+    monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
+    async with anyio.create_task_group() as tasks:
+        runs = {"": await served_run(rebuilt, 1, config.sampling)}
+        served = Served(rebuilt.engine, runs, "run", "key", config.sampling, tasks)
+        given: Any = {} if asked is None else {"stop": asked}
+        for model in ("centre", "base"):
+            await _client(served).completions.create(model=model, prompt="A", max_tokens=4, **given)
+    assert [request.stop for request in seen] == [ends, ends]
+    await rebuilt.close()
+
+
+def test_runs_that_cannot_be_served_together_are_refused(log_path: Path, tmp_path: Path) -> None:
+    asked = "serve", str(log_path), "trust=tests", "port=0"
+    assert "the runs are called run, run" in refused(*asked, f"also={log_path}")
+    assert "give log_path=RUN, and no generation=" in refused(*asked, "also=runs/x", "generation=1")
+    other = shutil.copytree(log_path, tmp_path / "dense")
+    plain = json.loads((other / "config.json").read_text())
+    plain["search_space"] = {"$class": "es_cookbook.evolution.spaces.full_rank:FullRank"}
+    (other / "config.json").write_text(json.dumps(plain))
+    said = refused(*asked, f"also={other}")
+    assert "its search space is" in said and "runs that share an engine have the same" in said
+
+
+@pytest.mark.slow
+def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
+    log_path: Path, other_path: Path, programs: Programs, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("in", "out", "err")]
+    for file in files:
+        file.touch()
+    command = [
+        "-m",
+        "es_cookbook",
+        "serve",
+        log_path,
+        f"also={other_path}",
+        "trust=tests",
+        f"host={HOSTS[-1]}",
+        "port=0",
+    ]
+    process = programs.start(command, files)
+    with anyio.from_thread.start_blocking_portal() as portal:
+        address, key = portal.call(_address, files[1], process)
+    body = json.dumps({"model": "other/centre", "prompt": "A", "max_tokens": 3}).encode()
+    headers = {"Authorization": f"Bearer {key}"}
+    request = urllib.request.Request(f"{address}/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        assert json.load(reply)["usage"]["completion_tokens"] <= 3
+    psutil.Process(process).send_signal(signal.SIGTERM)
+    programs.exit_code()
+    assert "Traceback" not in files[2].read_text()
+
+
+async def _address(said: Path, process: int) -> Sequence[str]:
+    with anyio.fail_after(60):
+        while "OPENAI_API_KEY=" not in said.read_text():
+            assert psutil.pid_exists(process)
+            await anyio.sleep(0.05)
+    line = said.read_text().splitlines()[-1]
+    return [word.partition("=")[2] for word in line.split()]
+
+
+def test_what_cannot_be_served_is_refused(log_path: Path) -> None:
+    for host in HOSTS:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, 0), family=family) as taken:
+            port = taken.getsockname()[1]
+            said = refused("serve", str(log_path), "trust=tests", f"host={host}", f"port={port}")
+        assert f"cannot listen on {host}:{port}: Address already in use; give another" in said
+    assert "who is served? Give log_path=RUN or model_name=MODEL" in refused("serve")
+    assert "port must be in [0, 65535], found 99999" in refused("serve", "port=99999")
+    assert "key must be of letters" in refused("serve", str(log_path), "key=a b")
+    said = refused("serve", str(log_path), "trust=tests", "generation=9", "port=0")
+    assert "there is no generation 9" in said

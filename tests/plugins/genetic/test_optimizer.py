@@ -1,0 +1,668 @@
+"""Individuals breed, the champion is the centre, and no genome outgrows an engine."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Cosine, Linear, Table
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.rules import MuonRule
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.plugins.genetic.optimizer import (
+    BASE,
+    Gene,
+    Genetic,
+    Individual,
+    Parent,
+    behaviour_apart,
+    difference,
+    distance,
+    elites,
+    genes_apart,
+    in_order,
+    migrated,
+    quotas,
+    species_of,
+    step_between,
+    tournament,
+    uniform,
+)
+from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
+
+NAN = math.nan
+SPACE = FullRankSpace(shapes={"x": (6,)})
+SMALL = Genetic(population_size=4, sigma=0.5, tournament_size=1, crossover_rate=0.0)
+
+
+def at_chance(population_size: int, **fields: Any) -> Genetic:
+    """Whoever is drawn breeds, if they are not too bad."""
+    settings = {"sigma": 0.5, "tournament_size": 1, "truncation": 1.0} | fields
+    return Genetic(population_size=population_size, **settings)
+
+
+def build(config: Genetic, run_seed: int = 0, num_generations: int = 400) -> Any:
+    return config(run_seed=run_seed, num_generations=num_generations, space=SPACE)
+
+
+def tell(optimizer: Any, generation: int, *fitness_G: float) -> Step:
+    return optimizer.tell(generation, optimizer.ask(generation), None, np.array(fitness_G))
+
+
+def gene(birth: int, coefficient: float = 0.5) -> Gene:
+    return Gene(birth, 100 + birth, coefficient)
+
+
+def genes(*births: int) -> Individual:
+    return frozenset(map(gene, births))
+
+
+def coefficients(terms: Sequence[Term]) -> dict[int, float]:
+    return {term.seed: term.coefficient for term in terms}
+
+
+def of(individual: Individual) -> dict[int, float]:
+    return {gene.seed: gene.coefficient for gene in individual}
+
+
+@functools.cache
+def noise(seed: int, dimension: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(seed)).standard_normal(dimension)
+
+
+def point(individual: Individual, dimension: int) -> np.ndarray:
+    drawn = [gene.coefficient * noise(gene.seed, dimension) for gene in sorted(individual)]
+    return sum(drawn, np.zeros(dimension))
+
+
+def evolved(
+    config: Genetic,
+    fitness: Callable[[np.ndarray], float],
+    dimension: int,
+    generations: int,
+    run_seed: int = 0,
+) -> tuple[Any, np.ndarray]:
+    """The optimizer after so many generations, and the points of the last population."""
+    optimizer, points_G = build(config, run_seed), np.zeros((1, dimension))
+    for generation in range(generations):
+        genomes_G = optimizer.ask(generation)
+        members_G = optimizer.population(generation).members_G
+        points_G = np.array([point(member.individual, dimension) for member in members_G])
+        optimizer.tell(generation, genomes_G, None, np.array([fitness(x) for x in points_G]))
+    return optimizer, points_G
+
+
+# The algebra.
+
+
+def test_a_genome_is_what_it_has_and_the_champion_has_not_and_the_reverse_negated() -> None:
+    more, less = (Term(102, 0.5), Term(105, 0.5)), Term(101, -0.5)
+    assert difference(genes(0, 2, 5), genes(0, 1)) == (less, *more)
+    assert difference(frozenset({gene(1, -0.5)}), genes(1)) == (Term(101, -0.5),) * 2
+    assert distance(genes(0, 2, 5), genes(0, 1)) == 3
+    assert distance(frozenset({gene(1, -0.5)}), genes(1)) == 2
+
+
+individuals = st.dictionaries(st.integers(0, 12), st.sampled_from((0.5, -0.5))).map(
+    lambda held: frozenset(gene(birth, coefficient) for birth, coefficient in held.items())
+)
+
+
+@given(individuals, individuals)
+def test_a_centre_and_a_genome_make_the_individual(a: Individual, b: Individual) -> None:
+    found = of(b)
+    for term in difference(a, b):
+        found[term.seed] = found.get(term.seed, 0.0) + term.coefficient
+    assert {seed: c for seed, c in found.items() if c} == of(a)
+    assert len(difference(a, b)) == distance(a, b) == distance(b, a)
+
+
+@given(individuals, individuals, st.integers(0, 2**13 - 1))
+def test_a_child_has_nothing_that_no_parent_has_and_all_that_both_have(
+    a: Individual, b: Individual, coins: int
+) -> None:
+    crossed = uniform(a, b, lambda birth: bool(coins >> birth & 1))
+    assert a & b <= crossed <= a | b
+    assert len({gene.birth for gene in crossed}) == len(crossed)
+    assert uniform(b, a, lambda birth: not coins >> birth & 1) == crossed
+
+
+def test_a_gene_that_one_parent_has_is_as_the_coin_says() -> None:
+    coins = {1: True, 2: False, 3: True, 4: False}
+    # 1 as `a` has it, 2 as `b` has it not, 3 as `a` has it not, 4 as `b` has it; 5 is of both.
+    assert uniform(genes(1, 2, 5), genes(3, 4, 5), coins.__getitem__) == genes(1, 4, 5)
+
+
+def test_the_step_goes_on_or_back_to_the_base() -> None:
+    def step(a: Individual, b: Individual) -> Step:
+        return step_between(in_order([], a), in_order([], b))
+
+    one, three, both = Term(101, 0.5), Term(103, 0.5), (Term(101, 0.5), Term(103, 0.5))
+    assert step(genes(1), genes(1, 3)) == Step((three,))
+    assert step(genes(1), genes(1)) == Step()
+    assert step(genes(3), genes(1, 3)) == Step(both, decay=1.0), "in the order of birth"
+    assert step(genes(3), genes(1)) == Step((one,), decay=1.0)
+    assert step(genes(3), BASE) == Step(decay=1.0)
+    trunk = [gene(2)]
+    assert in_order(trunk, genes(1, 3)) == [gene(1), gene(2), gene(3)]
+
+
+def test_genomes_of_quantised_codes_are_the_individuals_to_the_bit() -> None:
+    space = QuantCodesSpace(shapes={"w": (40, 30)}, highest_code=15)
+    codes = {"w": torch.full((40, 30), 7.0)}
+    a, b = frozenset({gene(0), gene(1, -0.5), gene(4)}), frozenset({gene(0), gene(1), gene(2)})
+    centre = Centre(codes, space, num_threads=1)
+    centre.apply(step_between([], in_order([], a)))
+    individual = centre.weights["w"].clone()
+    centre.apply(step_between(in_order([], a), in_order([], b)))
+    assert not torch.equal(centre.weights["w"], individual)
+    assert torch.equal(centre.perturbed(Genome(difference(a, b)), "w"), individual)
+
+
+# Selection.
+
+
+def parents(*fitness: float) -> list[Parent]:
+    return [Parent(genes(i), f) for i, f in enumerate(fitness)]
+
+
+def test_the_fittest_of_those_drawn_wins_and_of_equals_the_first() -> None:
+    a, b, c = parents(1.0, 3.0, 3.0)
+    assert tournament([a, b, c], [0, 2, 1]) is c
+    assert tournament([a, b, c], [0, 4, 2]) is b
+    assert tournament([a, b, c], [3]) is a
+
+
+def test_species_gather_around_the_best() -> None:
+    first, near, far = genes(1), genes(1, 2), genes(5, 6, 7)
+    made = [Parent(first, 3.0), Parent(far, 2.0), Parent(near, 1.0)]
+    assert species_of(made, genes_apart, 1) == [[made[0], made[2]], [made[1]]]
+    assert species_of(made, genes_apart, 0) == [[made[0]], [made[1]], [made[2]]]
+    assert species_of(made, genes_apart, 4) == [made]
+    assert species_of(made, genes_apart, None) == [made]
+
+
+def doing(*rewards_P: float) -> Parent:
+    return Parent(BASE, 0.0, rewards_P)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [
+        (doing(1, 0, 0.5), doing(1, 0, 0.5), 0.0),
+        (doing(1, 0, 1, 1), doing(0, 0, 1, 1), 0.25),
+        (doing(1, 0), doing(0, 1), 1.0),
+        (doing(0.0, 0.0), doing(0.5, -0.25), 0.375),
+        (doing(1, NAN, 0), doing(0, 1, 0), 0.5),
+        (doing(1, NAN, 0), doing(NAN, 1, 1), 1.0),
+        (doing(1, NAN), doing(NAN, 1), math.inf),
+    ],
+)
+def test_behaviour_is_apart_by_the_mean_gap_over_the_problems_that_both_have(
+    a: Parent, b: Parent, apart: float
+) -> None:
+    assert behaviour_apart(a, b) == behaviour_apart(b, a) == apart
+
+
+def test_species_by_behaviour_part_relatives_and_join_strangers() -> None:
+    best = Parent(genes(0, 1, 2, 3), 3.0, (1, 1, 0, 0))
+    sister = Parent(genes(0, 1, 2, 3, 4), 2.0, (0, 0, 1, 1))
+    stranger = Parent(genes(6, 7, 8), 1.0, (1, 0, 0, 0))
+    everybody = [best, sister, stranger]
+    assert species_of(everybody, behaviour_apart, 0.25) == [[best, stranger], [sister]]
+    assert species_of(everybody, genes_apart, 1) == [[best, sister], [stranger]]
+    assert species_of(everybody, behaviour_apart, 1.0) == [everybody]
+    lost = Parent(genes(0, 1, 2, 3), 0.0, (NAN,) * 4)
+    assert species_of([*everybody, lost], behaviour_apart, 1.0) == [everybody, [lost]]
+
+
+def test_children_go_by_the_mean_rank_of_a_species_and_not_by_its_size() -> None:
+    five, two = parents(9.0, 1.0, 1.0, 1.0, 1.0), parents(5.0, 4.0)
+    assert quotas([five, two], 17) == [6, 11], "mean ranks are 3.4 and 5.5"
+    assert quotas([parents(2.0), parents(1.0)], 2) == [1, 1]
+    assert quotas([parents(0.0, 0.0, 0.0), parents(0.0)], 10) == [5, 5]
+
+
+def test_elites_are_the_best_of_each_species_before_the_second_best() -> None:
+    a, b = parents(9.0, 8.0), parents(5.0)
+    assert elites([a, b], 1) == [a[0]]
+    assert elites([a, b], 2) == [a[0], b[0]]
+    assert elites([a, b], 9) == [a[0], b[0], a[1]]
+
+
+# The whole.
+
+
+def test_a_run_begins_with_the_base_and_its_mutants() -> None:
+    optimizer = build(SMALL)
+    elite, *mutants = optimizer.ask(0)
+    assert elite == Genome()
+    assert [len(genome.terms) for genome in mutants] == [1, 1, 1]
+    assert {genome.terms[0].coefficient for genome in mutants} == {0.5}
+    assert len({genome.terms[0].seed for genome in mutants}) == 3
+    assert optimizer.ask(0) == build(SMALL).ask(0) != build(SMALL, run_seed=1).ask(0)
+
+
+def test_the_centre_becomes_the_champion_and_the_elite_is_asked_again() -> None:
+    optimizer = build(SMALL)
+    genomes_G = optimizer.ask(0)
+    assert tell(optimizer, 0, 0.0, 1.0, 3.0, 2.0) == Step(genomes_G[2].terms)
+    elite, *children = optimizer.ask(1)
+    assert elite == Genome()
+    # Truncation to the best of four: all are the champion's.
+    assert [len(genome.terms) for genome in children] == [1, 1, 1]
+    assert tell(optimizer, 1, 3.0, 1.0, 0.0, 2.0) == Step(), "the champion stays"
+    assert tell(optimizer, 2, 3.0, 3.0, 0.0, 2.0) == Step(), "of equals, too"
+    grandchild = optimizer.ask(3)[3]
+    assert tell(optimizer, 3, 0.0, 1.0, 2.0, 3.0) == Step(grandchild.terms)
+
+
+def test_another_line_takes_over_from_the_base_on() -> None:
+    optimizer = build(at_chance(3, num_elites=2))
+    (_, first, second) = optimizer.ask(0)
+    tell(optimizer, 0, 0.0, 2.0, 1.0)
+    negated = Term(first.terms[0].seed, -0.5)
+    assert [set(g.terms) for g in optimizer.ask(1)[:2]] == [set(), {negated, *second.terms}]
+    assert tell(optimizer, 1, 1.0, 2.0, 0.0) == Step(second.terms, decay=1.0)
+
+
+def test_what_is_tied_says_nothing_and_the_same_parents_have_other_children() -> None:
+    optimizer = build(SMALL)
+    tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0)
+    champion, asked = optimizer.champion, optimizer.ask(1)
+    for fitness_G in [(7.0,) * 4, (NAN,) * 4, (NAN, 1.0, NAN, NAN)]:
+        assert tell(optimizer, 1, *fitness_G) == Step()
+        assert optimizer.champion == champion
+        assert optimizer.ask(1) == asked
+    others = optimizer.ask(2)
+    assert others[0] == asked[0]
+    assert not set(others[1:]) & set(asked[1:])
+
+
+def test_lost_genomes_are_neither_champions_nor_parents_nor_elites() -> None:
+    optimizer = build(SMALL)
+    genomes_G = optimizer.ask(0)
+    assert tell(optimizer, 0, NAN, 1.0, NAN, 0.0) == Step(genomes_G[1].terms)
+    for number in range(1, 50):
+        for member in optimizer.population(number).members_G:
+            inherited = member.individual - {member.mutation}
+            assert of(inherited) == coefficients(genomes_G[1].terms)
+
+
+def test_a_child_of_a_union_has_all_genes_of_two_parents() -> None:
+    def inherited(**fields: Any) -> list[Individual]:
+        optimizer = build(at_chance(8, **fields))
+        tell(optimizer, 0, *map(float, range(8)))
+        return [m.individual - {m.mutation} for m in optimizer.population(1).members_G[1:]]
+
+    united = inherited(crossover_rate=1.0, crossover="union")
+    parents_G, mixed = inherited(crossover_rate=0.0), inherited(crossover_rate=1.0)
+    for child, parent, other in zip(united, parents_G, mixed, strict=True):
+        assert parent <= child and other <= child
+    assert [len(child) for child in united].count(2) > [len(child) for child in mixed].count(2)
+
+
+def test_children_are_those_that_recorded_runs_have() -> None:
+    """Pinned, by the births of their genes: resumed runs breed them again."""
+    optimizer = build(at_chance(6, crossover_rate=0.5, max_terms=20))
+    for generation in range(3):
+        tell(optimizer, generation, 0.0, 4.0, 1.0, 3.0, 2.0, 5.0)
+    members_G = optimizer.population(3).members_G
+    births = [sorted(gene.birth for gene in member.individual) for member in members_G]
+    assert births == [
+        [2, 11, 18],
+        [10, 11, 15, 21],
+        [4, 7, 17, 22],
+        [2, 11, 15, 17, 23],
+        [2, 11, 18, 24],
+        [2, 11, 15, 18, 25],
+    ]
+
+
+fitnesses = st.sampled_from([NAN, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+configs = st.fixed_dictionaries(
+    {
+        "population_size": st.integers(6, 12),
+        "max_terms": st.integers(1, 9),
+        "num_elites": st.integers(0, 2),
+        "num_islands": st.integers(1, 2),
+        "crossover": st.sampled_from(["union", "uniform"]),
+        "crossover_rate": st.sampled_from([0.0, 0.5, 1.0]),
+        "truncation": st.sampled_from([0.3, 1.0]),
+        "species_distance": st.sampled_from([None, 0, 3]),
+        "es_weight": st.sampled_from([0.0, 0.1]),
+        "merge_every": st.sampled_from([0, 4]),
+    }
+).map(lambda fields: Genetic(sigma=0.5, migration_every=3, **fields))
+
+
+@settings(max_examples=25, deadline=None)
+@given(configs, st.data())
+def test_no_genome_outgrows_an_engine_and_the_centre_is_the_champion_to_the_bit(
+    config: Genetic, data: st.DataObject
+) -> None:
+    optimizer, told = build(config), list[tuple[float, ...]]()
+    base = {"x": torch.tensor([0.0, -0.0, 1.0, -1e-3, 300.0, 1e-30])}
+    centre, steps = Centre(base, SPACE, num_threads=1), list[Step]()
+    placed: list[Term] = []
+    for generation in range(25):
+        genomes_G = optimizer.ask(generation)
+        members_G = optimizer.population(generation).members_G
+        assert len(genomes_G) == len(members_G) == config.population_size
+        champion = of(optimizer.champion)
+        for genome, member in zip(genomes_G, members_G, strict=True):
+            assert len(genome.terms) <= config.max_terms
+            whole = dict(champion)
+            for term in genome.terms:
+                whole[term.seed] = whole.get(term.seed, 0.0) + term.coefficient
+            assert {seed: c for seed, c in whole.items() if c} == of(member.individual)
+        told.append(tuple(data.draw(fitnesses) for _ in genomes_G))
+        steps.append(tell(optimizer, generation, *told[-1]))
+        moved = centre.apply(steps[-1])
+        # What was added since the last return to the base is all that there is.
+        placed = [*(placed if steps[-1].decay == 0 else []), *steps[-1].terms]
+        champions = [Term(g.seed, g.coefficient) for g in sorted(optimizer.champion)]
+        rest = iter(placed)
+        assert all(term in rest for term in champions), "in the order of birth"
+        assert config.es_weight or config.merge_every or placed == champions
+        weight = base["x"].numpy().copy()
+        SPACE.add_terms_("x", torch.from_numpy(weight), placed)
+        assert centre.weights["x"].numpy().tobytes() == weight.tobytes()
+    assert Centre(base, SPACE, num_threads=1).restore(steps) == moved
+
+    again = build(config)
+    assert [tell(again, g, *fitness_G) for g, fitness_G in enumerate(told)] == steps
+    assert again.ask(25) == optimizer.ask(25)
+
+
+def test_those_that_outgrew_do_not_breed_and_are_counted() -> None:
+    optimizer = build(at_chance(6, max_terms=2))
+    tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    # The base is one seed from the champion, its other mutants are two.
+    for member in optimizer.population(1).members_G:
+        assert member.individual - {member.mutation} in (BASE, optimizer.champion)
+    tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert optimizer.metrics() == {"genetic/outgrown": 4, "genetic/species": 1}
+
+
+def test_crosses_that_had_outgrown_are_counted_too() -> None:
+    optimizer = build(at_chance(8, max_terms=3, crossover="union", crossover_rate=1.0))
+    tell(optimizer, 0, *map(float, range(8)))
+    # All parents are near: the base is one gene from the champion, others are two.
+    tell(optimizer, 1, *map(float, range(8)))
+    assert 0 < optimizer.metrics()["genetic/outgrown"] < 8
+
+
+def test_where_the_es_step_has_no_weight_nothing_moves_by_it() -> None:
+    optimizer = build(at_chance(3, merge_every=1))
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(), "new mutations count by their fitness alone"
+    nothing = Table(generations=(0, 1), factors=(0.0, 1.0))
+    optimizer = build(at_chance(3, es_weight=0.8, es_weight_schedule=nothing))
+    first = optimizer.ask(0)[1]
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(first.terms)
+
+
+def test_es_moves_everybody_by_the_new_mutations() -> None:
+    optimizer = build(at_chance(3, es_weight=0.8, truncation=0.1))
+    _, first, second = (genome.terms for genome in optimizer.ask(0))
+    trunk = (Term(first[0].seed, 0.4 * 1.0), Term(second[0].seed, 0.4 * -1.0))
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step((*first, *trunk)), "the baseline is 2"
+    assert [len(genome.terms) for genome in optimizer.ask(1)] == [0, 1, 1]
+    _, third, fourth = (genome.terms for genome in optimizer.ask(1))
+    trunk = (Term(third[0].seed, -0.4), Term(fourth[0].seed, 0.4))
+    assert tell(optimizer, 1, 4.0, 1.0, 3.0) == Step(trunk), "the champion stays, and moves"
+    assert tell(optimizer, 2, 4.0, 1.0, NAN) == Step(), "one alone has nothing to differ from"
+
+
+def test_the_es_step_has_a_schedule() -> None:
+    halved = Table(generations=(0, 1), factors=(1.0, 0.5))
+    optimizer = build(at_chance(3, es_weight=0.8, truncation=0.1, es_weight_schedule=halved))
+    assert [optimizer.learning_rate(generation) for generation in range(3)] == [0.8, 0.4, 0.4]
+    _, first, second = (genome.terms for genome in optimizer.ask(0))
+    trunk = (Term(first[0].seed, 0.4 * 1.0), Term(second[0].seed, 0.4 * -1.0))
+    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step((*first, *trunk)), "its factor is 1"
+    _, third, fourth = (genome.terms for genome in optimizer.ask(1))
+    trunk = (Term(third[0].seed, -0.2), Term(fourth[0].seed, 0.2))
+    assert tell(optimizer, 1, 4.0, 1.0, 3.0) == Step(trunk), "half of what it would be"
+    assert build(at_chance(3)).learning_rate(0) is None
+
+
+def test_merging_makes_one_of_all_and_everybody_begins_there() -> None:
+    optimizer = build(at_chance(3, truncation=0.1, merge_every=2, es_weight=0.8))
+    _, first, _ = (genome.terms for genome in optimizer.ask(0))
+    tell(optimizer, 0, 0.0, 3.0, 1.0)
+    _, third, fourth = (genome.terms for genome in optimizer.ask(1))
+    # All three hold `first`, which stays; of the new seeds one is as good as the mean, 1.
+    assert tell(optimizer, 1, 0.0, 1.0, 2.0) == Step((Term(fourth[0].seed, 0.4),))
+    members_G = optimizer.population(2).members_G
+    assert [len(genome.terms) for genome in optimizer.ask(2)] == [0, 1, 1]
+    held = {gene.seed for member in members_G for gene in member.individual}
+    assert held.isdisjoint({first[0].seed, third[0].seed, fourth[0].seed})
+
+
+def test_islands_breed_by_themselves_until_their_best_move_on() -> None:
+    config = Genetic(population_size=12, num_islands=3, migration_every=4, max_terms=50, sigma=0.5)
+    optimizer, rng = build(config), np.random.Generator(np.random.PCG64(1))
+    for generation in range(5):
+        members_G = optimizer.population(generation).members_G
+        held: list[set[int]] = [set() for _ in range(3)]
+        for member in members_G:
+            held[member.island] |= {gene.seed for gene in member.individual}
+        shared = [a & b for a, b in itertools.combinations(held, 2)]
+        assert any(shared) == (generation == 4)
+        optimizer.tell(generation, optimizer.ask(generation), None, rng.standard_normal(12))
+
+
+def test_migrants_go_round_the_ring_and_replace_the_worst() -> None:
+    a, b, c = parents(9.0, 1.0), parents(5.0, 4.0, 3.0), parents(6.0)
+    assert migrated([a, b, c]) == [[a[0], c[0]], [a[0], b[0], b[1]], [c[0], b[0]]]
+    assert migrated([a]) == [a]
+    assert migrated([a, []]) == [[a[0]], [a[0]]]
+
+
+def test_an_island_that_outgrew_begins_again_from_the_champion() -> None:
+    optimizer = build(
+        Genetic(population_size=8, num_islands=2, migration_every=100, max_terms=3, sigma=0.5)
+    )
+    for generation in range(6):  # The first island is always better, and each gains genes.
+        tell(optimizer, generation, 8.0, 9.0, 7.0, 6.0, 0.0, 3.0, 2.0, 1.0)
+    elite = optimizer.population(6).members_G[4]
+    assert elite.island == 1
+    assert elite.individual == optimizer.champion
+
+
+def test_it_climbs_a_quadratic() -> None:
+    target = np.linspace(-1, 1, 20)
+    config = Genetic(population_size=30, sigma=0.1, sigma_schedule=Linear(final=0.3))
+    optimizer, _ = evolved(config, lambda x: -np.square(x - target).sum(), 20, 150)
+    assert np.square(target).sum() > 7
+    assert np.square(point(optimizer.champion, 20) - target).sum() < 0.3
+
+
+def test_es_mixed_in_climbs_a_quadratic_further() -> None:
+    target = np.linspace(-1, 1, 20)
+
+    def left(es_weight: float) -> float:
+        config = Genetic(population_size=30, sigma=0.1, es_weight=es_weight)
+        optimizer, centre = build(config), np.zeros(20)
+        for generation in range(60):
+            genomes_G = optimizer.ask(generation)
+            points = [centre + sum_of(genome.terms) for genome in genomes_G]
+            fitness_G = np.array([-np.square(x - target).sum() for x in points])
+            step = optimizer.tell(generation, genomes_G, None, fitness_G - fitness_G.mean())
+            centre = (1 - step.decay) * centre + sum_of(step.terms)
+        return float(np.square(centre - target).sum())
+
+    def sum_of(terms: Sequence[Term]) -> np.ndarray:
+        return sum((t.coefficient * noise(t.seed, 20) for t in terms), np.zeros(20))
+
+    assert left(es_weight=0.3) < left(es_weight=0.0)
+
+
+def test_it_is_less_easily_deceived_than_random_search() -> None:
+    def rastrigin(x: np.ndarray) -> float:
+        return -float(10 * len(x) + (x**2 - 10 * np.cos(2 * np.pi * x)).sum())
+
+    found, at_random = [], []
+    for run_seed in range(5):
+        config = Genetic(population_size=30, sigma=0.5)
+        optimizer, _ = evolved(config, lambda x: rastrigin(3 + x), 5, 100, run_seed)
+        found.append(rastrigin(3 + point(optimizer.champion, 5)))
+        rng = np.random.Generator(np.random.PCG64(run_seed))
+        at_random.append(max(map(rastrigin, rng.uniform(-5.12, 5.12, (3000, 5)))))
+    assert np.median(found) > np.median(at_random) + 5
+
+
+def test_species_keep_two_niches_where_plain_selection_loses_one() -> None:
+    def two_peaks(x: np.ndarray) -> float:
+        high = math.exp(-np.square(x - 2).sum() / 4)
+        return max(high, 0.9 * math.exp(-np.square(x + 2).sum() / 4))
+
+    def both_alive(species_distance: int | None) -> int:
+        fields: dict[str, Any] = {"truncation": 0.5, "species_distance": species_distance}
+        config = Genetic(population_size=40, sigma=0.5, max_terms=80, **fields)
+        count = 0
+        for run_seed in range(8):
+            _, points_G = evolved(config, two_peaks, 2, 30, run_seed)
+            near = [(np.linalg.norm(points_G - peak, axis=1) < 1).any() for peak in (2, -2)]
+            count += all(near)
+        return count
+
+    assert both_alive(None) == 0
+    assert both_alive(8) >= 4
+
+
+def solves_the_others(individual: Individual) -> bool:
+    """Every tenth mutation turns those who solve some problems into those who solve the others."""
+    return sum(gene.seed % 10 == 0 for gene in individual) % 2 == 1
+
+
+@pytest.mark.parametrize("run_seed", range(3))
+@pytest.mark.parametrize(
+    ("species_by", "species_distance"),
+    [("seeds", 2), ("seeds", 4), ("seeds", 8), ("behaviour", 0.3)],
+)
+def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
+    species_by: Any, species_distance: float, run_seed: int
+) -> None:
+    by: dict[str, Any] = {"species_by": species_by, "species_distance": species_distance}
+    config = Genetic(population_size=24, num_elites=2, max_terms=16, sigma=0.5, **by)
+    optimizer, kept, generations = build(config, run_seed), 0, 40
+    for generation in range(generations):
+        genomes_G = optimizer.ask(generation)
+        members_G = optimizer.population(generation).members_G
+        # Who has bred, not those whom the last mutation turned.
+        kept += any(
+            m.mutation and solves_the_others(m.individual - {m.mutation}) for m in members_G
+        )
+        scores_P_G = np.zeros((2, len(members_G)))
+        for g, member in enumerate(members_G):  # The others pay less, and all get better with time.
+            others = solves_the_others(member.individual)
+            scores_P_G[int(others), g] = (0.6 if others else 1.0) + 0.01 * len(member.individual)
+        optimizer.tell(generation, genomes_G, scores_P_G, scores_P_G.mean(axis=0))
+    if species_by == "behaviour":
+        assert kept >= 0.9 * generations
+        assert optimizer.metrics()["genetic/species"] == 2
+        assert len(optimizer.champion) > 3 * config.max_terms, "most genes are everybody's"
+    else:
+        assert kept <= 0.3 * generations
+
+
+BY_BEHAVIOUR = at_chance(
+    6, num_islands=2, migration_every=1, species_by="behaviour", species_distance=0.0
+)
+
+
+def test_behaviour_is_that_of_the_last_generation_that_said_anything() -> None:
+    optimizer = build(BY_BEHAVIOUR)
+    with pytest.raises(ValueError, match="with species_by=behaviour, tell needs scores_P_G"):
+        tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    scores_P_G = np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [NAN, 0.0, 1.0, 1.0, 1.0, 1.0]])
+    optimizer.tell(0, optimizer.ask(0), scores_P_G, np.array([NAN, 1.0, 2.0, 3.0, 4.0, 5.0]))
+    asked = optimizer.population(1)
+    # Genomes 5 and 2 are on the first island now; 5, 4 and 2 on the second, 2 and 4 as one species.
+    assert asked.num_species == 2 + 2
+    assert optimizer.tell(1, optimizer.ask(1), np.zeros((5, 6)), np.full(6, 7.0)) == Step()
+    assert optimizer.population(1) == asked
+    with pytest.raises(ValueError, match="tell needs scores_P_G"):
+        tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+
+
+def test_species_by_seeds_need_no_recorded_scores() -> None:
+    assert build(BY_BEHAVIOUR).records_scores
+    for config in (SMALL, Genetic(species_distance=4)):
+        assert not build(config).records_scores
+    assert not ES()(run_seed=0, num_generations=1, space=SPACE).records_scores
+
+
+def test_a_fork_goes_on_from_what_led_there() -> None:
+    steps = [Step((Term(1, 0.5),)), Step((Term(2, 0.5),), decay=1.0), Step(), Step((Term(3, 1.0),))]
+    optimizer = build(at_chance(3, num_elites=2))
+    optimizer.begin_after(steps)
+    _, first, second = optimizer.ask(4)
+    assert tell(optimizer, 4, 0.0, 2.0, 1.0) == Step(first.terms)
+    inherited = (Term(2, 0.5), Term(3, 1.0))
+    assert tell(optimizer, 5, 1.0, 2.0, 0.0) == Step((*inherited, *second.terms), decay=1.0)
+    for bad in (Step((Term(1, 0.5),), decay=0.1), Step((), rule=MuonRule(1.0, 5))):
+        with pytest.raises(ConfigError, match="cannot go on after steps with weight decay"):
+            build(SMALL).begin_after([bad, Step()])
+        build(SMALL).begin_after([bad, Step(decay=1.0)])
+    ES()(run_seed=0, num_generations=1, space=SPACE).begin_after(steps)
+    optimizer = build(at_chance(3))
+    optimizer.begin_after(steps[:1])
+    first = optimizer.ask(0)[1]
+    assert tell(optimizer, 0, 0.0, 2.0, 1.0) == Step(first.terms), "behind all that was there"
+
+
+def test_of_a_recipes_settings_sigma_is_smaller_and_falls() -> None:
+    carried = Genetic.carried({"sigma": 0.01, "population_size": 8})
+    assert carried == {"sigma": 0.004, "population_size": 8, "sigma_schedule": Cosine()}
+    assert Genetic.carried({"sigma": "auto"})["sigma"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"population_size": 1}, "at least 3 for num_islands=1, num_elites=1 and tournament_size"),
+        ({"population_size": 9, "num_islands": 4}, "must be at least 12 .* found 9"),
+        ({"population_size": 4, "num_elites": 4}, "population_size must be at least 5"),
+        ({"max_terms": 0}, "max_terms must be at least 1, found 0"),
+        ({"tournament_size": 0}, "tournament_size must be at least 1"),
+        ({"num_islands": 0}, "num_islands must be at least 1"),
+        ({"migration_every": 0}, "migration_every must be at least 1"),
+        ({"num_elites": -1}, "num_elites must be 0 or more"),
+        ({"species_distance": -1}, "species_distance must be 0 or more, found -1"),
+        ({"species_distance": NAN}, "species_distance must be 0 or more, found nan"),
+        ({"species_by": "behaviour"}, "species_by=behaviour needs species_distance=...: how much"),
+        ({"sigma": 0.0}, "sigma must be above 0"),
+        ({"es_weight": -1.0}, "es_weight must be 0 or more"),
+        (
+            {"es_weight_schedule": Linear()},
+            "es_weight_schedule=Linear is a factor on es_weight, which is 0, .* set es_weight",
+        ),
+        ({"merge_every": -1}, "merge_every must be 0 or more, found -1"),
+        ({"es_weight": NAN}, "es_weight must be 0 or more, found nan"),
+        ({"truncation": 0.0}, r"truncation must be in \(0, 1\]"),
+        ({"crossover_rate": 1.5}, r"crossover_rate must be in \[0, 1\], found 1.5"),
+    ],
+)
+def test_fields_that_cannot_work_are_refused(fields: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Genetic(**fields)
+
+
+def test_sigma_must_stay_above_0_and_fitness_finite() -> None:
+    with pytest.raises(ConfigError, match="sigma_schedule reaches 0 at generation 5 of 10"):
+        build(Genetic(sigma_schedule=Table(generations=(0, 5), factors=(1, 0))), 0, 10)
+    with pytest.raises(ValueError, match="finite or NaN"):
+        tell(build(SMALL), 0, math.inf, 0.0, 0.0, 0.0)

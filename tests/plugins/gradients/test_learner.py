@@ -1,0 +1,250 @@
+"""How a learner gets at its gradients: in rows, in halves, in parts, in less memory."""
+
+import functools
+import gc
+import json
+import math
+import random
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from es_cookbook.checkpoints.models import load_causal_lm
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.engines.torch import processor
+from es_cookbook.engines.torch.processor import Rates
+from es_cookbook.plugins.gradients import learner as learner_module
+from es_cookbook.plugins.gradients.learner import Learner, Tree, adamw, dtype_of_products
+from es_cookbook.plugins.gradients.policy_gradient import PPO
+from es_cookbook.plugins.gradients.sft import likelihood
+from es_cookbook.rl.rollouts import Example
+from tests.tiny_models import VOCABULARY
+
+
+def answers(seed: int = 0) -> list[Example]:
+    """Several to each of some prompts that begin alike, some of which begin alike too."""
+    rng = random.Random(seed)
+    found: list[Example] = []
+    for prompt in ((5, 6, 7, 8), (5, 6, 9), (4,)):
+        for _ in range(4):
+            said = [*rng.choice([(10, 11), (12,)]), *rng.choices(range(3, 30), k=rng.randint(1, 9))]
+            learned = (False,) * len(prompt) + (True,) * len(said)
+            sampled = (0.0,) * len(prompt) + tuple(-3 - rng.random() for _ in said)
+            weight, count = rng.gauss(0, 1), rng.randint(1, 3)
+            found.append(Example((*prompt, *said), learned, weight, sampled, count))
+    return found
+
+
+def learned(path: Path, examples: Sequence[Example], **how: Any) -> dict[str, torch.Tensor]:
+    """The gradient, and what is measured of the examples."""
+    lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
+    names = [name for name, _ in lm.named_parameters()]
+    found = Learner(lm, names, max_gradient_norm=1e9, **how)
+    measured = {
+        f"{name} {number}": torch.tensor(values)
+        for name, measure in (("logprobs", found.logprobs), ("entropies", found.entropies))
+        for number, values in enumerate(measure(examples))
+    }
+    found.step(examples, PPO().objective, 0.0, 0.25)
+    gradients = {n: p.grad for n, p in lm.named_parameters() if p.grad is not None}
+    return measured | gradients
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox"])
+def test_rows_of_what_begins_alike_and_halves_change_nothing(
+    family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = answers()
+    plain = learned(tiny_model(family), examples, tokens_per_pass=1000)
+    for logits, how in (
+        (10**9, {"packed_length": 40}),
+        (2 * VOCABULARY, {}),
+        (3 * VOCABULARY, {"packed_length": 24, "tokens_per_pass": 50}),
+    ):
+        monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", logits)
+        found = learned(tiny_model(family), examples, **how)
+        assert found.keys() == plain.keys()
+        for name, values in plain.items():
+            torch.testing.assert_close(found[name], values, atol=2e-5, rtol=1e-3, msg=name)
+
+
+def test_a_step_tells_what_was_maximised_before_it(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    learner = Learner(lm, ["model.norm.weight"], tokens_per_pass=30)
+    examples = answers()
+    told = zip(examples, learner.logprobs(examples), strict=True)
+    weighted = math.fsum(each.weight * each.count * math.fsum(told_T) for each, told_T in told)
+    gain, norm = learner.step(examples, likelihood, 0.01, 0.25)
+    assert gain == pytest.approx(0.25 * weighted, rel=1e-4) and norm > 0
+
+
+def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    moved: list[torch.Tensor] = []
+    for optimizers in (adamw, functools.partial(adamw, weight_decay=0.5)):
+        lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+        weight = lm.get_parameter("model.layers.0.mlp.up_proj.weight")
+        learner = Learner(lm, ["model.layers.0.mlp.up_proj.weight"], optimizers=optimizers)
+        before = weight.detach().clone()
+        learner.step(answers(), likelihood, 0.01, 0.25)
+        moved.append(weight.detach() - before)
+    assert moved[0].abs().median().item() == pytest.approx(0.01, rel=1e-2)
+    torch.testing.assert_close(moved[1], moved[0] - 0.01 * 0.5 * before, atol=1e-6, rtol=1e-3)
+
+
+def test_rows_are_packed_where_that_is_asked_for(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    examples, shapes = answers(), list[torch.Size]()
+
+    def look(_: object, __: object, how: dict[str, torch.Tensor]) -> None:
+        shapes.append(how["input_ids"].shape)
+
+    packing, plain = Learner(lm, (), packed_length=40), Learner(lm, (), tokens_per_pass=1)
+    assert packing.packs and not plain.packs
+    lm.register_forward_pre_hook(look, with_kwargs=True)
+    plain.logprobs(examples)
+    alone, shapes = shapes, []
+    packing.logprobs(examples)
+    assert [rows for rows, _ in alone] == [1] * len(examples)
+    assert sum(rows for rows, _ in shapes) < len(examples) / 2
+
+
+@pytest.mark.parametrize("kinds", [("full", "sliding"), ("sliding", "sliding")])
+def test_packed_rows_see_no_farther_than_the_models_window(
+    kinds: tuple[str, str], tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = shutil.copytree(tiny_model("gemma3"), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    layers = [f"{kinds[i % 2]}_attention" for i in range(config["num_hidden_layers"])]
+    narrow = {**config, "sliding_window": 3, "layer_types": layers}
+    (path / "config.json").write_text(json.dumps(narrow))
+    lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
+    examples = answers()
+    alone, packing = Learner(lm, (), tokens_per_pass=1), Learner(lm, (), packed_length=40)
+    assert packing.packs
+    for one, other in zip(alone.logprobs(examples), packing.logprobs(examples), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_a_model_that_takes_masks_and_does_not_heed_them_is_not_packed(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    forward = lm.forward
+
+    def heedless(*, attention_mask: object = None, **given: Any) -> object:
+        return forward(**given)
+
+    monkeypatch.setattr(lm, "forward", heedless)
+    assert not Learner(lm, (), packed_length=16).packs
+
+
+def test_what_is_read_once_lies_there_once() -> None:
+    examples = [Example((1, 2, 3, *end), (True,) * 5) for end in ((4, 5), (4, 6), (7, 8))]
+    tree = Tree.of(examples)
+    assert tree.tokens == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert tree.positions == [0, 1, 2, 3, 4, 4, 3, 4]
+    assert tree.before == [None, 0, 1, 2, 3, 3, 2, 6]
+
+
+def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = answers()
+    plain = learned(tiny_model("qwen2"), examples)
+    calls: list[object] = []
+    original = learner_module.checkpoint
+
+    def counted(*args: Any, **kwargs: Any) -> object:
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(learner_module, "checkpoint", counted)
+    monkeypatch.setattr(learner_module, "total_bytes", lambda _: 2**22)
+    found = learned(tiny_model("qwen2"), examples)
+    assert calls
+    for name, values in plain.items():
+        torch.testing.assert_close(found[name], values, atol=2e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "base_dtype", "bfloat16_rate", "products"),
+    [
+        ("auto", "bfloat16", 300.0, torch.bfloat16),
+        ("auto", "bfloat16", 25.0, torch.float32),
+        ("auto", "float32", 300.0, torch.float32),
+        ("auto", "float16", 300.0, torch.float32),
+        ("float32", "bfloat16", 300.0, torch.float32),
+    ],
+)
+def test_products_are_in_what_the_processor_is_fastest_in(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: Literal["auto", "float32"],
+    base_dtype: str,
+    bfloat16_rate: float,
+    products: torch.dtype,
+) -> None:
+    monkeypatch.setattr(processor, "rates", lambda: Rates(100.0, bfloat16_rate, packs=True))
+    assert dtype_of_products(wanted, base_dtype, torch.device("cpu")) == products
+
+
+def test_slow_products_that_are_asked_for_say_how_slow_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(learner_module, "say_once", said.append)
+    monkeypatch.setattr(learner_module, "rates", lambda: Rates(100.0, 25.0, packs=False))
+    found = dtype_of_products("bfloat16", "bfloat16", torch.device("cpu"))
+    assert found == torch.bfloat16
+    assert said[0].startswith("products=bfloat16: such products take 4.0 times as long")
+
+
+def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
+    examples = answers()
+    exact, found = (
+        learned(tiny_model("qwen2"), examples, packed_length=40, products=products)
+        for products in (torch.float32, torch.bfloat16)
+    )
+    one, other = (
+        torch.cat([grad.flatten() for name, grad in of.items() if " " not in name])
+        for of in (exact, found)
+    )
+    assert one.dtype == other.dtype == torch.float32
+    alike = torch.nn.functional.cosine_similarity(one, other, dim=0)
+    assert 0.99 < alike < 1 - 1e-9
+
+
+def test_a_step_that_does_not_fit_is_refused_with_what_would(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+    names = [name for name, _ in lm.named_parameters()]
+    states = 12 * sum(weight.numel() for weight in lm.parameters())
+    logits = 16 * 8192 * VOCABULARY
+    monkeypatch.setattr(learner_module, "free_bytes", lambda _: 2 * (states + logits))
+    with pytest.raises(ConfigError, match=r"a step does not fit into .* free on cpu: ") as refused:
+        Learner(lm, names, tokens_per_pass=8192)
+    (fits,) = re.findall(r"use tokens_per_pass=(\d+), fewer weights", str(refused.value))
+    assert Learner(lm, names, tokens_per_pass=int(fits)).weights
+    monkeypatch.setattr(learner_module, "free_bytes", lambda _: states // 2)
+    with pytest.raises(ConfigError, match="use fewer weights"):
+        Learner(lm, names)
+    assert not Learner(lm, ()).weights  # only measures
+
+
+def test_measuring_activations_keeps_none(tiny_model: Callable[[str], Path]) -> None:
+    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
+
+    def num_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    before = num_tensors()
+    found = Learner(lm, [name for name, _ in lm.named_parameters()])
+    assert found.weights and num_tensors() - before <= 3

@@ -1,0 +1,295 @@
+"""A run is pushed while it goes on, and no server, however bad, stops it or slows it."""
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.errors import ConfigError, HubError
+from es_cookbook.plugins.hub.background_push import HubPush
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import train
+from es_cookbook.runs.tracking.base import RunInfo, Tracker
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.fakes import NoEngineBuilder
+from tests.hub_server import TOKEN, HubServer, Repository
+from tests.said import after_start
+from tests.tiny_run import BASE, tiny
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer() as server:
+        server.lead_here(monkeypatch)
+        yield server
+
+
+async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
+    await train(tiny(tmp_path, hub=HubPush(repo_id="me/run", every=5)))
+    names = ("config.json", "history.jsonl", "metrics.jsonl")
+    assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
+    assert hub.repositories["me/run"].private
+
+
+def run_info(path: Path) -> RunInfo:
+    return RunInfo(path, config_json="{}", run_seed=0, num_generations=4)
+
+
+async def until(push: Tracker, key: str, count: int) -> None:
+    with anyio.fail_after(60):
+        while push.metrics()[key] < count:
+            await anyio.sleep(0.01)
+
+
+async def test_a_push_holds_what_was_recorded_when_it_was_asked_for(
+    hub: HubServer, tmp_path: Path
+) -> None:
+    await train(tiny(tmp_path, num_generations=4))
+    recorded = (tmp_path / "history.jsonl").read_bytes()
+    push = HubPush(repo_id="me/run", every=2, revision="generation-{generation:03d}")(
+        run_info(tmp_path)
+    )
+    with (tmp_path / "history.jsonl").open("ab") as file:
+        push.recorded(3)  # Not its turn.
+        push.recorded(4)
+        file.write(recorded[: recorded.index(b"\n") + 1])
+    await until(push, "hub/pushed", 1)
+    push.close()
+    assert set(hub.repositories["me/run"].branches) == {"main", "generation-004"}
+    assert hub.files("me/run", "generation-004")["run/history.jsonl"] == recorded
+    assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 0.0}
+
+
+async def test_what_failed_is_logged_once_counted_and_made_good_by_the_next_push(
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await train(tiny(tmp_path, num_generations=3))
+    push = HubPush(repo_id="me/run", every=1)(run_info(tmp_path))
+    hub.fail_with = 501
+    push.recorded(1)
+    await until(push, "hub/failed", 1)
+    push.recorded(2)
+    await until(push, "hub/failed", 2)
+    (sentence,) = [record.getMessage() for record in caplog.records]
+    assert sentence == (
+        f"cannot push to me/run on {hub.url[7:]}: it answered with status 501; "
+        "the run goes on, and the next push takes everything"
+    )
+    hub.fail_with = 403
+    push.recorded(3)
+    await until(push, "hub/failed", 3)
+    assert "may not write to me/run" in caplog.messages[1]
+    hub.fail_with = None
+    push.recorded(4)
+    await until(push, "hub/pushed", 1)
+    push.close()
+    assert push.metrics() == {"hub/pushed": 1.0, "hub/failed": 3.0}
+    assert len(caplog.messages) == 2
+    kept = hub.files("me/run")["run/history.jsonl"]
+    assert kept == (tmp_path / "history.jsonl").read_bytes()
+
+
+async def test_pushes_that_wait_become_one_the_latest(hub: HubServer, tmp_path: Path) -> None:
+    await train(tiny(tmp_path, num_generations=3))
+    hub.hang = 0.3
+    push = HubPush(repo_id="me/run", every=1, revision="g{generation}")(run_info(tmp_path))
+    push.recorded(1)
+    while not hub.requests:
+        await anyio.sleep(0.01)
+    for generations in range(2, 50):
+        push.recorded(generations)
+    hub.hang = 0
+    await until(push, "hub/pushed", 2)
+    push.close()
+    assert set(hub.repositories["me/run"].branches) == {"main", "g1", "g49"}
+
+
+ASKED_AT_THE_START = 3
+"""Requests before a model is loaded: make the repository, is it private, may one write."""
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    ["refuses the token", "fails", pytest.param("hangs", marks=pytest.mark.slow), "is not there"],
+)
+async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
+    hub: HubServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    hub.fail_after = ASKED_AT_THE_START
+    if trouble == "refuses the token":
+        hub.fail_with = 401
+    elif trouble == "fails":
+        hub.fail_with = 500
+    elif trouble == "hangs":
+        hub.hang = 600
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # Nobody listens to "discard".
+    await train(tiny(tmp_path / "alone"))
+    with anyio.fail_after(30):
+        await train(tiny(tmp_path / "pushed", hub=HubPush(repo_id="a/b", every=1, timeout=4)))
+    histories = [(tmp_path / n / "history.jsonl").read_bytes() for n in ("alone", "pushed")]
+    assert histories[0] == histories[1]
+    rows = read_metrics(tmp_path / "pushed" / "metrics.jsonl")
+    assert all({"hub/pushed", "hub/failed"} <= set(row) for row in rows[:-1])
+    assert any("cannot push to a/b" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "sentence"),
+    [
+        ("no token", "cannot push to the Hub: HF_TOKEN is not set; make a token that may write at"),
+        ("wrong token", "cannot push to me/run on {}: it does not accept the token in HF_TOKEN"),
+        ("may not write", "cannot push to me/run on {}: the token in HF_TOKEN may not write to"),
+        ("public", "cannot push to me/run: it is public; make it private, or give private=False"),
+        ("offline", "cannot push to me/run: http://{} is not asked, because HF_HUB_OFFLINE is set"),
+    ],
+)
+async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_loaded(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str, sentence: str
+) -> None:
+    if trouble == "no token":
+        monkeypatch.delenv("HF_TOKEN")
+    elif trouble == "wrong token":
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    elif trouble == "may not write":
+        hub.repositories["me/run"] = Repository(private=True)
+        hub.read_only = True
+    elif trouble == "public":
+        hub.repositories["me/run"] = Repository(private=False)
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    push = HubPush(repo_id="me/run")
+    with pytest.raises(HubError) as caught:
+        await train(tiny(tmp_path / "run", hub=push, engine=NoEngineBuilder()))
+    assert str(caught.value).startswith(sentence.format(hub.url[7:]))
+    assert str(caught.value).endswith(
+        "; a run without hub.repo_id pushes nothing, and resume with hub=None"
+    )
+    assert not (tmp_path / "run" / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "fails", "is not there"])
+def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
+    hub: HubServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    if trouble == "hangs":
+        hub.hang = 600
+        expected = "it did not answer within 0.2 s"
+    elif trouble == "fails":
+        hub.fail_with = 501
+        expected = "it answered with status 501"
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+        expected = "ConnectionRefusedError: "
+    HubPush(repo_id="me/run", timeout=0.2 if trouble == "hangs" else 20).check()
+    (warning,) = caplog.messages
+    assert expected in warning
+    assert warning.endswith("; the run goes on, and tries it every hub.every generations")
+
+
+async def test_the_token_is_in_no_file_and_no_log(
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    await train(tiny(tmp_path, hub=HubPush(repo_id="me/run")))
+    assert hub.files("me/run"), "the token was used"
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(kept) >= 4
+    assert not any(TOKEN.encode() in path.read_bytes() for path in kept)
+    assert not any(TOKEN.encode() in content for content in hub.files("me/run").values())
+    assert TOKEN not in caplog.text
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, tmp_path: Path) -> None:
+    hub.hang, hub.fail_after = 600, ASKED_AT_THE_START
+    options = [
+        f"model_name={BASE}",
+        "engine=tests.fakes:FakeEngineBuilder",
+        "num_generations=1000000",
+    ]
+    options += [f"log_path={tmp_path}", "trackers=JsonlTrackerBuilder"]
+    options += ["hub.repo_id=me/run", "hub.every=1", "hub.timeout=500"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.tiny_run", *options],
+        cwd=ROOT,
+        text=True,
+        stderr=subprocess.PIPE,
+    ) as run:
+        try:
+            while len(hub.requests) <= ASKED_AT_THE_START:
+                assert run.poll() is None, run.communicate()[1]
+                time.sleep(0.01)
+            (pusher,) = pushers_of(run.pid)
+            run.send_signal(signal.SIGINT)
+            said = run.communicate(timeout=20)[1]
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert after_start(said).startswith("interrupted after generation ")
+    assert not psutil.pid_exists(pusher)
+    recorded = load_config(tmp_path / "config.json", Config, ["tests", "hub:me/run"])
+    assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)
+
+
+def pushers_of(pid: int) -> list[int]:
+    children = psutil.Process(pid).children()
+    return [child.pid for child in children if "es_cookbook" in child.cmdline()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"every": 0}, "every must be at least 1, found 0"),
+        ({"timeout": 0}, "timeout must be above 0, found 0"),
+        ({"revision": "{generations}"}, "revision must be a branch of at most"),
+        ({"revision": "{"}, "revision must be a branch of at most 200 characters, in which"),
+        ({"revision": "{generation:>1000000000}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:.1000000000f}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:{generation}}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation.__class__}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation!r:>99999999}"}, "revision must be a branch of at most"),
+        ({"revision": "{generation:99}" * 3}, "revision must be a branch of at most"),
+        ({"revision": "a b"}, "revision must be a branch of at most"),
+        ({"revision": ""}, "revision must be a branch of at most"),
+        ({"repo_id": "run"}, "repo_id must be owner/name in letters"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        HubPush(**{"repo_id": "me/run"} | fields)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.usefixtures("quick_python")
+@pytest.mark.slow
+async def test_what_was_pushed_is_measured_beside_the_run(
+    hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ("attempts=2", "temperature=1", "trust=tests")
+    push = HubPush(repo_id="me/run", every=2, evaluate=options)
+    await train(tiny(tmp_path, num_generations=4, hub=push))
+    measured = json.loads((tmp_path / "pushed/generation-000000004.json").read_bytes())
+    assert (measured["generation"], measured["settings"]["attempts"]) == (4, 2)
+    assert "not measured" not in caplog.text
+    assert {name for name in hub.files("me/run") if "pushed" in name or "seal" in name} == set()

@@ -1,0 +1,452 @@
+"""The recipe markovian: its Env on a real engine, its data, its command line, and runs."""
+
+import math
+import pickle
+import random
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import chz
+import pytest
+from transformers import Qwen2ForCausalLM
+
+from es_cookbook.__main__ import main as es_cookbook
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.seeds import derive_seed
+from es_cookbook.engines.base import Engine, LogprobsRequest, Target
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.markovian.dataset import HandWritten, MarkovianDatasetBuilder
+from es_cookbook.plugins.markovian.env import (
+    MarkovianEnv,
+    MarkovianProblem,
+    Template,
+    tokens_of,
+)
+from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
+from es_cookbook.plugins.markovian.train_cli import RECIPE, CLIConfig
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rollouts import readings_of, sequences_of
+from es_cookbook.rl.types import (
+    Action,
+    EnvGroupBuilder,
+    Observation,
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+    Transition,
+)
+from es_cookbook.runs.directory.directory import HISTORY
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.chat_templates import CHATML, tokenizer_with
+from tests.recipe_problems import parsed, short_run, write_rows
+from tools.bundled import markovian as warm_start
+from tools.small_model import build_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+TOKENIZER = build_tokenizer(warm_start.CHARACTERS)
+SHORT = (
+    *("trackers=JsonlTrackerBuilder", "num_generations=2", "eval_every=0"),
+    *("dataset.problems_per_generation=2", "dataset.num_train=8", "dataset.num_test=4"),
+)
+
+
+def problem(
+    answer: str = "19", markovian: bool = True, question: str = "3+5+9+2"
+) -> MarkovianProblem:
+    builder = MarkovianDatasetBuilder(markovian=markovian)
+    return builder.builder("it", Problem(question, answer), TOKENIZER)
+
+
+def text_of(tokens_T: Sequence[int]) -> str:
+    return str(TOKENIZER.decode(list(tokens_T)))
+
+
+def genomes(count: int, sigma: float = 0.3) -> list[Genome]:
+    return [Genome((Term(derive_seed(0, "test", g), sigma),)) for g in range(count)]
+
+
+@pytest.fixture(scope="module")
+async def engine() -> AsyncIterator[Engine]:
+    built = await TorchEngineBuilder(device="cpu", num_lanes=1)(
+        model_name=str(RECIPE.model), search_space=LowRank()
+    )
+    yield built
+    await built.close()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Given(MarkovianEnv):
+    """Thinks what it is given."""
+
+    thought = ""
+
+    async def act(self, observation: Observation) -> Action:
+        return Action((), self.thought, "stop")
+
+
+async def graded(
+    engine: Engine,
+    of: MarkovianProblem,
+    thought: str,
+    population: list[Genome] | None = None,
+) -> list[Transition]:
+    """What the centre, or each genome, earns with this thought; without the base's part."""
+
+    def make_env() -> Given:
+        env = Given(of.asked)
+        env.thought = thought
+        return env
+
+    given = ProblemGroupBuilder(make_env, "given")
+    groups = await rollouts(engine, given, population)
+    found: list[Transition] = []
+    for (trajectory,) in groups.trajectories_G_K:
+        assert isinstance(trajectory, Trajectory), trajectory.traceback
+        found.append(trajectory.transitions[0])
+    return found
+
+
+async def rollouts(
+    engine: Engine, of: EnvGroupBuilder, population: list[Genome] | None = None
+) -> TrajectoryGroup:
+    sampling = SamplingParams(max_tokens=12)
+    sampler = PopulationSampler(engine, sampling=sampling, max_failed_fraction=0.0)
+    if population is None:
+        return (await sampler.rollout_centre([of], sampling))[0]
+    return (await sampler.rollout(0, [of], population))[0]
+
+
+async def mean_logprob(engine: Engine, target: Target, read: str, gold: str) -> float:
+    """From the engine itself, of texts written out."""
+    request = LogprobsRequest(target, tokens_of(TOKENIZER, read), tokens_of(TOKENIZER, gold))
+    logprobs_T = await engine.logprobs(request)
+    return math.fsum(logprobs_T) / len(logprobs_T)
+
+
+# --- reading and the reward ----------------------------------------------------------------------
+
+
+def test_the_reader_sees_the_thought_and_not_the_question_unless_it_is_to() -> None:
+    def read(markovian: bool, question: str) -> str:
+        asked = problem("1", markovian, question).asked
+        return text_of(asked.read_T("=8,17,19", 100))
+
+    assert read(True, "3+5+9+2") == read(True, "1+1") == "?:=8,17,19>"
+    assert read(False, "3+5+9+2") == "3+5+9+2:=8,17,19>"
+    # A question that holds the redaction mark, or a brace, is no template.
+    assert read(True, "?+1") == "?:=8,17,19>"
+    assert read(False, "?+1") == "?+1:=8,17,19>"
+
+
+def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
+    asked = problem().asked  # Four tokens of the context are kept for an answer.
+    assert text_of(asked.read_T("=8,17,19", 10)) == "?:=8,>"
+    assert text_of(asked.read_T("1" * 100_000, 10)) == "?:111>"
+    assert text_of(asked.read_T("=8", 0)) == "?:>"
+
+
+def test_names_of_special_tokens_in_a_thought_are_text() -> None:
+    assert TOKENIZER.eos_token_id not in tokens_of(TOKENIZER, "1<eos>2")
+    assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
+
+
+def test_a_space_behind_the_answer_mark_belongs_to_the_answer() -> None:
+    words, spaced = Template(chat=False), build_tokenizer("Answer:Ġ19")
+    mark_and_answer = [spaced.decode(list(part)) for part in words.answer("19", spaced)]
+    assert mark_and_answer == ["Answer:", " 19"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("text", "no question", r"template.text must have \{question\} once, found 0 times"),
+        ("text", "{question} {question}", "found 2 times"),
+        ("redaction", "", "template.redaction must be some text"),
+        ("answer_mark", "", "template.answer_mark must be some text"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused(field: str, value: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        chz.replace(Template(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("thought", "leaks"),
+    [
+        ("=8,17,19", 1),
+        ("", 0),
+        ("19", 1),
+        ("190,119", 0),
+        ("?:3+5+9+2>", 0),
+        ("<eos>19<eos>", 1),
+    ],
+)
+async def test_the_reward_is_how_likely_the_answer_is_behind_the_thought(
+    engine: Engine, thought: str, leaks: float
+) -> None:
+    (step,) = await graded(engine, problem(), thought)
+    read = f"?:{thought}>"
+    assert step.reward == pytest.approx(await mean_logprob(engine, "centre", read, "19"), abs=1e-5)
+    assert step.metrics["logprob"] == step.reward
+    assert step.metrics["leaks"] == leaks
+    assert step.reading is not None and len(step.reading.continuation_T) == 2
+    assert math.fsum(step.reading.logprobs_T) / 2 == pytest.approx(step.reward)
+
+
+async def test_without_the_question_a_thought_says_the_same_of_any_and_with_it_not(
+    engine: Engine,
+) -> None:
+    def asked(markovian: bool, question: str) -> MarkovianProblem:
+        return problem("19", markovian, question)
+
+    thought = "~8,17,20"
+    rewards = {
+        (markovian, question): (await graded(engine, asked(markovian, question), thought))[0].reward
+        for markovian in (True, False)
+        for question in ("3+5+9+2", "1+1+1+1")
+    }
+    assert rewards[True, "3+5+9+2"] == rewards[True, "1+1+1+1"]
+    assert rewards[False, "3+5+9+2"] > rewards[False, "1+1+1+1"] + 1
+
+
+async def test_a_genome_reads_what_it_thought_and_not_the_base(engine: Engine) -> None:
+    population = genomes(3)
+    steps = await graded(engine, problem(), "=8,17,19", population)
+    rewards_G = [step.reward for step in steps]
+    assert len(set(rewards_G)) == 3, "one thought, and three readers"
+    async with engine.lend() as host:
+        await host.load(population)
+        expected_G = [
+            await mean_logprob(engine, g, "?:=8,17,19>", "19") for g in range(len(population))
+        ]
+    base = await mean_logprob(engine, "base", "?:=8,17,19>", "19")
+    assert rewards_G == pytest.approx(expected_G, abs=1e-5)
+    assert all(abs(reward - base) > 1e-3 for reward in rewards_G)
+
+
+async def test_the_group_is_paid_less_what_the_base_reads_in_its_own_thought(
+    engine: Engine,
+) -> None:
+    group = await rollouts(engine, problem(), genomes(2))
+    assert group.group_rewards_G_K is not None
+    thought_T = (await rollouts(engine, problem())).trajectories_G_K[0][0]
+    assert isinstance(thought_T, Trajectory)  # The centre is the base.
+    own = thought_T.transitions[0]
+    base = await mean_logprob(engine, "base", f"?:{own.action.text}>", "19")
+    for (given,) in group.group_rewards_G_K:
+        assert given.reward == pytest.approx(-base, abs=1e-5)
+        assert given.metrics["base_logprob"] == pytest.approx(base, abs=1e-5)
+    alone = await rollouts(engine, problem())
+    assert alone.rewards_G_K[0][0] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
+
+
+async def test_the_answer_that_is_measured_is_sampled_behind_the_thought(engine: Engine) -> None:
+    (right,) = await graded(engine, problem("19"), "=8,17,19")
+    (wrong,) = await graded(engine, problem("19"), "=8,17,26")
+    assert (right.metrics["correct"], right.logs["answer"]) == (1, "19")
+    assert (wrong.metrics["correct"], wrong.logs["answer"]) == (0, "26")
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def test_sums_are_worked_out_as_arithmetic_has_it() -> None:
+    rng = random.Random(0)
+    for total in islice(generate_sums(0, "train", num_terms=6, num_digits=2, operations="+-*"), 60):
+        assert total.totals[-1] == eval(total.question), "of digits and signs alone"
+        assert total.problem.answer == total.thought.split(",")[-1]
+        shuffled = list(zip(total.signs, total.terms, strict=True))
+        rng.shuffle(shuffled)
+        signs, terms = zip(*shuffled, strict=True)
+        assert Sum(terms, signs).fold == "train", "in any order"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"operations": "+/"}, r"operations must be some of \+-\*, found '\+/'"),
+        ({"operations": ""}, "operations must be some of"),
+        ({"num_terms": 1}, "num_terms must be in"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        chz.replace(MarkovianDatasetBuilder(), **options)
+
+
+async def test_fifteen_numbers_of_two_digits_are_a_data_set() -> None:
+    options = ("dataset.num_terms=15", "dataset.num_digits=2", "dataset.num_train=40")
+    built = await parsed(CLIConfig, *options, "dataset.operations=+-*").dataset(TOKENIZER)
+    await built.train.validate(256)
+    with pytest.raises(DataError, match=r"generated sum .* leaves no room in the engine's context"):
+        await built.train.validate(12)
+    assert pickle.loads(pickle.dumps(built.test_P[0])).name == getattr(built.test_P[0], "name", "")
+
+
+async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) -> None:
+    def rows(answer: str) -> MarkovianDatasetBuilder:
+        source = write_rows(tmp_path / "rows.jsonl", [{"question": "1", "answer": answer}])
+        return MarkovianDatasetBuilder(source=source, num_test=0, problems_per_generation=1)
+
+    built = await rows("2" * 50)(TOKENIZER)
+    with pytest.raises(DataError, match="leaves no room"):
+        await built.train.validate(50)
+    await built.train.validate(64)
+    with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* makes no tokens of 'é'"):
+        await rows("é")(TOKENIZER)
+
+
+# --- hand-written thoughts -----------------------------------------------------------------------
+
+
+def given(batch_P: Sequence[EnvGroupBuilder]) -> list[bool]:
+    """Whether each problem's thought is; all are problems of this recipe."""
+    return ["given" in problem.tags for problem in batch_P]
+
+
+async def test_a_share_of_each_batch_has_hand_written_thoughts_and_no_held_out_problem() -> None:
+    options = ("dataset.problems_per_generation=8", "dataset.num_train=40", "dataset.num_test=4")
+    fading = ("dataset.thoughts.schedule.generations=0,2", "dataset.thoughts.schedule.factors=1,0")
+    config = parsed(CLIConfig, *options, "dataset.thoughts=data", "dataset.thoughts.share=0.5")
+    own = await parsed(CLIConfig, *options).dataset(TOKENIZER)
+    built = await config.dataset(TOKENIZER)
+    await built.train.validate(64)
+    for generation in (0, 7):
+        batch_P, own_P = (each.train.get_batch(generation) for each in (built, own))
+        assert given(batch_P) == [True] * 4 + [False] * 4 and not any(given(own_P))
+        assert [getattr(p, "name", 0) for p in batch_P] == [getattr(p, "name", 1) for p in own_P]
+    assert not any(given(built.test_P))
+    faded = (await parsed(CLIConfig, *options, *fading).dataset(TOKENIZER)).train
+    assert [sum(given(faded.get_batch(t))) for t in (0, 1, 2, 9)] == [8, 4, 0, 0]
+    # As it is recorded, and read by the run that goes on.
+    recorded = config_from_json(config_to_json(config.dataset))
+    assert recorded == config.dataset
+
+
+async def test_a_given_thought_is_read_in_place_of_the_policys_own(engine: Engine) -> None:
+    builder = MarkovianDatasetBuilder()
+    of = builder.builder("it", Problem("3+5+9+2", "19", "=8,17,19"), TOKENIZER)
+    trajectory = (await rollouts(engine, pickle.loads(pickle.dumps(of.given)))).trajectories_G_K[0][
+        0
+    ]
+    own = (await rollouts(engine, of)).trajectories_G_K[0][0]
+    assert isinstance(trajectory, Trajectory) and isinstance(own, Trajectory)
+    (step,) = trajectory.transitions
+    assert step.action.text == "=8,17,19" != own.transitions[0].action.text
+    assert step.reward == pytest.approx(await mean_logprob(engine, "centre", "?:=8,17,19>", "19"))
+    # Writing it is nobody's merit: a gradient has the answer to learn from and no thought.
+    assert trajectory.num_tokens == 0 and sequences_of(trajectory, 1.0) == []
+    assert len(readings_of(trajectory, 1.0)) == 1
+
+
+async def test_rows_without_thoughts_are_refused_and_those_of_generate_are_none(
+    tmp_path: Path,
+) -> None:
+    fields = {"question": "1+2", "answer": "3"}
+    written = {**fields, "thought": "1,3", "prompt": "Think.", "generated": {"model": "m"}}
+    for row, name in ((fields, "own.jsonl"), (written, "written.jsonl")):
+        write_rows(tmp_path / name, [row])
+    given_all = HandWritten()
+
+    def data(name: str) -> MarkovianDatasetBuilder:
+        source = str(tmp_path / name)
+        return MarkovianDatasetBuilder(
+            source=source, num_test=0, problems_per_generation=1, thoughts=given_all
+        )
+
+    with pytest.raises(
+        DataError, match=r"own.jsonl, line 1: it has no hand-written thought, which dataset.though"
+    ):
+        await data("own.jsonl")(TOKENIZER)
+    (problem_,) = (await data("written.jsonl")(TOKENIZER)).train.get_batch(0)
+    assert isinstance(problem_, MarkovianProblem) and problem_.asked.thought == "1,3"
+    with pytest.raises(ConfigError, match=r"share must be in \[0, 1\], found 2"):
+        HandWritten(share=2)
+
+
+def test_gradients_of_given_thoughts_teach_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("attempts=4", "learning_rate=0.003", f"log_path={tmp_path / 'run'}", *SHORT)
+    program = ["es-cookbook", "policy_gradient", "recipe=markovian", *options]
+    monkeypatch.setattr("sys.argv", [*program, "dataset.thoughts=data"])
+    es_cookbook()
+    rows = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
+    assert rows[0]["env/given/logprob"] == rows[0]["env/all/logprob"]
+    assert rows[-1]["test/reward/mean"] != 0.0, "it reads with other weights than the base"
+
+
+def test_es_of_given_thoughts_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    schedule = "optimizer.learning_rate_schedule=none"
+    options = ("eval_every=0", "dataset.thoughts=data", "dataset.thoughts.share=0.5", schedule)
+    rows = short_run("markovian", tmp_path / "once", *options)
+    assert {"env/given/logprob", "env/all/logprob"} <= rows[0].keys()
+    short_run("markovian", tmp_path / "twice", *options, "num_generations=1")
+    again = "behavior_if_log_dir_exists=resume"
+    short_run("markovian", tmp_path / "twice", *options, again)
+    once, twice = (
+        [(record.step, record.fingerprint) for record in read_history(tmp_path / of / HISTORY)]
+        for of in ("once", "twice")
+    )
+    assert len(once) == 2 and once == twice
+
+
+@pytest.mark.parametrize("size", ["82m", "2.7b", "7b"])
+async def test_a_preset_of_each_size_is_a_run(size: str) -> None:
+    config = parsed(CLIConfig, f"preset={size}", "dataset.num_train=40", "dataset.num_test=4")
+    assert isinstance(config.dataset.template, Template) and config.model_name
+    words = tokenizer_with(CHATML)
+    built = await config.dataset(words)
+    (question,) = {getattr(p, "question", "") for p in built.train.get_batch(0)[:1]}
+    signs = [character for character in question if character in "+-*"]
+    assert len(signs) == config.dataset.num_terms - 1
+    await built.train.validate(1024)
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def test_a_run_of_two_generations_pays_the_difference_to_the_base(tmp_path: Path) -> None:
+    first, second, last = short_run("markovian", tmp_path / "run", "eval_every=0")
+    assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6), "the centre is the base"
+    for row in (first, second):
+        paid = row["env/all/logprob"] - row["env/all/base_logprob"]
+        assert row["reward/mean"] == pytest.approx(paid)
+    assert last["test/reward/mean"] != 0.0
+    assert first["test/env/all/base_logprob"] == last["test/env/all/base_logprob"], "frozen"
+
+
+def test_a_policy_gradient_reads_with_the_model_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("attempts=8", "learning_rate=0.003", f"log_path={tmp_path / 'run'}", *SHORT)
+    program = ["es-cookbook", "policy_gradient", "recipe=markovian", *options]
+    monkeypatch.setattr("sys.argv", program)
+    es_cookbook()
+    assert capsys.readouterr().out.startswith("test/env/all/correct ")
+    first, _, last = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert first["test/reward/mean"] == pytest.approx(0.0, abs=1e-6)
+    assert last["test/env/all/base_logprob"] == first["test/env/all/base_logprob"], "frozen"
+    assert last["test/reward/mean"] != 0.0, "it reads with other weights than the base"
+
+
+def test_the_bundled_model_can_work_sums_out_and_would_rather_babble() -> None:
+    """The point of the warm start; the README's numbers come from the command it names."""
+    model = Qwen2ForCausalLM.from_pretrained(RECIPE.model)
+    stream = generate_sums(0, "development", num_terms=4, num_digits=1, operations="+")
+    found = warm_start.measure(model, TOKENIZER, list(islice(stream, 60)))
+    assert found["works it out"] < 0.25
+    assert found["right, own thought"] < 0.35
+    assert found["right, totals"] > 0.95
+    assert found["right, question alone"] > 0.9

@@ -1,0 +1,138 @@
+"""The result of a program, whatever it writes."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from es_cookbook.common.errors import EnvError
+from es_cookbook.plugins.program.results import MOST_BYTES, graded_result, read_result
+from es_cookbook.rl.data.rows import Row
+
+LINE_ENDS = "\u2028\u2029\x85\x1c\x1d\x1e\x0b\x0c\r"
+"""At which `str.splitlines` ends a line, and a file of JSON lines does not."""
+ROW = Row("rows.jsonl, line 1", {"answer": 3})
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_a_result_is_one_line_whatever_its_answer_holds(end: str, is_ascii: bool) -> None:
+    result = {"answer": f"first{end}second", f"a{end}b": [end]}
+    line = json.dumps(result, ensure_ascii=is_ascii)
+    assert read_result(f"working\n{line}\r\n".encode(), b"", "json") == result
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"answer": "a"}\n{"answer": "b"}\n',
+        ' {"reward": 1} {"reward": 1}',
+        '{"a": 1}\n\nworking\n  {"a": 1}',
+    ],
+)
+def test_two_objects_are_two_results(written: str) -> None:
+    with pytest.raises(EnvError, match="printed more than one result"):
+        read_result(written.encode(), b"", "json")
+    with pytest.raises(EnvError, match="or more than one"):
+        read_result(b"", written.replace("working", "").encode(), "json")
+
+
+@pytest.mark.parametrize("before", ["", "\r", "99 %\r", "1 %\r2 %\r\r", "{1}\r", "é\r \t"])
+@pytest.mark.parametrize("after", ["", "\n", "\r", "\r\n", " \rdone\n"])
+def test_a_carriage_return_ends_a_line_as_of_a_progress_bar(before: str, after: str) -> None:
+    written = f'{before}{{"reward": 1}}{after}'
+    assert read_result(written.encode(), b"", "json") == {"reward": 1}
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['{"reward": 1} at last', '{"reward": 1}{', '[{"reward": 1}]', "1", "", '{"a": ' * 999],
+)
+def test_what_is_no_object_on_a_line_of_its_own_is_no_result(written: str) -> None:
+    with pytest.raises(EnvError, match="printed no result"):
+        read_result(written.encode(), b"", "json")
+
+
+FLOODS = {
+    "lists": ('{"reward": 1, "a": [' + "[]," * MOST_BYTES)[: MOST_BYTES - 4] + "0]}",
+    "numbers": ('{"reward": 1, "a": [' + "1," * MOST_BYTES)[: MOST_BYTES - 4] + "0]}",
+    "objects": ('{"a":0}' * MOST_BYTES)[:MOST_BYTES],
+    "lines of objects": ("{}\n" * MOST_BYTES)[:MOST_BYTES],
+    "lines of nearly objects": ("{\n" * MOST_BYTES)[:MOST_BYTES],
+    "empty lines": "\n" * MOST_BYTES,
+    "lines of numbers": ("1\n" * MOST_BYTES)[:MOST_BYTES],
+    "carriage returns": "\r" * MOST_BYTES,
+    "nearly objects after carriage returns": ("\r{" * MOST_BYTES)[:MOST_BYTES],
+    "blanks": " " * MOST_BYTES,
+    "nested": '{"a":' * (MOST_BYTES // 5),
+    "nested lists": ('{"a":' + "[" * MOST_BYTES)[:MOST_BYTES],
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_flood_of_values_or_lines_takes_no_memory(flood: str, is_file: bool) -> None:
+    written = flood.encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(EnvError):
+            read_result(b"" if is_file else written, written if is_file else b"", "json")
+        assert tracemalloc.get_traced_memory()[1] < 8 * MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+NAMES = "a result may have 100 metrics, with names of 100 characters"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"reward": 1e999}', "must return a finite number"),
+        ('{"reward": -1e999}', "must return a finite number"),
+        ('{"reward": NaN}', "must return a finite number"),
+        ('{"reward": 1e101}', "must return a finite number"),
+        ('{"reward": 1%s}' % ("0" * 400), "must return a finite number"),
+        ('{"reward": "1"}', "must return a finite number"),
+        ('{"reward": [1]}', "must return a finite number"),
+        ('{"reward": {"reward": 1}}', "must return a finite number"),
+        ('{"reward": null}', "must return a finite number"),
+        ('{"answer": 1}', "has no `reward` of its own"),
+        ('{"reward": 1, "metrics": {"x": "y"}}', "must return"),
+        ('{"reward": 1, "metrics": {"x": Infinity}}', "must return"),
+        ('{"reward": 1, "metrics": {"x": {"y": 1}}}', "must return"),
+        ('{"reward": 1, "metrics": [1]}', "must return"),
+        ('{"reward": 1, "metrics": null}', "must return"),
+        ('{"reward": 1, "metrics": {"%s": 0}}' % ("x" * 500_000), NAMES),
+        (json.dumps({"reward": 1, "metrics": {str(n): n for n in range(50_000)}}), NAMES),
+        ('{"reward": 1, "metrics": {"\\ud800": 0}}', "half a character"),
+        ('{"reward": 1, "answer": "\\udc00"}', "half a character"),
+    ],
+    ids=lambda text: text[:40],
+)
+async def test_what_cannot_be_scored_or_reported_is_refused(written: str, said: str) -> None:
+    with pytest.raises(EnvError, match=said) as refused:
+        await graded_result(None, read_result(written.encode(), b"", "json"), [], ROW)
+    assert len(str(refused.value)) < 3000
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("written", "reward"), [("true", 1), ("false", 0), ("-0.5", -0.5), ("1e100", 1e100)]
+)
+async def test_a_truth_value_or_any_finite_number_is_a_reward(written: str, reward: float) -> None:
+    result = read_result(f'{{"reward": {written}}}'.encode(), b"", "json")
+    assert (await graded_result(None, result, [], ROW)).reward == reward
+
+
+@pytest.mark.anyio
+async def test_metrics_that_a_rollout_has_of_itself_are_kept_under_another_name() -> None:
+    metrics = {"turns": 1, "turn_limit": 0, "steps": 4}
+    grade = await graded_result(None, {"reward": 1, "metrics": metrics}, [], ROW)
+    assert grade.metrics == {"result_turns": 1, "result_turn_limit": 0, "steps": 4}
+
+
+def test_a_file_that_holds_no_result_is_shown() -> None:
+    with pytest.raises(EnvError, match=r"it begins with '\{\\n 1' *$"):
+        read_result(b"", b"{\n 1", "json")

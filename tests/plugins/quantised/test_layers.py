@@ -1,0 +1,344 @@
+"""Quantised checkpoints are read as their formats mean them, and written as they were."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
+from es_cookbook.common.errors import ModelError
+from es_cookbook.plugins.quantised.files import (
+    pack,
+    quantised_checkpoint,
+    quantised_parameters,
+    unpack,
+)
+from es_cookbook.plugins.quantised.layers import QuantLinear, quantised_layers
+from tests.integration.vllm_models import make_vllm_model
+from tests.quantised_models import ByLibrary, How, quantise, quantise_weight, settings
+
+INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+STATIC, DYNAMIC = FP8 | {"strategy": "tensor"}, FP8 | {"strategy": "token", "dynamic": True}
+MX = {"type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
+FP4 = MX | {"num_bits": 4, "scale_dtype": "torch.uint8"}
+NV = FP4 | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+LIBRARY = {
+    "int4 as llm-compressor's AWQ": ByLibrary("pack-quantized", INT4, dtype=torch.float16),
+    "int4 by output": ByLibrary("pack-quantized", INT8 | {"num_bits": 4}),
+    "int2": ByLibrary("pack-quantized", INT4 | {"num_bits": 2}),
+    "w8a8 int": ByLibrary("int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}),
+    "w8a8 int with zeros": ByLibrary(
+        "int-quantized", INT8 | {"symmetric": False}, INT8 | {"strategy": "tensor"}
+    ),
+    "w4a8": ByLibrary("int-quantized", INT4, INT8 | {"strategy": "token", "dynamic": True}),
+    "fp8 by tensor, static": ByLibrary("float-quantized", FP8 | {"strategy": "tensor"}, STATIC),
+    "fp8 by output, dynamic": ByLibrary("float-quantized", FP8 | {"strategy": "channel"}, DYNAMIC),
+    "fp8 by block": ByLibrary(
+        "float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, DYNAMIC
+    ),
+    "fp8 naive": ByLibrary("naive-quantized", FP8 | {"strategy": "channel"}, dtype=torch.float32),
+    "mxfp8": ByLibrary("mxfp8-quantized", MX | {"num_bits": 8, "scale_dtype": "torch.uint8"}),
+    "mxfp4": ByLibrary("mxfp4-pack-quantized", FP4),
+    "nvfp4": ByLibrary("nvfp4-pack-quantized", NV),
+}
+WHOLE = [
+    How("gptq"),
+    How("gptq", symmetric=False, dtype=torch.float16),
+    How("gptq", bits=8, symmetric=False, shuffled=True),
+    How("compressed-tensors"),
+    How("compressed-tensors", symmetric=False),
+    How("compressed-tensors", bits=8, group=8, symmetric=False, dtype=torch.float32),
+    How("gptq_v2", symmetric=False),
+    How("gptq", bits=2, symmetric=False),
+    How("awq", symmetric=False, dtype=torch.float16),
+    *(how for how in LIBRARY.values() if how.weights["type"] == "int"),
+]
+FLOATS = [
+    How("fp8", bits=8, group=16),
+    How("fp8", bits=8, group=0),
+    *(how for how in LIBRARY.values() if how.weights["type"] == "float"),
+]
+ALL = WHOLE + FLOATS
+
+
+def name_of(how: How | ByLibrary) -> str:
+    if isinstance(how, ByLibrary):
+        return next(name for name, each in LIBRARY.items() if each == how)
+    return f"{how.format}-{how.bits}-{'sym' if how.symmetric else 'zeros'}-{how.group}"
+
+
+IDS = [name_of(how) for how in ALL]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama whose weights have 64 or 96 inputs, which groups of 16 and of 32 divide."""
+    return make_vllm_model("llama", tmp_path_factory.mktemp("plain") / "llama")
+
+
+@pytest.mark.parametrize("how", ALL, ids=IDS)
+def test_a_quantised_model_is_the_model_that_its_bits_stand_for(
+    model: Path, tmp_path: Path, how: How | ByLibrary
+) -> None:
+    quantise(model, tmp_path / "bits", tmp_path / "numbers", how)
+    found = load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
+    expected = load_causal_lm(str(tmp_path / "numbers"), "auto", CPU)
+    assert found.dtype == expected.dtype == how.dtype
+    pairs = dict(expected.named_parameters())
+    assert dict(found.named_parameters()).keys() == pairs.keys()
+    for name, parameter in found.named_parameters():
+        assert torch.equal(parameter, pairs[name]), name
+    layers = dict(quantised_layers(found))
+    assert len(layers) == 2 * 7 and all(weight.bits == how.bits for weight in layers.values())
+    assert isinstance(found.model.layers[0].mlp.up_proj, QuantLinear)
+    assert not isinstance(found.lm_head, QuantLinear)
+
+
+@pytest.mark.parametrize("how", WHOLE, ids=map(name_of, WHOLE))
+def test_what_did_not_move_is_written_as_it_was(
+    model: Path, tmp_path: Path, how: How | ByLibrary
+) -> None:
+    quantise(model, tmp_path / "bits", tmp_path / "numbers", how)
+    checkpoint = quantised_checkpoint(str(tmp_path / "bits"))
+    still = {"scales": torch.ones, "zeros": torch.zeros}
+    moved = {}
+    for name, value in quantised_parameters(str(tmp_path / "bits")).items():
+        kind = name.rpartition(".")[2]
+        parameter = still[kind](value.shape) if kind in still else value.float()
+        moved[name] = parameter
+    (tmp_path / "written").mkdir()
+    checkpoint.write(tmp_path / "written", moved.items())
+    before = load_file(tmp_path / "bits" / "model.safetensors")
+    after = load_file(tmp_path / "written" / "model.safetensors")
+    assert before.keys() == after.keys() and len(moved) >= 2 * 14
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name]), name
+    assert json.loads((tmp_path / "written/config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("how", ALL, ids=IDS)
+def test_an_outline_is_the_layer_without_its_numbers(
+    model: Path, tmp_path: Path, how: How | ByLibrary
+) -> None:
+    quantise(model, tmp_path / "bits", tmp_path / "numbers", how)
+    checkpoint = quantised_checkpoint(str(tmp_path / "bits"))
+    for layer in checkpoint.layers:
+        outline, weight = checkpoint.outline(layer), checkpoint.weight(layer)
+        found, expected = outline.parameters(), weight.parameters()
+        assert list(found) == list(expected) and outline.bits == weight.bits
+        for kind, tensor in found.items():
+            assert tensor.is_meta
+            assert (tensor.shape, tensor.dtype) == (expected[kind].shape, expected[kind].dtype)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_compressed_tensors_own_library_reads_the_same_weight(bits: int, symmetric: bool) -> None:
+    pytest.importorskip("compressed_tensors", reason="it comes with vLLM")
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    how = How("compressed-tensors", bits, 16, symmetric, torch.float32)
+    weight = torch.randn(10, 32, generator=torch.manual_seed(0))
+    stored, numbers = quantise_weight(weight, how)
+    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=16)
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
+    found = PackedQuantizationCompressor.decompress(dict(stored), scheme)["weight"]
+    torch.testing.assert_close(found, numbers, rtol=0, atol=0)
+
+
+@given(
+    st.sampled_from([4, 8]),
+    st.integers(1, 5),
+    st.integers(1, 19),
+    st.integers(0, 1),
+    st.integers(0, 2**32),
+)
+def test_unpacking_undoes_packing(bits: int, rows: int, columns: int, axis: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 2**bits, (rows, columns), generator=generator)
+    found = unpack(pack(numbers, bits, axis), bits, axis)
+    assert torch.equal(found[:rows, :columns].long(), numbers)
+    assert not found[rows:].any() and not found[:, columns:].any()
+
+
+def test_its_parameters_are_listed_after_each_quantised_weight(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    how = How("compressed-tensors", symmetric=False)
+    quantise(tiny_model("llama"), tmp_path / "bits", tmp_path / "numbers", how)
+    infos = parameter_infos(load_causal_lm(str(tmp_path / "bits"), "auto", CPU))
+    of_layer = [i for i in infos if i.name.startswith("model.layers.0.mlp.down_proj")]
+    prefix = "model.layers.0.mlp.down_proj"
+    assert [(i.name, i.shape, i.kind, i.bits) for i in of_layer] == [
+        (f"{prefix}.weight", (32, 48), "linear", 4),
+        (f"{prefix}.scales", (32, 3), "scales", 4),
+        (f"{prefix}.zeros", (32, 3), "zeros", 4),
+        (f"{prefix}.codes", (32, 48), "codes", 4),
+    ]
+    assert all(i.bits is None for i in infos if i.kind in ("embedding", "other"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"quant_method": "bitsandbytes"}, "it is bitsandbytes; accepted are gptq with 2, 4"),
+        ({"quant_method": None}, "it is None; accepted"),
+        ({"quant_method": ["gptq"]}, "its settings cannot be read"),
+        ({"bits": 3}, "it has 3 bits; accepted"),
+        ({"group_size": "all"}, "its settings cannot be read"),
+        ({"quant_method": "awq", "version": "gemv_fast"}, "its version is gemv_fast"),
+        ({"quant_method": "awq", "bits": 8}, "it is awq of 8 bits"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "its settings cannot be read"),
+        ({"checkpoint_format": "marlin"}, "its checkpoint_format is marlin"),
+        ({"dynamic": {"+:.*down.*": {"bits": 8}}}, r"its layers differ \(dynamic\)"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "transform_config": {"config_groups": {"u": {}}},
+            },
+            "it has a transform_config",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "format": "float-quantized"},
+            "it has 0 config_groups",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "its format is float-quantized, with 4 bits of type float",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "sparse-24-bitmask",
+                "config_groups": {"g": {"weights": {"num_bits": 8}}},
+            },
+            "its format is sparse-24-bitmask, with 8 bits of type int",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "token"}}},
+            },
+            "its strategy is token",
+        ),
+    ],
+)
+def test_other_formats_are_refused_with_those_that_are_accepted(
+    tiny_model: Callable[[str], Path], tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    quantise(tiny_model("llama"), tmp_path / "bits", tmp_path / "numbers")
+    path = tmp_path / "bits" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] |= change
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said):
+        load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
+
+
+GPTQ, AWQ, BLOCKS = How("gptq"), How("awq", symmetric=False), How("fp8", bits=8, group=16)
+NVFP4, W8A8 = LIBRARY["nvfp4"], LIBRARY["w8a8 int"]
+
+
+@pytest.mark.parametrize(
+    ("how", "suffix", "change", "said"),
+    [
+        (GPTQ, "scales", torch.Tensor.double, "are torch.float64, and gptq, .* stores float16"),
+        (GPTQ, "scales", lambda t: t[:, :5], r"scales have shape \(5, 4\), and for 96 outputs"),
+        (GPTQ, "scales", lambda t: t[:1], r"scales have shape \(96, 1\).*it must be \(96, 4\)"),
+        (GPTQ, "qweight", lambda t: t[:1], "are not of one layer in the format gptq"),
+        (GPTQ, "qweight", torch.Tensor.long, "is torch.int64 .* gptq, .* stores torch.int32"),
+        (GPTQ, "scales", lambda t: t * torch.nan, "scales or codes of .* are NaN or infinite"),
+        (GPTQ, "g_idx", lambda t: t + 1, "must name one of 4 groups for each of 64 inputs"),
+        (GPTQ, "scales", None, "lacks model.layers.0.mlp.up_proj.scales"),
+        (GPTQ, "qweight", None, "lacks model.layers.0.mlp.up_proj.qweight"),
+        (AWQ, "qzeros", lambda t: t[:, :3], r"zeros have shape \(24, 4\)"),
+        (AWQ, "qzeros", torch.Tensor.float, r"zeros have shape"),
+        (AWQ, "qzeros", None, "lacks model.layers.0.mlp.up_proj.qzeros"),
+        (BLOCKS, "weight_scale_inv", lambda t: t[:, :3], r"shape \(6, 3\).*must be \(6, 4\)"),
+        (BLOCKS, "weight_scale_inv", lambda t: t / 0, "NaN or infinite"),
+        (BLOCKS, "weight_scale_inv", None, r"float8_e4m3fn and has no scales.*weight_scale_inv"),
+        (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
+        (BLOCKS, "weight", lambda t: t.to(torch.float8_e5m2), "is torch.float8_e5m2 of shape"),
+        (NVFP4, "weight_scale", lambda t: t[:, :3], r"shape \(96, 3\).*must be \(96, 4\)"),
+        (NVFP4, "weight_global_scale", lambda t: t * 0, "NaN or infinite"),
+        (NVFP4, "weight_global_scale", None, "lacks model.layers.0.mlp.up_proj.weight_global"),
+        (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
+        (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
+    ],
+)
+def test_a_damaged_layer_is_named(
+    model: Path,
+    tmp_path: Path,
+    how: How | ByLibrary,
+    suffix: str,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+    said: str,
+) -> None:
+    quantise(model, tmp_path / "bits", tmp_path / "numbers", how)
+    path = tmp_path / "bits" / "model.safetensors"
+    tensors = load_file(path)
+    name = f"model.layers.0.mlp.up_proj.{suffix}"
+    before = tensors.pop(name, torch.zeros(()))
+    if change is not None:
+        tensors[name] = change(before).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=said) as raised:
+        load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
+    assert "up_proj" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "said_to_be", "refused"),
+    [
+        (GPTQ, AWQ, "in the format awq, as config.json has it: its scales have shape"),
+        (AWQ, GPTQ, "in the format gptq, as config.json has it: its scales have shape"),
+        (BLOCKS, GPTQ, r"says that it is quantised as gptq, and its files have no tensor named"),
+        (BLOCKS, How("fp8", group=0), r"quantised as fp8, .* no tensor named \*.weight_scale$"),
+        (W8A8, LIBRARY["fp8 naive"], "is torch.int8 of shape .* stores torch.float8_e4m3fn"),
+        (NVFP4, LIBRARY["mxfp4"], "are torch.float8_e4m3fn, and mxfp4-pack-quantized, as config"),
+        (LIBRARY["int4 by output"], NVFP4, r"is torch.int32 of shape .* stores torch.uint8"),
+    ],
+)
+def test_a_config_that_names_another_format_than_the_files_have_is_refused(
+    model: Path,
+    tmp_path: Path,
+    stored: How | ByLibrary,
+    said_to_be: How | ByLibrary,
+    refused: str,
+) -> None:
+    quantise(model, tmp_path / "bits", tmp_path / "numbers", stored)
+    path = tmp_path / "bits" / "config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": settings(said_to_be)}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=refused):
+        load_causal_lm(str(tmp_path / "bits"), "auto", CPU)
+
+
+def test_layers_of_another_architecture_are_named(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    quantise(tiny_model("llama"), tmp_path / "bits", tmp_path / "numbers")
+    path = tmp_path / "bits" / "model.safetensors"
+    tensors = load_file(path)
+    layer = "model.layers.0.mlp.up_proj"
+    stray = {name.replace(layer, "model.other"): t for name, t in tensors.items() if layer in name}
+    save_file(tensors | {name: t.clone() for name, t in stray.items()}, path, {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"layer model.other of shape \(48, 32\) is no linear layer"
+    ):
+        load_causal_lm(str(tmp_path / "bits"), "auto", CPU)

@@ -1,0 +1,192 @@
+"""QES: rounding loses every small step, and error feedback loses none of them."""
+
+from collections.abc import Sequence
+
+import chz
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.schedules import Table
+from es_cookbook.evolution.centre import Centre, merge_steps, moved
+from es_cookbook.evolution.exact import apply_rule_
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.rules import ErrorFeedbackRule
+from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
+from es_cookbook.plugins.quantised.qes import QES
+from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantCodesSpace
+
+NAME = "w.codes"
+SPACE = QuantCodesSpace({NAME: (16, 16)}, highest_code=15)
+
+
+def last_move(updates_J: Sequence[np.ndarray], decay: float) -> np.ndarray:
+    """What the step adds to codes in the middle of a wide range, given each generation's update."""
+    shape, start = updates_J[0].shape, 2.0**20
+    adders = [
+        lambda _, change, __, update=update: change.add_(torch.from_numpy(update.astype("f4")))
+        for update in updates_J
+    ]
+    codes, count = torch.full(shape, start), len(updates_J)
+    rule = ErrorFeedbackRule((1,) * count, (1.0,) * count, decay, 2**21)
+    apply_rule_(rule, adders, NAME, codes, Part.whole(shape), shape)
+    return codes.numpy() - start
+
+
+def moves(updates_J: Sequence[np.ndarray], decay: float, window: int) -> np.ndarray:
+    """What all of a run's steps add."""
+    count = len(updates_J)
+    return np.array(
+        [last_move(updates_J[max(0, j + 1 - window) : j + 1], decay) for j in range(count)]
+    )
+
+
+def climb(config: ES, generations: int) -> tuple[list[float], Centre]:
+    """Mean squared distance of the codes from a target, generation after generation."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randint(4, 12, (16, 16), generator=generator).to(torch.uint8)
+    target = torch.randint(0, 16, (16, 16), generator=generator)
+    centre = Centre({NAME: start}, SPACE, 1)
+    optimizer = config(run_seed=3, num_generations=generations, space=SPACE)
+
+    def distance(codes: torch.Tensor) -> float:
+        return float((codes.clamp(0, 15) - target).square().mean())
+
+    distances = [distance(centre.weights[NAME])]
+    for generation in range(generations):
+        genomes_G = optimizer.ask(generation)
+        fitness_G = np.array([-distance(centre.perturbed(g, NAME)) for g in genomes_G])
+        z_G = (fitness_G - fitness_G.mean()) / (fitness_G.std() or 1)
+        centre.apply(optimizer.tell(generation, genomes_G, None, z_G))
+        distances.append(distance(centre.weights[NAME]))
+    return distances, centre
+
+
+SETTINGS = {"population_size": 32, "sigma": 0.05, "learning_rate": 0.05}
+
+
+def test_rounding_alone_stands_still_where_error_feedback_climbs() -> None:
+    still, _ = climb(QES(**SETTINGS, residual_decay=0.0), 40)
+    climbing, centre = climb(QES(**SETTINGS), 40)
+    assert still == [still[0]] * 41, "every step is below a half, and is lost"
+    assert climbing[-1] < climbing[0] - 0.5
+    codes = centre.weights[NAME]
+    assert torch.equal(codes, codes.round()) and codes.min() >= 0 and codes.max() <= 15
+
+
+def test_it_climbs_to_near_the_top() -> None:
+    distances, _ = climb(QES(population_size=32, sigma=0.05, learning_rate=0.5), 50)
+    assert distances[0] > 20 and distances[-1] < 4
+
+
+def test_the_recursion_by_hand() -> None:
+    """Of s = e / 2 + u: 0.4; 0.6, so 1 and e = -0.4; -0.2; 0.6, so 1; 0.5, so 0 (even); 2."""
+    updates_J = [np.array([u]) for u in (0.4, 0.4, 0.0, 0.7, 0.7, 1.75)]
+    assert moves(updates_J, 0.5, 9).ravel().tolist() == [0, 1, 0, 1, 0, 2]
+    assert moves([np.array([0.5, 1.5, -2.5])], 0.9, 1).tolist() == [[0, 2, -2]]
+
+
+def test_small_steps_of_one_sign_add_up() -> None:
+    update = np.full(4, 0.2)
+    assert moves([update] * 20, 0.9, 20).sum(0).tolist() == [4, 4, 4, 4]
+    assert not moves([update] * 20, 0.0, 20).any(), "plain rounding loses all of it"
+    assert not moves([update / 5] * 80, 0.9, 80).any(), "0.04 < ½ (1 - decay): it saturates"
+
+
+def test_the_centre_moves_by_the_recursion_and_is_clipped() -> None:
+    base = torch.arange(256, dtype=torch.uint8).view(16, 16) % 16
+    sizes, weights = (0.5, 0.5, 1.0, 0.3, 0.3), (0.4, -0.7, 0.6, 1.9, 0.8)
+    terms = tuple(Term(10 + i, size) for i, size in enumerate(sizes))
+    rule = ErrorFeedbackRule((2, 0, 1, 2), weights, 0.9, 15)
+    changes = [SPACE.change(NAME, term, 0, 256).reshape(16, 16) for term in terms]
+    tried = [weight * change for weight, change in zip(weights, changes, strict=True)]
+    moved_by = last_move([tried[0] + tried[1], 0 * tried[0], tried[2], tried[3] + tried[4]], 0.9)
+    centre = Centre({NAME: base}, SPACE, 1)
+    fingerprint = centre.apply(Step(terms, rule=rule))
+    expected = np.clip(base.numpy().astype(np.float32) + moved_by, 0, 15)
+    assert np.array_equal(centre.weights[NAME].numpy(), expected)
+    beyond = base.numpy() + moved_by
+    assert beyond.max() > 15 and beyond.min() < 0, "so it is clipped on both sides"
+    alone = moved(NAME, base, SPACE, merge_steps([Step(terms, rule=rule)]))
+    assert torch.equal(alone, centre.weights[NAME])
+    assert Centre({NAME: base}, SPACE, 2).restore([Step(terms, rule=rule)]) == fingerprint
+
+
+def test_forgetting_what_left_the_window_changes_little_where_codes_seldom_move() -> None:
+    updates_J = list(np.random.default_rng(0).normal(0, 0.08, (120, 20_000)))
+    everything, window, short = (last_move(updates_J[-j:], 0.9) for j in (120, 50, 5))
+    assert np.mean(everything != 0) > 0.003, "of 20,000 codes some 80 move"
+    assert np.mean(everything != window) < 0.0005, "and less than 10 otherwise"
+    assert np.mean(everything != short) > 0.002, "5 generations would not do"
+
+
+def test_where_codes_often_move_the_window_still_follows_the_updates() -> None:
+    updates_J = list(np.random.default_rng(0).normal(0.05, 0.2, (100, 2000)))
+    everything, windowed = (moves(updates_J, 0.9, window) for window in (100, 30))
+    assert np.mean(windowed[-1] != everything[-1]) > 0.02, "the moves come at other times"
+    wanted = np.sum(updates_J, axis=0).mean()
+    assert windowed.sum(0).mean() == pytest.approx(wanted, rel=0.05)
+    assert everything.sum(0).mean() == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_step_has_the_window_of_what_was_tried() -> None:
+    config = QES(population_size=4, sigma=0.1, learning_rate=0.2, window=2)
+    optimizer = config(run_seed=0, num_generations=9, space=SPACE)
+    steps, asked = [], []
+    for generation, fitness in enumerate([(1, 0, 3, 1), (1, 1, 2, 2), (0, 1, 0, 0), (1, 0, 0, 1)]):
+        asked.append(optimizer.ask(generation))
+        steps.append(optimizer.tell(generation, asked[-1], None, np.array(fitness, np.float64)))
+    seeds = [[g.terms[0].seed for g in genomes_G[::2]] for genomes_G in asked]
+    assert steps[0].terms == (Term(seeds[0][0], 0.1), Term(seeds[0][1], 0.1))
+    # α/N · (fitness₊ - fitness₋) / σ = 0.2 / 4 · (1, 2) / 0.1
+    assert steps[0].rule == ErrorFeedbackRule((2,), (0.5, 1.0), 0.9, 15)
+    assert steps[1] == Step(), "ties only: a residual is never rounded up by itself"
+    assert steps[2].rule == ErrorFeedbackRule((0, 1), (-0.5,), 0.9, 15)
+    assert steps[3].terms == (
+        Term(seeds[2][0], 0.1),
+        Term(seeds[3][0], 0.1),
+        Term(seeds[3][1], 0.1),
+    )
+    assert steps[3].rule == ErrorFeedbackRule((1, 2), (-0.5, 0.5, -0.5), 0.9, 15)
+    assert steps[3].rms == pytest.approx(0.2 / 4 * 2**0.5), "as plain ES's"
+
+
+@given(st.floats(0, 0.99), st.lists(st.floats(-3, 3), min_size=1, max_size=30))
+def test_nothing_is_lost_but_by_the_decay(decay: float, values: list[float]) -> None:
+    """What the moves leave over is never more than half a code."""
+    left = 0.0
+    for value, move in zip(values, moves([np.array([v]) for v in values], decay, 30), strict=True):
+        left = decay * left + value - float(move[0])
+        assert abs(left) <= 0.5 + 1e-5
+
+
+@given(st.floats(0.01, 1.0))
+def test_a_schedule_and_a_warm_up_scale_what_is_added_to_the_codes(factor: float) -> None:
+    config = QES(population_size=2, sigma=0.1, learning_rate=0.2, warmup_generations=4)
+    config = chz.replace(config, learning_rate_schedule=Table(factors=(factor,)))
+    optimizer = config(run_seed=0, num_generations=9, space=SPACE)
+    step = optimizer.tell(0, optimizer.ask(0), None, np.array([1.0, 0.0]))
+    # α/N · (fitness₊ - fitness₋) / σ = 0.2 / 2 · 1 / 0.1, a quarter of it at first
+    assert isinstance(step.rule, ErrorFeedbackRule)
+    assert step.rule.weights == pytest.approx([factor / 4])
+
+
+def test_other_spaces_and_decay_are_refused() -> None:
+    with pytest.raises(ConfigError, match="qes moves whole numbers: add search_space=quant"):
+        QES()(run_seed=0, num_generations=1, space=FullRankSpace({"w": (2,)}))
+    with pytest.raises(ConfigError, match=r"weight_decay must be 0 with qes, found 0.1"):
+        QES(weight_decay=0.1)
+    with pytest.raises(ConfigError, match="residual_decay must be in"):
+        QES(residual_decay=1.0)
+    with pytest.raises(ConfigError, match="window must be at least 1, found 0"):
+        QES(window=0)
+    assert QES(window=1, residual_decay=0.0).window == 1
+    with pytest.raises(ConfigError, match="qes moves whole numbers"):
+        QES().check_space(FullRank())
+    QES().check_space(QuantCodes())
+    assert Genome() not in QES()(run_seed=0, num_generations=1, space=SPACE).ask(0)

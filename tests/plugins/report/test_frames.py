@@ -1,0 +1,155 @@
+"""Runs as tables: what is in them, whoever wrote the runs, and that Parquet holds it."""
+
+import json
+import logging
+import re
+import runpy
+import shutil
+from pathlib import Path
+
+import pandas
+import pytest
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.plugins.report.commands import frames as command
+from es_cookbook.plugins.report.frames import frames, table_of, write_table
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
+
+RECORDED = Path(__file__).parents[2] / "data/recorded"
+RUN = RECORDED / "low_rank"
+
+
+def other(tmp_path: Path, name: str = "other", **optimizer: object) -> Path:
+    """A copy of a run, of a Config that differs."""
+    path = tmp_path / name
+    shutil.copytree(RUN, path)
+    config = json.loads((path / "config.json").read_text())
+    config["optimizer"] |= optimizer
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_row_is_a_generation_of_a_run_with_what_its_config_has_of_its_own(tmp_path: Path) -> None:
+    table = frames([RUN, other(tmp_path, sigma=0.5)])
+    assert list(table.columns[:4]) == ["run", "generation", "optimizer.sigma", "seed"]
+    assert list(table["generation"]) == [0, 1, 2, 3, 4] * 2
+    assert list(table["run"].unique()) == [str(RUN), str(tmp_path / "other")]
+    sigma = json.loads((RUN / "config.json").read_text())["optimizer"]["sigma"]
+    assert list(table["optimizer.sigma"]) == [sigma] * 5 + [0.5] * 5
+    rows, records = read_metrics(RUN / "metrics.jsonl"), list(read_history(RUN / "history.jsonl"))
+    assert list(table["reward/mean"][:4]) == [row["reward/mean"] for row in rows[:4]]
+    assert table["test/env/all/correct"][4] == rows[4]["test/env/all/correct"]
+    assert table["history/fitness_G"][1] == list(records[1].fitness_G)
+    assert table["history/fingerprint"][3] == f"{records[3].fingerprint:016x}"
+    assert table["history/terms"][2] == len(records[2].step.terms)
+    assert pandas.isna(table["reward/mean"][4]), "the last evaluation is no generation"
+
+
+def test_a_row_is_a_recorded_rollout(tmp_path: Path) -> None:
+    table = frames(RUN, of="rollouts")
+    lines = [json.loads(line) for line in (RUN / "rollouts.jsonl").read_text().splitlines()]
+    assert len(table) == len(lines)
+    first, turn = table.iloc[0], lines[0]["turns"][0]
+    assert (first["generation"], first["genome"]) == (0, lines[0]["genome"])
+    assert (first["asked"], first["answered"]) == (turn["prompt"], turn["action"])
+    assert first["env/correct"] == turn["metrics"]["correct"]
+    assert (first["reward"], first["turns"]) == (lines[0]["reward"], 1)
+
+
+def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+    other(tmp_path, "a")
+    other(tmp_path, "b")
+    (tmp_path / "results.md").write_text("of the sweep")
+    assert sorted(frames(tmp_path)["run"].unique()) == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torn, newer, foreign = (other(tmp_path, name) for name in ("torn", "newer", "foreign"))
+    whole = (torn / "metrics.jsonl").read_bytes()
+    (torn / "metrics.jsonl").write_bytes(whole[: len(whole) - 30])
+    (newer / "history.jsonl").write_bytes(b'{"version":99}\n{"version":99}\n')
+    for path in foreign.iterdir():
+        path.unlink()
+    (foreign / "config.json").write_text('{"model_type": "qwen2"}')
+    with caplog.at_level(logging.WARNING):
+        table = frames([torn, newer, foreign, tmp_path / "nowhere"])
+    assert list(table["run"].unique()) == [str(torn), str(newer)]
+    assert list(table["generation"]) == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"{foreign} is not a run directory" in told and "it is left out" in told
+    assert f"{newer / 'history.jsonl'}, line 1" in told
+    assert "nowhere must be a run directory, found nothing there; it is left out" in told
+
+
+@pytest.mark.parametrize("paths", [[], ["nowhere"]])
+def test_nothing_to_read_is_an_error(paths: list[str]) -> None:
+    with pytest.raises(RunDirectoryError, match="must"):
+        frames(paths)
+
+
+def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
+    """Numbers without end, halves of characters, several types at one place."""
+    odd = other(tmp_path, "odd", sigma="\ud800", population_size=10**30, learning_rate=[1])
+    with (odd / "metrics.jsonl").open("a") as file:
+        file.write('{"progress/generation": 1e300, "x\\ud800": 5}\n{"no generation": 1}\n')
+    with (odd / "rollouts.jsonl").open("a") as file:
+        file.write(f'{{"generation": {10**40}}}\n')
+        file.write(
+            '{"generation": 3, "reward": "\\ud800", "turns": [{"action": "\\ud800'
+            '<script>", "metrics": {"a": "b"}}, 7], "tags": 3, "problem": 1e999}\n'
+        )
+    for of in ("generations", "rollouts"):
+        table = frames([RUN, odd], of=of)
+        write_table(table, tmp_path / f"{of}.parquet")
+        read = pandas.read_parquet(tmp_path / f"{of}.parquet")
+        assert list(read.columns) == list(table.columns)
+        assert len(read) == len(table)
+    assert list(read["answered"])[-1] == "?<script>"
+    of_odd = frames([RUN, odd])
+    assert list(of_odd["optimizer.population_size"].unique()) == ["6", str(10**30)]
+    assert list(of_odd["optimizer.sigma"].unique())[1] == "?"
+
+
+def test_text_and_numbers_at_one_place_are_texts() -> None:
+    table = table_of([{"a": 1, "b": None, "c": True}, {"a": "x", "b": 2, "c": 1.5}])
+    assert list(table["a"]) == ["1", "x"]
+    assert list(table["b"])[1] == 2.0
+    assert list(table["c"]) == ["True", "1.5"]
+
+
+def test_a_table_has_another_name_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ends in .parquet or .csv, found .*table.xlsx"):
+        write_table(frames(RUN), tmp_path / "table.xlsx")
+    with pytest.raises(ConfigError, match="did you mean 'rollouts'"):
+        frames(RUN, of="rollout")
+
+
+def test_the_command_writes_the_file_and_says_what_is_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "all.parquet"
+    options = [str(RUN), str(other(tmp_path)), f"output={output}"]
+    run_cli(command.main, command.Frames, options)
+    assert len(pandas.read_parquet(output)) == 10
+    assert capsys.readouterr().out.startswith("10 rows of 2 runs, with ")
+    output = tmp_path / "all.csv"
+    run_cli(command.main, command.Frames, [str(RUN), f"output={output}", "of=rollouts"])
+    assert "answered" in pandas.read_csv(output)
+
+
+def test_the_pages_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/sweeps.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    other(tmp_path, "runs/mine")
+    other(tmp_path, "runs/es")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("example.py")
+    out = capsys.readouterr().out
+    assert "runs/mine" in out and "answered" in out

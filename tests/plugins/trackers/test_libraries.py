@@ -1,0 +1,447 @@
+"""What other libraries have of a run, read as they read it, and that none of them ends it."""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.trackers.libraries import (
+    TensorboardTrackerBuilder,
+    TrackioTrackerBuilder,
+    WandbTrackerBuilder,
+)
+from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def logged_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "true")  # So that what a tracker sets is undone.
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The payloads of a .wandb file: LevelDB's log format, blocks of 32 KiB, after a header."""
+    data = path.read_bytes()
+    position, parts = 7, b""
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        parts += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # A whole record, or the last part of one.
+            yield parts
+            parts = b""
+
+
+class Settings(NamedTuple):
+    base_url: str
+
+
+@contextlib.contextmanager
+def some_server() -> Iterator[str]:
+    """A server that answers everything with an error, at this address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def logged(path: Path) -> list[dict[str, str]]:
+    from wandb.proto import wandb_internal_pb2
+
+    rows: list[dict[str, str]] = []
+    for payload in records(path):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(payload)
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({item.key or "/".join(item.nested_key): item.value_json for item in items})
+    return rows
+
+
+def wait_for_rows(path: Path, count: int) -> list[dict[str, str]]:
+    """The metrics of so many generations; W&B's service may write after `finish`."""
+    until = time.monotonic() + 30
+    while True:
+        rows = [row for row in logged(path) if "reward/mean" in row]
+        if len(rows) >= count or time.monotonic() > until:
+            return rows
+        time.sleep(0.1)
+
+
+def test_offline_runs_lie_in_the_run_directory_and_resume_under_the_same_id(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "my run"
+    path.mkdir()
+    for first, values in ((0, (0.25, 0.5)), (2, (0.75,))):
+        info = RunInfo(path, '{"sigma": 0.005}', 0, 3, start_generation=first)
+        tracker = WandbTrackerBuilder(wandb_project="mine")(info)
+        for i, value in enumerate(values):
+            tracker.log(first + i, {"reward/mean": value})
+        tracker.close()
+        tracker.close()
+    files = sorted(path.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2, "a project alone does not go online: nobody is logged in"
+    assert {file.name for file in files} == {f"run-{(path / 'wandb_id').read_text()}.wandb"}
+    rows = [
+        row for file, count in zip(files, (2, 1), strict=True) for row in wait_for_rows(file, count)
+    ]
+    assert sorted((row["_step"], row["reward/mean"]) for row in rows) == [
+        ("0", "0.25"),
+        ("1", "0.5"),
+        ("2", "0.75"),
+    ]
+
+
+def test_a_failure_inside_wandb_is_a_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object, **settings: object) -> None:
+        raise RuntimeError("service did not start")
+
+    monkeypatch.setattr("wandb.init", broken)
+    with caplog.at_level(logging.WARNING):
+        tracker = WandbTrackerBuilder()(RunInfo(tmp_path, "{}", 0, 3))
+        tracker.log_rollouts(0, [group()], str)
+        tracker.log(0, {"reward/mean": 1.0})
+        tracker.close()
+    assert caplog.messages == [
+        "W&B is off for the rest of this run: RuntimeError: service did not start"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("project", "key", "mode", "expected"),
+    [
+        ("mine", True, None, "online"),
+        (None, True, None, "offline"),
+        ("mine", False, None, "offline"),
+        ("mine", True, "offline", "offline"),
+        ("mine", True, "disabled", "disabled"),
+    ],
+)
+def test_online_takes_a_project_a_login_and_no_word_against_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    project: str | None,
+    key: bool,
+    mode: str | None,
+    expected: str,
+) -> None:
+    asked: list[object] = []
+
+    class Run:
+        def define_metric(self, name: str, **how: str) -> None: ...
+
+        def finish(self) -> None: ...
+
+    def init(**settings: object) -> Run:
+        asked.append(settings["mode"])
+        return Run()
+
+    # Going online for real would need an account: login's answer and the start are stood in for.
+    monkeypatch.setattr("wandb.login", lambda prompt, verify: key)
+    monkeypatch.setattr("wandb.init", init)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    with some_server() as url:
+        monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=Settings(url)))
+        WandbTrackerBuilder(wandb_project=project)(RunInfo(tmp_path, "{}", 0, 3)).close()
+    assert asked == [expected]
+
+
+@pytest.mark.parametrize(
+    ("project", "key", "mode", "is_told"),
+    [
+        ("mine", False, None, True),
+        ("mine", True, None, False),
+        (None, False, None, False),
+        ("mine", False, "offline", False),
+    ],
+)
+def test_a_project_without_a_login_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    project: str | None,
+    key: bool,
+    mode: str | None,
+    is_told: bool,
+) -> None:
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    StandardTrackersBuilder(wandb=WandbTrackerBuilder(wandb_project=project)).check()
+    told = [message for message in caplog.messages if "nobody is logged in to W&B" in message]
+    assert len(told) == is_told
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+def test_a_library_that_is_not_installed_is_told_at_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    builders = {
+        "wandb": StandardTrackersBuilder(wandb=WandbTrackerBuilder()),
+        "tensorboard": StandardTrackersBuilder(tensorboard=TensorboardTrackerBuilder()),
+        "trackio": StandardTrackersBuilder(trackio=TrackioTrackerBuilder(project="mine")),
+    }
+    with pytest.raises(
+        ConfigError, match=rf"trackers\.{name} needs {name}, which is not installed"
+    ):
+        builders[name].check()
+    StandardTrackersBuilder().check()
+
+
+HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e" + "x" * 1_000_000
+
+
+def hostile_group(rewards_G: list[float]) -> TrajectoryGroup:
+    action = Action((1,), HOSTILE, "stop")
+    trajectories_G_K = [
+        [Trajectory((Transition(Observation((2, 3)), action, reward, {}, {}),))]
+        for reward in rewards_G
+    ]
+    return TrajectoryGroup(trajectories_G_K, tags=("<b>tag</b>",))
+
+
+def test_rollouts_are_a_table_of_a_bounded_number_of_escaped_texts(tmp_path: Path) -> None:
+    builder = WandbTrackerBuilder(rollouts_every=2, rollouts_per_table=3)
+    tracker = builder(RunInfo(tmp_path, '{"a": {"$class": "m:ES", "sigma": 0.5}}', 0, 3))
+    for generation in range(3):
+        tracker.log_rollouts(generation, [hostile_group([0.0] * 8)], lambda tokens_T: "<i>?</i>")
+        tracker.log(generation, {"reward/mean": 0.5})
+    tracker.close()
+    (run,) = tmp_path.glob("wandb/offline-run-*")
+    tables = [json.loads(path.read_text()) for path in run.glob("files/media/table/*.json")]
+    assert sorted({row[0] for table in tables for row in table["data"]}) == [0, 2]
+    for table in tables:
+        assert len(table["data"]) == 3
+        for row in table["data"]:
+            told = dict(zip(table["columns"], row, strict=True))
+            assert told["prompt"] == "&lt;i&gt;?&lt;/i&gt;"
+            assert told["answer"].startswith(
+                "&lt;script&gt;alert(1)&lt;/script&gt; \\x1b[31m\\u202exxx"
+            )
+            assert told["answer"].endswith(" more characters]") and len(told["answer"]) < 2_200
+            assert told["tags"] == "&lt;b&gt;tag&lt;/b&gt;"
+    (file,) = run.glob("*.wandb")
+    rows = wait_for_rows(file, 3)
+    assert [row["progress/generation"] for row in rows] == ["0", "1", "2"]
+    assert [any(key.startswith("rollouts") for key in row) for row in rows] == [True, False, True]
+
+
+def test_a_server_out_of_reach_is_told_once_and_the_run_is_kept_offline(
+    tmp_path: Path,
+) -> None:
+    with socket.socket() as closed:  # Nobody listens there.
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        # In a process of its own: W&B keeps the settings that it began with.
+        program = (
+            "import pathlib\n"
+            "from es_cookbook.runs.tracking.base import RunInfo\n"
+            "from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder\n"
+            f"info = RunInfo(pathlib.Path({str(tmp_path)!r}), '{{}}', 0, 3)\n"
+            "tracker = WandbTrackerBuilder(wandb_project='mine')(info)\n"
+            "[tracker.log(t, {'reward/mean': 0.5}) for t in range(3)]\n"
+            "tracker.close()\n"
+        )
+        own = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "a" * 40}
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is not reachable") == 1
+    assert f"W&B at {url} is not reachable (" in done.stderr
+    assert "`wandb sync` uploads it later" in done.stderr
+    assert time.monotonic() - began < 90
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert len(wait_for_rows(file, 3)) == 3
+
+
+CONFIG = '{"optimizer": {"$class": "some.module:ES", "sigma": 0.5}}'
+
+
+def group() -> TrajectoryGroup:
+    action = Action((1,), "# <b>bold</b>\n\x1b[31mred", "stop")
+    transition = Transition(Observation((2, 3)), action, 1.0, {}, {})
+    return TrajectoryGroup([[Trajectory((transition,))]], tags=("a tag",))
+
+
+def test_scalars_and_texts_come_back_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    builder = TensorboardTrackerBuilder(rollouts_every=2)
+    # The first process was ended before generation 1 counted; the second does it again.
+    for start, values in ((0, (0.25, 0.5)), (1, (0.75, float("nan"), 1.0))):
+        tracker = builder(RunInfo(tmp_path, CONFIG, 0, 4, start_generation=start))
+        for generation, value in enumerate(values, start):
+            tracker.log_rollouts(generation, [group()], lambda tokens_T: "<i>prompt</i>")
+            tracker.log(generation, {"reward/mean": value, "progress/tokens": 7})
+        tracker.close()
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"), {"tensors": 0, "scalars": 0})
+    events.Reload()
+    read = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert read == [(0, 0.25), (1, 0.75), (3, 1.0)]
+    (config, *_) = events.Tensors("config")
+    (text,) = config.tensor_proto.string_val
+    assert b'    "class": "ES",' in text
+    rollouts = events.Tensors("rollouts")
+    assert [event.step for event in rollouts] == [0, 2]
+    (text,) = rollouts[0].tensor_proto.string_val
+    lines = text.decode().splitlines()
+    assert all(line.startswith("    ") for line in lines), "of Markdown, code"
+    assert "    answer: # &lt;b&gt;bold&lt;/b&gt;" in lines
+    assert r"    \x1b[31mred" in lines
+    assert "    prompt: &lt;i&gt;prompt&lt;/i&gt;" in lines
+
+
+PROGRAM = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.plugins.trackers.libraries import TrackioTrackerBuilder
+
+config = '{"optimizer": {"$class": "some.module:ES", "sigma": 0.5}}'
+for start, values in ((0, (0.25, 0.5)), (2, (0.75, float("nan")))):
+    info = RunInfo(pathlib.Path(sys.argv[1]), config, 0, 4, start_generation=start)
+    tracker = TrackioTrackerBuilder(project="mine")(info)
+    for generation, value in enumerate(values, start):
+        tracker.log(generation, {"reward/mean": value, "progress/tokens": 7})
+    tracker.close()
+    tracker.close()
+
+from trackio import Api, SQLiteStorage
+
+(run,) = Api().runs("mine")
+logs = SQLiteStorage.get_logs("mine", run.name)
+print(json.dumps([[row["step"], row.get("reward/mean"), row["progress/tokens"]] for row in logs]))
+print(json.dumps(SQLiteStorage.get_run_config("mine", run.name)["optimizer"]))
+"""
+
+
+def in_trackio(directory: Path, program: str, *args: str | Path) -> list[Any]:
+    """What a program prints, in JSON: Trackio reads where to write when it is imported."""
+    pytest.importorskip("trackio")
+    own = {"TRACKIO_DIR": str(directory / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return [*map(json.loads, done.stdout.splitlines())]
+
+
+def test_a_resumed_run_is_one_run_in_trackio(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    run.mkdir()
+    logs, optimizer = in_trackio(tmp_path, PROGRAM, run)
+    assert logs == [[0, 0.25, 7], [1, 0.5, 7], [2, 0.75, 7], [3, None, 7]]
+    assert optimizer == {"class": "ES", "sigma": 0.5}
+
+
+REWOUND = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.plugins.trackers.libraries import TrackioTrackerBuilder
+
+run = pathlib.Path(sys.argv[1])
+for rewinds, start, end in ((0, 0, 3), (1, 1, 3), (1, 3, 4), (2, 2, 3)):
+    (run / "rewound" / str(rewinds)).mkdir(parents=True, exist_ok=True)
+    tracker = TrackioTrackerBuilder(project="mine")(RunInfo(run, "{}", 0, 4, start))
+    for generation in range(start, end):
+        tracker.log(generation, {"reward/mean": 0.5})
+    tracker.close()
+
+from trackio import Api, SQLiteStorage
+
+for run in Api().runs("mine"):
+    steps = [row["step"] for row in SQLiteStorage.get_logs("mine", run.name)]
+    print(json.dumps([run.name, steps]))
+"""
+
+
+def test_a_rewound_run_goes_on_as_another_in_trackio(tmp_path: Path) -> None:
+    assert sorted(in_trackio(tmp_path, REWOUND, tmp_path / "mine")) == [
+        *(["mine", [0, 1, 2]], ["mine-rewound-1", [1, 2, 3]], ["mine-rewound-2", [2]])
+    ]
+
+
+TWICE = """
+import json, pathlib, sys
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.plugins.trackers.libraries import TrackioTrackerBuilder
+
+for parent, start in (("a", 0), ("b", 0), ("b", 1)):
+    run = pathlib.Path(sys.argv[1], parent, "run")
+    run.mkdir(parents=True, exist_ok=True)
+    tracker = TrackioTrackerBuilder(project="mine")(RunInfo(run, "{}", 0, 4, start))
+    tracker.log(start, {"reward/mean": 0.5})
+    tracker.close()
+
+from trackio import SQLiteStorage
+
+for run in SQLiteStorage.get_run_records("mine"):
+    logs = SQLiteStorage.get_logs("mine", run["name"], run_id=run["id"])
+    print(json.dumps([row["step"] for row in logs]))
+"""
+
+
+def test_another_run_of_the_same_name_is_another_in_trackio(tmp_path: Path) -> None:
+    assert sorted(in_trackio(tmp_path, TWICE, tmp_path)) == [[0], [0, 1]]
+
+
+def test_a_rewound_run_goes_on_as_another_in_wandb(tmp_path: Path) -> None:
+    files: set[Path] = set()
+    for rewinds, first in ((0, 0), (0, 2), (1, 1)):
+        if rewinds:  # As `rewind` leaves it.
+            (tmp_path / "rewound/1").mkdir(parents=True)
+            (tmp_path / "wandb_id").rename(tmp_path / "rewound/1/wandb_id")
+        tracker = WandbTrackerBuilder(wandb_project="mine")(RunInfo(tmp_path, "{}", 0, 3, first))
+        tracker.log(first, {"reward/mean": 0.5})
+        tracker.close()
+        (new,) = {*tmp_path.glob("wandb/offline-run-*/*.wandb")} - files
+        files.add(new)
+        assert [row["_step"] for row in wait_for_rows(new, 1)] == [str(first)]
+    old, now = (tmp_path / name for name in ("rewound/1/wandb_id", "wandb_id"))
+    assert old.read_text() != now.read_text()
+    names = sorted(file.name for file in files)
+    assert names == sorted(f"run-{path.read_text()}.wandb" for path in (old, old, now))

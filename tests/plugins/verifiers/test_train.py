@@ -1,0 +1,137 @@
+"""`train environment=...`: from an installed package to a run, and back from its directory."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.cli import play, resume, train
+from es_cookbook.cli.evaluate import evaluate
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from tests.chat_templates import CHATML, tokenizer_with
+
+pytestmark = pytest.mark.xdist_group("verifiers")
+
+SMALL = (
+    "num_generations=2",
+    "optimizer.population_size=4",
+    "sampling.max_tokens=4",
+    "batch=2",
+    "dataset.num_test=2",
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a tiny model that knows chats."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = tokenizer_with(CHATML)
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(shape).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, command: object, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["es-cookbook", *options])
+    try:
+        command.cli()  # type: ignore[attr-defined]
+    except SystemExit as ended:
+        return int(str(ended.code))
+    return 0
+
+
+def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["environment=es_guess", "model_name=model", "dataset.chat.max_turns=3", *SMALL]
+    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith("es_guess-seed0-")
+    rows = read_metrics(run / "metrics.jsonl")
+    assert "reward/mean" in rows[0] and "env/all/reward_near" in rows[0]
+    assert "test/reward/mean" in rows[2] and "env/all/found" in rows[0]
+    turns = [
+        json.loads(line).get("turns", [])
+        for line in (run / "rollouts.jsonl").read_text().splitlines()
+    ]
+    assert any("added" in turn for rollout in turns for turn in rollout)
+    capsys.readouterr()
+    # Whose package it is, the run does not decide.
+    assert call(monkeypatch, resume, f"log_path={run}", "num_generations=3") == 1
+    assert "add trust=es_guess" in capsys.readouterr().err
+    trusted = [f"log_path={run}", "trust=es_guess"]
+    assert call(monkeypatch, resume, *trusted, "num_generations=3") == 0
+    assert len(list(read_history(run / "history.jsonl"))) == 3
+    capsys.readouterr()
+    assert call(monkeypatch, play, *trusted, "problem=0") == 0
+    assert json.loads(capsys.readouterr().out)["name"].startswith("es_guess, task ")
+    assert call(monkeypatch, evaluate, *trusted) == 0
+    assert "reward_near" in capsys.readouterr().out
+    model = ["environment=es_guess", "model_name=model", *SMALL[2:]]
+    assert call(monkeypatch, evaluate, *model) == 0, capsys.readouterr().err
+    assert "reward_near" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["environment=es_not_there"], 1, "neither installed nor a module in this directory"),
+        (["environment=es_older"], 1, "load_environment, the interface of verifiers before 0.4"),
+        (["environment=prolog:es_guess"], 2, "unknown name 'prolog'"),
+        (["environment=es_sums", 'dataset.options={"taks": 1}'], 1, "did you mean 'tasks'?"),
+        (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most: Input should be"),
+        (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
+        (
+            ["environment=es_sums", 'dataset.options={"task": {"judges": [{"id": "nope"}]}}'],
+            *(1, "judge 'nope' not found"),
+        ),
+        (["environment=es_unplayable"], 1, "the server of the data is down"),
+        (
+            ["environment=es_guess", "batch=100"],
+            1,
+            "dataset.problems_per_generation must be from 1 to",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    code: int,
+    says: str,
+) -> None:
+    assert call(monkeypatch, train, *options, "model_name=model", "num_generations=1") == code
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert says in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("file", ["es_mine.py", "es_mine_too/__init__.py"])
+def test_a_taskset_in_the_current_directory_is_found(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    source = (Path(__file__).parent / "tasksets/es_sums.py").read_text()
+    (here / file).parent.mkdir(exist_ok=True)
+    (here / file).write_text(source)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(here))])
+    name = file.partition("/")[0].removesuffix(".py")
+    options = [f"environment={name}", "model_name=model", *SMALL]
+    assert call(monkeypatch, train, *options) == 0, capsys.readouterr().err
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith(f"{name}-seed0-")

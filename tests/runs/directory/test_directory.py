@@ -1,0 +1,424 @@
+import dataclasses
+import json
+import os
+import pty
+import sys
+from collections.abc import Collection
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
+from es_cookbook.rl.messages.message import Message
+from es_cookbook.rl.messages.template import ChatTemplate
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.types import Datasets
+from es_cookbook.runs.directory.branches import fork_run, rewind_run
+from es_cookbook.runs.directory.directory import (
+    check_is_run,
+    copy_asked,
+    failures_logged,
+    keep_date,
+    keep_trained_on,
+    locked,
+    read_trained_on,
+)
+from es_cookbook.runs.directory.opening import Behavior, open_run_directory, run_state
+from es_cookbook.runs.files import LineFile, replace_file
+from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.tracking.reading import read_run
+from tests.chat_templates import tokenizer_with
+from tests.fakes import SmallDataset, problem
+from tests.runs.records import HEADER, make_record
+
+CONFIG = json.dumps(
+    {
+        "$class": "recipe:Config",
+        "engine": {"$class": "engines:Torch", "device": "cpu", "threads": 2},
+        "num_generations": 10,
+        "tags": {"$tuple": ["a", "b"]},
+        "sigma": 0.005,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A run directory in which a run has begun."""
+
+    path: Path
+    history: HistoryStore
+    resumed: bool
+    warnings: tuple[str, ...]
+
+
+def opened(
+    path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
+) -> Opened:
+    length = json.loads(config_json)["num_generations"]
+    state = run_state(path, config_json, length, behavior, may_differ)
+    run = open_run_directory(path, config_json, length, HEADER, state)
+    assert run.history.next_generation == state.generations
+    return Opened(run.path, run.history, run.history.next_generation > 0, run.begin())
+
+
+def changed(**fields: object) -> str:
+    return json.dumps(json.loads(CONFIG) | fields)
+
+
+def record_run(path: Path, generations: int) -> Opened:
+    """A run as it stands between generations, with lines in the order that a run writes them."""
+    run = opened(path, CONFIG, "raise")
+    for generation in range(generations):
+        append(path / "metrics.jsonl", {"progress/generation": generation, "reward/mean": 0.5})
+        append(path / "rollouts.jsonl", {"generation": generation, "turns": []})
+        run.history.append(make_record(generation))
+    return run
+
+
+def append(path: Path, row: dict[str, object]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+    run = opened(tmp_path / "a" / "b", CONFIG, "raise")
+    assert not run.resumed and run.history.next_generation == 0 and run.warnings == ()
+    assert (tmp_path / "a" / "b" / "config.json").read_text() == CONFIG
+    assert sorted(entry.name for entry in run.path.iterdir()) == [
+        "config.json",
+        "history.jsonl",
+        "seal",
+    ]
+
+
+def test_the_same_config_resumes_where_the_history_ends(tmp_path: Path) -> None:
+    record_run(tmp_path, 3)
+    run = opened(tmp_path, CONFIG, "resume")
+    assert run.resumed and run.history.next_generation == 3 and run.warnings == ()
+
+
+def test_what_a_resumed_run_changes_is_not_kept_but_its_length_is(tmp_path: Path) -> None:
+    record_run(tmp_path, 1)
+    elsewhere = changed(engine={"$class": "engines:VLLM"})
+    longer = changed(num_generations=20, engine={"$class": "engines:Torch", "threads": 4})
+    with pytest.raises(RunDirectoryError, match="num_generations"):
+        opened(tmp_path, longer, "resume", may_differ=["engine", "num"])
+    assert opened(tmp_path, elsewhere, "resume", may_differ=["engine"]).resumed
+    assert (tmp_path / "config.json").read_text() == CONFIG
+    run = opened(tmp_path, longer, "resume", may_differ=["engine", "num_generations"])
+    kept = json.loads((tmp_path / "config.json").read_text())
+    assert run.resumed and kept == json.loads(CONFIG) | {"num_generations": 20}
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool) -> None:
+    record_run(tmp_path, 3).history.close()
+    history = tmp_path / "history.jsonl"
+    if missing:
+        history.unlink()
+    else:
+        history.write_bytes(history.read_bytes().splitlines(keepends=True)[0])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    said = rf"{history} {'is missing' if missing else 'holds no generation'}, but metrics\.jsonl "
+    for behavior in ("resume", "raise"):
+        with pytest.raises((HistoryError, RunDirectoryError), match=f"{said}|already holds a run"):
+            opened(tmp_path, CONFIG, behavior)
+    with pytest.raises(HistoryError, match=said):
+        opened(tmp_path, CONFIG, "resume")
+    for change in (
+        lambda: rewind_run(tmp_path, 0),
+        lambda: fork_run(tmp_path, None, tmp_path / "fork", CONFIG, "model"),
+    ):
+        with pytest.raises(HistoryError, match=said):
+            change()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert not opened(tmp_path, CONFIG, "delete").resumed
+
+
+def test_more_than_a_crash_leaves_is_set_aside_before_it_is_cut(tmp_path: Path) -> None:
+    record_run(tmp_path, 4).history.close()
+    history, metrics = tmp_path / "history.jsonl", tmp_path / "metrics.jsonl"
+    lines = history.read_bytes().splitlines(keepends=True)
+    damaged = lines[4].replace(b"generation", b"generatiom")  # Whole, so no crash was in the way.
+    history.write_bytes(b"".join([*lines[:4], damaged]))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run = opened(tmp_path, CONFIG, "resume")
+    assert run.history.next_generation == 3 and str(tmp_path / "rewound/1") in run.warnings[0]
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "rewound/1").iterdir()}
+    assert kept == {name: before[name] for name in kept} and len(kept) == 5
+    assert len(metrics.read_bytes().splitlines()) == 3
+    run.history.close()
+    # Lines in the middle that cannot be read, and those of generations that nobody knows.
+    for damage in (b'{"progress/generation": nothing}\n', b'{"progress/generation": 9}\n'):
+        whole = metrics.read_bytes()
+        metrics.write_bytes(damage + whole)
+        opened(tmp_path, CONFIG, "resume").history.close()
+        newest = sorted((tmp_path / "rewound").iterdir())[-1]
+        assert (newest / "metrics.jsonl").read_bytes() == damage + whole
+        assert metrics.read_bytes() == whole
+    opened(tmp_path, CONFIG, "resume").history.close()
+    assert len(list((tmp_path / "rewound").iterdir())) == 3, "in order there is nothing to keep"
+
+
+def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
+    record_run(tmp_path, 2)
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots" / "centre.safetensors").write_bytes(b"x")
+    other = changed(sigma=1.0)
+    run = opened(tmp_path, other, "delete")
+    assert not run.resumed and run.history.next_generation == 0
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "config.json",
+        "history.jsonl",
+        "seal",
+    ]
+    assert (tmp_path / "config.json").read_text() == other
+
+
+def test_delete_spares_a_model_directory_though_it_has_a_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(RunDirectoryError, match=r"not deleted.*model\.safetensors"):
+        opened(tmp_path, CONFIG, "delete")
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}'
+
+
+@pytest.mark.parametrize("behavior", ["ask", "resume", "delete", "raise"])
+def test_a_directory_of_other_things_is_refused_and_untouched(
+    tmp_path: Path, behavior: Behavior
+) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunDirectoryError, match=r"thesis\.tex.*not a run directory"):
+        opened(tmp_path, CONFIG, behavior)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_is_known_of_an_engines_failure_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for reason in ("out of memory", "out of luck"):
+        failure = EngineError(reason)
+        failure.add_note("pages of a library")
+        with pytest.raises(ExceptionGroup), failures_logged(tmp_path):
+            raise ExceptionGroup("tasks", [failure])
+    log = (tmp_path / "log.txt").read_text()
+    for part in ("EngineError: out of memory\npages of a library\n", "EngineError: out of luck\n"):
+        assert part in log
+    assert caplog.messages == [f"what is known of this failure is in {tmp_path / 'log.txt'}"] * 2
+    with pytest.raises(ValueError, match="not an engine's"), failures_logged(tmp_path):
+        raise ValueError("not an engine's")
+    assert (tmp_path / "log.txt").read_text() == log
+    opened(tmp_path, CONFIG, "raise").history.close()  # Where it did not even start is fresh.
+
+
+def test_a_directory_left_by_a_crash_before_its_config_is_fresh(tmp_path: Path) -> None:
+    (tmp_path / "config.json.partial").write_text('{"$cl')
+    run = opened(tmp_path, CONFIG, "raise")
+    assert not run.resumed and (tmp_path / "config.json").read_text() == CONFIG
+
+
+@pytest.mark.parametrize("behavior", ["ask", "resume", "delete", "raise"])
+def test_a_run_that_ended_before_its_first_generation_makes_way(
+    tmp_path: Path, behavior: Behavior
+) -> None:
+    record_run(tmp_path, 0)
+    append(tmp_path / "metrics.jsonl", {"progress/generation": 0})
+    other = changed(sigma=1.0)
+    assert not opened(tmp_path, other, behavior).resumed
+    assert (tmp_path / "config.json").read_text() == other
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_config_alone_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    with pytest.raises(RunDirectoryError, match="another Config"):
+        opened(tmp_path, CONFIG, "resume")
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen2"}'
+
+
+def test_ask_without_a_terminal_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_run(tmp_path, 1)
+    with open(os.devnull) as nowhere:
+        monkeypatch.setattr(sys, "stdin", nowhere)
+        with pytest.raises(RunDirectoryError, match=r"no terminal.*behavior_if_log_dir_exists="):
+            opened(tmp_path, CONFIG, "ask")
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Type at a real terminal that is standard input."""
+    ours, theirs = pty.openpty()
+    os.write(ours, text.encode())
+    monkeypatch.setattr(sys, "stdin", os.fdopen(theirs))
+
+
+def test_ask_resumes_deletes_or_aborts_as_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_run(tmp_path, 1)
+    answer(monkeypatch, "what\nr\n")
+    assert opened(tmp_path, CONFIG, "ask").resumed
+    answer(monkeypatch, "abort\n")
+    with pytest.raises(RunDirectoryError, match="left as it is"):
+        opened(tmp_path, CONFIG, "ask")
+    capsys.readouterr()
+    answer(monkeypatch, "r\nd\n")  # Another Config cannot be resumed, so r is no answer.
+    run = opened(tmp_path, changed(sigma=1.0), "ask")
+    assert not run.resumed and run.history.next_generation == 0
+    printed = capsys.readouterr().out
+    assert "sigma was 0.005, is 1.0" in printed and "[r]esume" not in printed
+
+
+def test_a_log_path_that_is_or_lies_under_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunDirectoryError, match=r"must be a directory, found a file"):
+        opened(tmp_path / "file", CONFIG, "raise")
+    with pytest.raises(RunDirectoryError, match=r"cannot be used as a directory"):
+        opened(tmp_path / "file" / "run", CONFIG, "raise")
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(self: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    # Tests may run as root, whom no permission stops, so the system's answer is stood in for.
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(RunDirectoryError, match=r"cannot write .*config\.json: Permission denied"):
+        opened(tmp_path / "run", CONFIG, "raise")
+
+
+def test_killed_before_the_history_line_the_other_files_forget_the_generation(
+    tmp_path: Path,
+) -> None:
+    record_run(tmp_path / "broken", 3)
+    record_run(tmp_path / "unbroken", 4)
+    broken = tmp_path / "broken"
+    append(broken / "metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
+    append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
+    with (broken / "rollouts.jsonl").open("a") as file:
+        file.write('{"generation": 3, "tur')
+    run = opened(broken, CONFIG, "resume")
+    assert len(run.warnings) == 2 and all("from 3" in warning for warning in run.warnings)
+    append(broken / "metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
+    append(broken / "rollouts.jsonl", {"generation": 3, "turns": []})
+    run.history.append(make_record(3))
+    for name in ("config.json", "history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        assert (broken / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+
+
+def test_a_torn_history_takes_its_metrics_with_it_and_is_reported(tmp_path: Path) -> None:
+    record_run(tmp_path, 3)
+    history = tmp_path / "history.jsonl"
+    history.write_bytes(history.read_bytes()[:-1])
+    run = opened(tmp_path, CONFIG, "resume")
+    assert run.history.next_generation == 2
+    assert "torn last line" in run.warnings[0] and len(run.warnings) == 3
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_unreadable_config_cannot_be_resumed(tmp_path: Path) -> None:
+    record_run(tmp_path, 1)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match=r"config\.json cannot be read"):
+        opened(tmp_path, CONFIG, "resume")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "history.jsonl", "metrics.jsonl", "lock", "trained_on.bin"]
+)
+def test_a_link_to_another_file_is_not_written_through(tmp_path: Path, name: str) -> None:
+    record_run(tmp_path / "run", 1).history.close()
+    (tmp_path / "precious").write_text("one line")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    refused = pytest.raises(RunDirectoryError, match=f"{name} is a link, and must be a regular")
+    with refused, locked(tmp_path / "run"):
+        opened(tmp_path / "run", CONFIG, "resume")
+    assert (tmp_path / "precious").read_text() == "one line"
+
+
+def test_a_link_in_place_of_a_temporary_file_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("one line")
+    (tmp_path / "config.json.partial").symlink_to(tmp_path / "precious")
+    replace_file(tmp_path / "config.json", [b"{}"])
+    assert (tmp_path / "config.json").read_text() == "{}"
+    assert (tmp_path / "precious").read_text() == "one line"
+
+
+def test_what_is_held_out_and_trained_on_is_said_and_what_is_not_known_not_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems = [problem(number, "any") for number in range(4)]
+    train = ProblemDataset(cast("list[ProblemGroupBuilder]", problems), 1, seed=0)
+    keep_trained_on(tmp_path, Datasets(train, [*problems[:3], problem(50, "test")]), 0)
+    assert caplog.messages == ["3 of the 4 held-out problems are among those that are trained on"]
+    found = read_trained_on(tmp_path)
+    assert found is not None and found.overlap(each.digests for each in problems) == 4
+    keep_trained_on(tmp_path, Datasets(SmallDataset(), problems), 1)
+    assert read_trained_on(tmp_path) is None and not (tmp_path / "trained_on.bin").exists()
+    (tmp_path / "trained_on.bin").write_bytes(found.encode()[:-1])
+    assert read_trained_on(tmp_path) is None
+
+
+def test_a_run_tells_the_date_of_its_beginning_in_all_its_prompts(tmp_path: Path) -> None:
+    template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    asked = [Message("user", "x")]
+    plain = tokenizer_with("{{ messages[0].content }}")
+    keep_date(tmp_path, plain)
+    assert not (tmp_path / "date.txt").exists()
+    keep_date(tmp_path, tokenizer_with(template), writes=False)
+    assert not (tmp_path / "date.txt").exists()
+    keep_date(tmp_path, tokenizer_with(template))
+    datetime.fromisoformat((tmp_path / "date.txt").read_text().strip())
+    (tmp_path / "date.txt").write_text("1999-12-31T23:59:59\n")
+    fork = tmp_path / "fork"
+    fork.mkdir()
+    copy_asked(tmp_path, fork)
+    for log_path in (tmp_path, fork):
+        later = tokenizer_with(template)
+        keep_date(log_path, later)
+        assert ChatTemplate.of(later).text(asked) == "1999 x"
+    (tmp_path / "date.txt").write_text("yesterday")
+    with pytest.raises(RunDirectoryError, match="must be the time at which the run began"):
+        keep_date(tmp_path, tokenizer_with(template))
+
+
+def test_a_finished_run_that_is_extended_loses_nothing_and_says_nothing(tmp_path: Path) -> None:
+    record_run(tmp_path / "run", 3).history.close()
+    append(tmp_path / "run/metrics.jsonl", {"progress/generation": 3, "test/reward/mean": 0.5})
+    longer = opened(tmp_path / "run", changed(num_generations=20), "resume", ["num_generations"])
+    assert longer.warnings == ()
+    assert (tmp_path / "run/metrics.jsonl").read_text().count("\n") == 3
+    longer.history.close()
+    append(tmp_path / "run/metrics.jsonl", {"progress/generation": 3, "reward/mean": 0.5})
+    again = opened(tmp_path / "run", changed(num_generations=20), "resume")
+    (warning,) = again.warnings
+    assert "dropped" in warning
+
+
+def test_a_name_that_is_too_long_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 300)
+    too_long = pytest.raises(RunDirectoryError, match="cannot be used as a directory: File name")
+    with too_long, locked(path):
+        pass
+    for reads in (check_is_run, read_run):
+        with pytest.raises(RunDirectoryError, match="a cannot be read: File name too long"):
+            reads(path)
+
+
+def test_a_directory_that_is_deleted_while_the_run_goes_on_ends_it(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "history.jsonl")
+    file.append(b"{}\n")
+    (tmp_path / "history.jsonl").unlink()
+    with pytest.raises(RunDirectoryError, match="it was deleted while the run went on"):
+        file.append(b"{}\n")
+    file.close()

@@ -1,0 +1,158 @@
+"""Many runs: each once, to its end, however often the sweep is interrupted and given again."""
+
+from pathlib import Path
+from typing import Any
+
+import chz
+import pytest
+
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
+from es_cookbook.recipes.mixture.dataset import CountdownMixture
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.program import run
+from es_cookbook.runs.sweep import in_turn, is_complete, refuse_unequal_rollouts, run_all
+from tests.fakes import FakeEngineBuilder
+from tests.tiny_run import TinyConfig, tiny, untimed
+
+FILES = ("history.jsonl", "metrics.jsonl", "rollouts.jsonl")
+
+
+def short(log_path: Path, **fields: Any) -> TinyConfig:
+    return tiny(log_path, **{"num_generations": 6} | fields)
+
+
+def engines_made_by(configs: list[Config]) -> int:
+    before = len(FakeEngineBuilder.made)
+    run_all(configs)
+    return len(FakeEngineBuilder.made) - before
+
+
+def test_what_is_complete_is_not_run_again_and_what_is_not_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unbroken = short(tmp_path / "unbroken", seed=1)
+    complete, half_done, _ = configs = [
+        short(tmp_path / str(seed), seed=seed) for seed in (0, 1, 2)
+    ]
+    run(unbroken)
+    run(complete)
+    run(chz.replace(half_done, num_generations=3))
+    assert [is_complete(config) for config in configs] == [True, False, False]
+    written = [(tmp_path / "0" / name).stat().st_mtime_ns for name in FILES]
+    assert engines_made_by(configs) == 2
+    assert [(tmp_path / "0" / name).stat().st_mtime_ns for name in FILES] == written
+    for name in FILES[1:]:
+        assert untimed(tmp_path / "1" / name)[-1] == untimed(tmp_path / "unbroken" / name)[-1]
+    assert (tmp_path / "1" / FILES[0]).read_bytes() == (
+        tmp_path / "unbroken" / FILES[0]
+    ).read_bytes()
+    assert f"run 1 of 3: {tmp_path / '0'}, which is complete\n" in capsys.readouterr().out
+    assert all(is_complete(config) for config in configs)
+    assert engines_made_by(configs) == 0
+
+
+def test_a_run_without_its_last_measurement_is_not_complete(tmp_path: Path) -> None:
+    config = short(tmp_path / "run")
+    run(config)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert not is_complete(config)
+    run_all([config])
+    assert len(metrics.read_bytes().splitlines()) == len(whole.splitlines())
+
+
+def test_another_run_in_its_place_is_refused_and_not_taken_for_it(tmp_path: Path) -> None:
+    config = short(tmp_path / "run")
+    run(config)
+    other = chz.replace(config, optimizer=ES(population_size=4, sigma=0.2, learning_rate=0.05))
+    assert not is_complete(other)
+    with pytest.raises(RunDirectoryError, match=r"optimizer\.sigma was 0\.1, is 0\.2"):
+        run_all([other])
+    assert is_complete(chz.replace(config, snapshot_every=7)), "how it is kept does not count"
+
+
+def test_runs_that_would_share_a_directory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"log_path of its own, found .*run more than once"):
+        run_all([short(tmp_path / "run"), short(tmp_path / "run", seed=1)])
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(config: Config) -> None:
+        raise KeyboardInterrupt("interrupted after generation 3; to go on, ...")
+
+    monkeypatch.setattr(in_turn, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="in run 1 of 2; give the same command again"):
+        run_all([short(tmp_path / "a"), short(tmp_path / "b")])
+
+
+def test_rollouts_are_equal_however_they_are_divided() -> None:
+    wide = short(Path("a"), optimizer=ES(population_size=8), num_generations=3)
+    refuse_unequal_rollouts(
+        {
+            "wide": [wide],
+            "long": [chz.replace(wide, optimizer=ES(population_size=2), num_generations=12)],
+            "tried twice": [chz.replace(wide, optimizer=ES(population_size=4), attempts=2)],
+        }
+    )
+
+
+def test_unequal_rollouts_are_refused_in_a_sentence_with_both_products() -> None:
+    config = short(Path("a"))
+    fewer = chz.replace(config, num_generations=5)
+    with pytest.raises(ConfigError) as caught:
+        refuse_unequal_rollouts({"es": [config], "genetic": [fewer]})
+    said = str(caught.value)
+    assert (
+        "genetic makes 4 genomes x 5 generations x 1 attempt for each problem of a batch = 20"
+        in said
+    )
+    assert "es 4 genomes x 6 generations x 1 attempt for each problem of a batch = 24" in said
+
+
+def test_a_centre_that_attempts_the_problems_too_is_counted() -> None:
+    plain = short(Path("a"), optimizer=ES(population_size=4))
+    with_centre = chz.replace(plain, optimizer=ES(population_size=4, evaluate_centre=True))
+    with pytest.raises(
+        ConfigError, match=r"5 genomes x 6 generations x 1 attempt for each .* = 30"
+    ):
+        refuse_unequal_rollouts({"plain": [plain], "with centre": [with_centre]})
+
+
+def test_batches_of_other_sizes_count_as_rollouts() -> None:
+    """Many genomes at few problems beside few genomes at many."""
+    few = CLIConfig(
+        optimizer=ES(population_size=4), dataset=CountdownDatasetBuilder(problems_per_generation=8)
+    )
+    many = chz.replace(
+        few,
+        optimizer=ES(population_size=16),
+        dataset=CountdownDatasetBuilder(problems_per_generation=2),
+    )
+    refuse_unequal_rollouts({"few": [few], "many": [many]})
+    unequal = chz.replace(many, optimizer=few.optimizer)
+    with pytest.raises(ConfigError, match=r"4 genomes x 50 generations x 1 attempt x 2 problems"):
+        refuse_unequal_rollouts({"few": [few], "unequal": [unequal]})
+    others = chz.replace(
+        many, dataset=CountdownDatasetBuilder(problems_per_generation=2, max_number=9)
+    )
+    with pytest.raises(ConfigError, match="others and few must have the same dataset"):
+        refuse_unequal_rollouts({"few": [few], "others": [others]})
+
+
+def test_a_batch_that_is_dealt_out_to_pairs_counts_once() -> None:
+    optimizer = ES(population_size=4)
+    shared = CLIConfig(optimizer=optimizer, dataset=CountdownMixture(problems_per_generation=8))
+    dealt = chz.replace(
+        shared, batch_per_pair=True, dataset=CountdownMixture(problems_per_generation=16)
+    )
+    refuse_unequal_rollouts({"shared": [shared], "dealt": [dealt]})
+    fewer = chz.replace(dealt, dataset=CountdownMixture(problems_per_generation=8))
+    with pytest.raises(ConfigError, match=r"dealt makes .* x 4 problems"):
+        refuse_unequal_rollouts({"shared": [shared], "dealt": [fewer]})

@@ -1,0 +1,92 @@
+"""Which trials a sweep makes, and what their directories are called."""
+
+import math
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.runs.sweep.search import Range, Trial, Values, at_random, corners, grid
+
+
+def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> None:
+    trials = grid({"a": Values((1, 2)), "b": Values(("x", "y"))})
+    assert [(trial.number, dict(trial.options)) for trial in trials] == [
+        (0, {"a": 1, "b": "x"}),
+        (1, {"a": 1, "b": "y"}),
+        (2, {"a": 2, "b": "x"}),
+        (3, {"a": 2, "b": "y"}),
+    ]
+    assert [dict(trial.options) for trial in grid({})] == [{}], "the seeds alone"
+
+
+def test_random_trials_are_the_same_again_and_those_of_more_begin_with_them() -> None:
+    space = {"sigma": Range(0.001, 0.1, log=True), "n": Range(2, 4), "kind": Values(("a", "b"))}
+    trials = at_random(space, 200, seed=0)
+    assert at_random(space, 50, seed=0) == trials[:50] != at_random(space, 50, seed=1)
+    sigmas = [float(trial.options["sigma"]) for trial in trials]
+    assert all(0.001 <= sigma <= 0.1 for sigma in sigmas)
+    below = sum(sigma < 0.01 for sigma in sigmas) / 200
+    assert below == pytest.approx(0.5, abs=0.1), "by ratio"
+    assert {trial.options["n"] for trial in trials} == {2, 3, 4}
+    assert {trial.options["kind"] for trial in trials} == {"a", "b"}
+
+
+def test_no_random_trial_is_made_twice_however_few_there_are() -> None:
+    trials = at_random({"n": Range(1, 3)}, 50, seed=0)
+    assert sorted(trial.options["n"] for trial in trials) == [1, 2, 3]
+    assert [trial.number for trial in trials] == [0, 1, 2]
+
+
+def test_checks_see_all_values_and_both_ends() -> None:
+    space = {"a": Values((1, 2, 3)), "b": Range(0.5, 0.75)}
+    seen = [(trial.options["a"], trial.options["b"]) for trial in corners(space)]
+    assert {a for a, _ in seen} == {1, 2, 3} and {b for _, b in seen} == {0.5, 0.75}
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"optimizer.sigma": 0.005, "attempts": 2}, "sigma0.005-attempts2"),
+        ({"a.sigma": "0.1", "b.sigma": "0.2"}, "a.sigma0.1-b.sigma0.2"),
+        ({}, "run"),
+    ],
+)
+def test_a_directory_is_named_after_the_options(options: dict[str, str], name: str) -> None:
+    assert Trial(0, options).name == name
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"sigma": 0.123456}, {"sigma": 0.123457}),
+        ({"path": "../../x"}, {"path": ".. .. x"}),
+        ({"weights": "1,2"}, {"weights": "1 2"}),
+        ({"long": "a" * 500}, {"long": "a" * 501}),
+    ],
+)
+def test_what_does_not_fit_into_a_name_is_told_apart(
+    one: dict[str, str], other: dict[str, str]
+) -> None:
+    names = [Trial(0, options).name for options in (one, other)]
+    assert names[0] != names[1]
+    assert all("/" not in name and len(name) < 140 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log"),
+    [(2, 1, False), (0, 1, True), (1, math.inf, False), (math.nan, 1, False)],
+)
+def test_ranges_that_cannot_be_are_refused(low: float, high: float, log: bool) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        Range(low, high, log)
+
+
+def test_values_that_are_written_alike_are_refused() -> None:
+    with pytest.raises(ConfigError, match="written alike"):
+        grid({"a": Values((1, "1"))})
+
+
+@pytest.mark.parametrize("values", [(), (1, 1)])
+def test_lists_that_cannot_be_are_refused(values: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match="one or more different values"):
+        Values(values)

@@ -1,0 +1,361 @@
+"""Sweeps: every run once and to its end, on workers that are never idle, whatever happens."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import chz
+import pandas
+import psutil
+import pytest
+
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError, RunDirectoryError, SweepError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.report.frames import frames
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.sweep import Range, SweepSettings, Value, Values, sweep
+from es_cookbook.runs.sweep.loop import Curve, falls_behind
+from tests.fakes import FakeEngineBuilder
+from tests.tiny_run import tiny
+
+QUICK = pytest.mark.usefixtures("quick_python")
+SIGMAS = {"sigma": Values((0.1, 0.2))}
+
+
+def make(
+    options: Mapping[str, Value], generations: int = 2, held_by: Mapping[float, Path] | None = None
+) -> Config:
+    """A trial's Config; of a σ with a file in `held_by`, generation 2 waits until that is gone."""
+    sigma = options.get("sigma", 0.1)
+    held = str((held_by or {}).get(float(sigma), ""))
+    return tiny(
+        Path(),
+        engine=FakeEngineBuilder(capacity=3, held_by=held),
+        optimizer=ES(population_size=4, sigma=float(sigma), learning_rate=0.05),
+        num_generations=generations,
+        eval_every=50,
+    )
+
+
+def settings(tmp_path: Path, **fields: object) -> SweepSettings:
+    return SweepSettings(log_path=str(tmp_path / "sweep"), **fields)
+
+
+@QUICK
+def test_every_trial_is_run_under_every_seed_and_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = settings(tmp_path, seeds=(0, 3), workers=2)
+    results = sweep(how, make, SIGMAS)
+    assert [(r.run, r.options, r.seed, r.state) for r in results] == [
+        ("sigma0.1-seed0", {"sigma": 0.1}, 0, "complete"),
+        ("sigma0.1-seed3", {"sigma": 0.1}, 3, "complete"),
+        ("sigma0.2-seed0", {"sigma": 0.2}, 0, "complete"),
+        ("sigma0.2-seed3", {"sigma": 0.2}, 3, "complete"),
+    ]
+    path = tmp_path / "sweep"
+    table = frames(path)
+    assert set(zip(table["optimizer.sigma"], table["seed"], strict=True)) == {
+        *((0.1, 0), (0.1, 3), (0.2, 0), (0.2, 3))
+    }
+    said = capsys.readouterr().out
+    assert "run 4 of 4 begins" in said
+    assert (path / "report.html").stat().st_size > 10_000
+    written = (path / "results.md").read_text()
+    assert written in said
+    lines = written.splitlines()
+    assert lines[0].startswith("| sigma | test/env/all/correct, mean ± spread | best | runs |")
+    assert "| 2 complete |" in lines[2]
+    parquet = pandas.read_parquet(path / "results.parquet")
+    assert list(parquet["final"]) == [result.final for result in results]
+    assert list(parquet["sigma"]) == [0.1, 0.1, 0.2, 0.2]
+    histories = sorted(path.glob("*/history.jsonl"))
+    changed = [history.stat().st_mtime_ns for history in histories]
+    assert sweep(how, make, SIGMAS) == results
+    assert [history.stat().st_mtime_ns for history in histories] == changed
+    assert "begins" not in capsys.readouterr().out
+
+
+def in_background(
+    act: Callable[[psutil.Process], None], tmp_path: Path, run: str
+) -> threading.Thread:
+    """Do something to a run's process once it has recorded generations."""
+
+    def watch() -> None:
+        history = tmp_path / "sweep" / run / "history.jsonl"
+        while not history.exists() or len(list(read_history(history))) < 2:
+            time.sleep(0.02)
+        children = psutil.Process().children()  # Graders of other tests are workers too.
+        (worker,) = (
+            child for child in children if "es_cookbook.runs.sweep.worker" in child.cmdline()
+        )
+        act(worker)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[list[int], str]] = []
+
+    held = tmp_path / "held"
+    held.touch()
+
+    def kill(worker: psutil.Process) -> None:
+        seen.append((worker.cpu_affinity() or [], worker.environ()["OMP_NUM_THREADS"]))
+        worker.send_signal(signal.SIGKILL)
+        held.unlink()
+
+    thread = in_background(kill, tmp_path, "run-seed0")
+    long = functools.partial(make, generations=4, held_by={0.1: held})
+    (result,) = sweep(settings(tmp_path), long, {})
+    thread.join()
+    assert (result.state, result.generations) == ("complete", 4)
+    assert "its process was killed by signal 9; it goes on" in capsys.readouterr().out
+    cores, threads = seen[0]
+    assert cores == sorted(os.sched_getaffinity(0)), "one worker has them all"
+    assert int(threads) <= len(cores)
+
+
+@QUICK
+@pytest.mark.slow
+def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path) -> None:
+    workers: list[psutil.Process] = []
+
+    def interrupt(worker: psutil.Process) -> None:
+        workers.append(worker)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    held = tmp_path / "held"
+    held.touch()
+    thread = in_background(interrupt, tmp_path, "run-seed0")
+    long = functools.partial(make, generations=4, held_by={0.1: held})
+    with pytest.raises(KeyboardInterrupt, match="with 0 runs complete; give the same command"):
+        sweep(settings(tmp_path, seeds=(0, 1)), long, {})
+    thread.join()
+    assert not workers[0].is_running()
+    parquet = pandas.read_parquet(tmp_path / "sweep" / "results.parquet")
+    assert list(parquet["state"]) == ["interrupted", "waiting"]
+    assert list(parquet["generations"]) == [2, 0]
+    held.unlink()
+    results = sweep(settings(tmp_path, seeds=(0, 1)), long, {})
+    assert [(result.state, result.generations) for result in results] == [("complete", 4)] * 2
+
+
+@QUICK
+@pytest.mark.slow
+def test_a_run_that_falls_behind_is_stopped_and_its_trial_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = settings(tmp_path, metric="optimizer/sigma", prune="median", prune_after=1, seeds=(0, 1))
+    space = {"sigma": Values((0.2, 0.1))}
+    held = tmp_path / "held"
+    held.touch()
+    long = functools.partial(make, generations=4, held_by={0.1: held})
+    results = sweep(how, long, space)
+    assert [result.state for result in results] == ["complete"] * 2 + ["pruned", "skipped"]
+    assert results[2].generations == 2
+    assert "| 0.1 | – | – | 1 pruned, 1 skipped |" in capsys.readouterr().out
+    assert sweep(how, long, space) == results
+
+
+@QUICK
+@pytest.mark.slow
+def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: Path) -> None:
+    def without_model(options: Mapping[str, Value]) -> Config:
+        config = make(options)
+        return (
+            chz.replace(config, model_name="no/such/model") if options["sigma"] == 0.1 else config
+        )
+
+    with pytest.raises(SweepError, match=r"1 of 2 runs failed, sigma0.1-seed0 so: .*no/such/model"):
+        sweep(settings(tmp_path, workers=2), without_model, SIGMAS)
+    parquet = pandas.read_parquet(tmp_path / "sweep" / "results.parquet")
+    assert list(parquet["state"]) == ["failed", "complete"]
+    assert "no/such/model" in parquet["problem"][0]
+
+
+@QUICK
+@pytest.mark.slow
+def test_optuna_goes_on_with_what_it_knows(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = {"sigma": Range(0.01, 1.0, log=True)}
+    how = settings(tmp_path, sampler="optuna", trials=2, metric="optimizer/sigma", workers=2)
+    first = sweep(how, make, space)
+    assert [result.state for result in first] == ["complete"] * 2
+    more = sweep(chz.replace(how, trials=3), make, space)
+    assert more[:2] == first
+    assert len({result.options["sigma"] for result in more}) == 3
+    assert len(list((tmp_path / "sweep").glob("*/history.jsonl"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "space", "error", "sentence"),
+    [
+        ({}, {"sigma": Range(0.1, 0.2)}, ConfigError, "sigma is given as a range, and a grid"),
+        ({}, {"sigma": Values((0.1, -1.0))}, ConfigError, "sigma must be"),
+        ({"sampler": "optuna"}, {}, ConfigError, "needs options to choose"),
+        ({"sampler": "optuna"}, {"sigma": Range(-1.0, 0.2)}, ConfigError, "sigma must be"),
+        ({"workers": 10_000}, SIGMAS, ConfigError, "workers must be at most"),
+    ],
+)
+def test_a_mistake_is_refused_before_the_first_run(
+    tmp_path: Path,
+    fields: dict[str, object],
+    space: dict[str, Values | Range],
+    error: type[Exception],
+    sentence: str,
+) -> None:
+    with pytest.raises(error, match=sentence):
+        sweep(settings(tmp_path, **fields), make, space)
+    assert not list(tmp_path.glob("sweep/*/history.jsonl"))
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    lock = RunLock(tmp_path / "sweep")
+    with pytest.raises(RunDirectoryError, match="is being written by process"):
+        sweep(settings(tmp_path), make, SIGMAS)
+    lock.release()
+    (tmp_path / "sweep" / "output").rmdir()
+    (tmp_path / "sweep" / "output").touch()
+    with pytest.raises(RunDirectoryError, match=f"cannot make {tmp_path}/sweep/output: File exi"):
+        sweep(settings(tmp_path), make, SIGMAS)
+    (tmp_path / "sweep" / "config.json").write_text(json.dumps({}))
+    with pytest.raises(ConfigError, match="holds a run; a sweep has a directory of its own"):
+        sweep(settings(tmp_path), make, SIGMAS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"seeds": ()}, "seeds must be one or more different ones"),
+        ({"seeds": (1, 1)}, "seeds must be one or more different ones"),
+        ({"devices": ("0", "0")}, "devices must be different ones"),
+        ({"metric": ""}, "metric must be a key"),
+        ({"workers": 0}, "workers must be"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        settings(Path("x"), **fields)
+
+
+@QUICK
+@pytest.mark.slow
+def test_a_metric_that_is_not_measured_stops_the_sweep_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not measured by .*; did you mean 'reward/mean'"):
+        sweep(settings(tmp_path, metric="reward/mena"), make, {})
+
+
+def worker_of(config: Config) -> "subprocess.Popen[bytes]":
+    """A sweep's worker, which has been given this run."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "es_cookbook.runs.sweep.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert worker.stdin
+    worker.stdin.write(json.dumps(json.loads(config_to_json(config))).encode() + b"\n")
+    worker.stdin.flush()
+    return worker
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_the_process_of_its_sweep(tmp_path: Path) -> None:
+    config = chz.replace(make({}, generations=10_000), log_path=str(tmp_path / "run"))
+    worker = worker_of(config)
+    assert worker.stdin and worker.stderr
+    history = tmp_path / "run" / "history.jsonl"
+    while worker.poll() is None and len(list(read_history(history))) < 2:
+        time.sleep(0.02)
+    worker.stdin.close()
+    assert worker.wait(30) == 130
+    assert b"interrupted after generation" in worker.stderr.read()
+    assert len(list(read_history(history))) < 10_000
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_still_writes_is_waited_for(tmp_path: Path) -> None:
+    """That of a sweep that was killed, which is ending; the run had failed for the new sweep."""
+    config = chz.replace(make({}), log_path=str(tmp_path / "run"))
+    (tmp_path / "run").mkdir()
+    former = RunLock(tmp_path / "run")
+    worker = worker_of(config)
+    assert worker.stdin and worker.stdout
+    assert b"is being written by process" in worker.stdout.readline()
+    former.release()
+    assert worker.wait(60) == 0
+    assert len(list(read_history(tmp_path / "run" / "history.jsonl"))) == 2
+    worker.stdin.close()
+
+
+GOOD = [(0, 0.1), (10, 0.5), (20, 0.6), (27, 0.7)]
+FAIR = [(0, 0.1), (10, 0.3), (20, 0.4)]
+POOR = [(0, 0.1), (10, 0.2), (20, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("curve", "others", "expected"),
+    [
+        (POOR, [GOOD, FAIR], True),
+        (FAIR, [GOOD, FAIR, POOR], False),
+        (GOOD, [FAIR, POOR], False),
+        (POOR, [GOOD], False),
+        (POOR[:1], [GOOD, FAIR], False),
+        ([], [GOOD, FAIR], False),
+        ([(0, 0.0)], [[(0, 1.0)], [(0, 1.0)]], False),
+        ([(10, 0.4), (20, 0.0)], [FAIR, POOR], False),
+        (POOR, [GOOD, FAIR[:2]], False),
+        (POOR, [[(20, 0.1)], [(27, 0.9)]], False),
+        ([(0, 0.9), *POOR[1:]], [GOOD, FAIR], True),
+    ],
+    ids=[
+        *("below", "at the median", "above", "too few others", "the base is nobody's fault"),
+        *("nothing yet", "only the base", "its best counts", "others are not there yet"),
+        *("what others measure later does not count", "nor does its own base"),
+    ],
+)
+def test_a_run_below_the_median_of_the_others_is_stopped(
+    curve: Curve, others: list[Curve], expected: bool
+) -> None:
+    assert falls_behind(curve, others, "median", at_least=2, num_generations=27) is expected
+
+
+@pytest.mark.parametrize(
+    ("curve", "others", "expected"),
+    [
+        (POOR[:2], [GOOD, FAIR], True),
+        (FAIR[:2], [GOOD, FAIR], True),
+        (GOOD[:2], [FAIR, POOR], False),
+        (FAIR[:2], [GOOD, POOR, POOR, POOR, POOR], False),
+        (POOR[:1], [GOOD, FAIR], False),
+        ([(0, 0.1), (2, 0.0)], [GOOD, FAIR], False),
+    ],
+    ids=["worst", "second of three", "best", "second of six", "no rung", "before the first rung"],
+)
+def test_halving_keeps_the_best_third_at_a_rung(
+    curve: Curve, others: list[Curve], expected: bool
+) -> None:
+    """Rungs of 27 generations are 3 and 9; the standing at 9 is what was measured by then."""
+    early = [[(0, 0.1), (9, value[1][1])] for value in others]
+    assert (
+        falls_behind([(min(at, 9), value) for at, value in curve], early, "halving", 2, 27)
+        is expected
+    )

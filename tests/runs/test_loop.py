@@ -1,0 +1,727 @@
+"""The loop records what it did, measures what it promises, and goes on exactly where it stopped."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import numpy as np
+import pytest
+
+from es_cookbook.cli import fork
+from es_cookbook.common.configs import load_config
+from es_cookbook.common.errors import (
+    ConfigError,
+    DataError,
+    HistoryError,
+    ModelError,
+    RunDirectoryError,
+)
+from es_cookbook.common.schedules import Constant, Cosine, Exponential, Linear, Schedule
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.engines.torch.host import TorchEngine
+from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
+from es_cookbook.rl.grading.workers import in_worker
+from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
+from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
+from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
+from es_cookbook.rl.types import SamplingParams
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.history.format import Record, encode
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.fakes import FakeEngine, FakeEngineBuilder, NoEngineBuilder
+from tests.programs import Programs, num_recorded
+from tests.said import after_start
+from tests.tiny_run import (
+    BASE,
+    TinyConfig,
+    assert_measured_as,
+    assert_same_run,
+    contents,
+    tiny,
+    untimed,
+    write_tiny_model,
+)
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+
+
+async def test_a_run_records_every_generation_and_measures_what_it_promises(tmp_path: Path) -> None:
+    await train(tiny(tmp_path))
+    records = list(read_history(tmp_path / "history.jsonl"))
+    assert [record.generation for record in records] == list(range(12))
+    assert all(len(record.fitness_G) == 4 for record in records)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert set(rows[1]) == {
+        "progress/generation",
+        "progress/rollouts",
+        "progress/tokens",
+        "reward/mean",
+        "reward/max_genome",
+        "reward/min_genome",
+        "reward/std_genomes",
+        "env/all/correct",
+        "env/all/format",
+        "env/even/correct",
+        "env/even/format",
+        "genomes/tied_fraction",
+        "genomes/reliability",
+        "optimizer/sigma",
+        "optimizer/learning_rate",
+        "step/rms_over_sigma",
+        "centre/drift_rms",
+        "rollouts/failed",
+        "rollouts/truncated",
+        "rollouts/mean_tokens",
+        "rollouts/p95_tokens",
+        "engines/restarted",
+        "time/ask",
+        "time/tell",
+        "time/load",
+        "time/sample",
+        "time/score",
+        "time/apply",
+        "time/total",
+        "time/unix",
+        "throughput/answers_per_second",
+        "throughput/tokens_per_second",
+    }
+    measured = [row["progress/generation"] for row in rows if "test/env/all/correct" in row]
+    assert measured == [0, 5, 10, 12], "before the first, every five, after the last"
+    assert [row["progress/rollouts"] for row in rows] == [*range(8, 97, 8), 96]
+    assert rows[11]["centre/drift_rms"] == pytest.approx(
+        sum(term.coefficient**2 for record in records for term in record.step.terms) ** 0.5
+    )
+    row = rows[3]
+    assert row["time/ask"] > 0 and row["time/tell"] > 0
+    parts = sum(row[f"time/{part}"] for part in ("ask", "load", "sample", "tell", "apply"))
+    assert 0 < row["time/score"] < row["time/sample"] < parts <= row["time/total"]
+    assert len(untimed(tmp_path / "rollouts.jsonl")) == 12 * 4
+
+
+@chz.chz
+class StoppingBuilder(TrackerBuilder):
+    """Builds the JSONL tracker; it fails in one generation, before or after writing."""
+
+    generation: int = chz.field(doc="when")
+    when: str = chz.field(doc="before or after")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Stopping(self, JsonlTrackerBuilder()(run))
+
+
+class Stopping(Trackers):
+    def __init__(self, builder: StoppingBuilder, tracker: Tracker) -> None:
+        super().__init__([tracker])
+        self.builder = builder
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        stops = generation == self.builder.generation
+        if stops and self.builder.when == "before":
+            raise InterruptedError
+        super().log(generation, metrics)
+        if stops:
+            raise InterruptedError
+
+
+async def assert_goes_on_exactly(
+    tmp_path: Path, generation: int = 5, when: str = "after", **settings: Any
+) -> Path:
+    """A run that is stopped ends as an unbroken one, of which the directory is returned."""
+    await train(tiny(tmp_path / "unbroken", **settings))
+    stopping = StoppingBuilder(generation=generation, when=when)
+    with pytest.raises(InterruptedError):
+        await train(tiny(tmp_path / "broken", **settings, trackers=stopping))
+    await train(tiny(tmp_path / "broken", **settings))
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
+    return tmp_path / "unbroken"
+
+
+@pytest.mark.parametrize(("generation", "when"), [(0, "before"), (5, "after"), (12, "before")])
+async def test_a_run_that_was_stopped_ends_as_an_unbroken_one(
+    tmp_path: Path, generation: int, when: str
+) -> None:
+    await assert_goes_on_exactly(tmp_path, generation, when)
+
+
+def regularised(path: Path, **fields: Any) -> dict[str, Any]:
+    """Settings of a run with everything that judges genomes; its pairs are in `path`."""
+    pairs = path / "pairs.jsonl"
+    rows = [{"prompt": "a", "chosen": letter, "rejected": "z"} for letter in "bcdef"]
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    weights = {"kl_weight": 0.3, "preference_weight": 0.7} | fields
+    kl_weight, preference_weight = weights.pop("kl_weight"), weights.pop("preference_weight")
+    return {
+        "kl": KLToBase(weight=kl_weight, problems_per_generation=1, max_tokens=4),
+        "preference": PreferencePairs(
+            weight=preference_weight, source=str(pairs), problems_per_generation=2
+        ),
+        **weights,
+    }
+
+
+async def test_a_run_with_every_objective_goes_on_exactly_and_says_what_it_measured(
+    tmp_path: Path,
+) -> None:
+    settings = regularised(
+        tmp_path,
+        objective=LengthPenalty(inner=MaxOfK(k=2)),
+        attempts=3,
+        eval_attempts=4,
+        eval_temperature=0.5,
+    )
+    unbroken = await assert_goes_on_exactly(tmp_path, **settings)
+    first, *_, last = read_metrics(unbroken / "metrics.jsonl")
+    measured = {"objective/mean", "objective/std_genomes", "env/kl/kl", "env/preference/margin"}
+    assert measured | {"env/preference/preferred", "reward/mean"} <= set(first)
+    assert {"test/pass@1", "test/pass@2", "test/pass@4"} <= set(first) & set(last)
+    assert first["progress/rollouts"] == 4 * 3 * (2 + 1 + 2)
+    again = load_config(unbroken / "config.json", Config, ["tests"])
+    assert again == tiny(unbroken, **settings)
+
+
+async def test_regularisers_move_the_centre_by_their_weight_and_with_none_only_measure(
+    tmp_path: Path,
+) -> None:
+    weights = {"without": (0.0, 0.0), "kl": (0.3, 0.0), "preference": (0.0, 0.7)}
+    for name, (kl, preference) in weights.items():
+        settings = regularised(tmp_path, kl_weight=kl, preference_weight=preference)
+        await train(tiny(tmp_path / name, num_generations=3, **settings))
+    await train(tiny(tmp_path / "plain", num_generations=3))
+    histories = {
+        name: (tmp_path / name / "history.jsonl").read_bytes() for name in (*weights, "plain")
+    }
+    assert histories["without"] == histories["plain"]
+    assert len(set(histories.values())) == 3
+    first, *_, last = read_metrics(tmp_path / "without" / "metrics.jsonl")
+    assert {"env/kl/kl", "test/env/kl/kl"} <= first.keys() and "test/env/kl/kl" in last
+    plain = read_metrics(tmp_path / "plain" / "metrics.jsonl")[-1]
+    assert last["test/reward/mean"] == plain["test/reward/mean"]
+
+
+async def test_a_run_that_is_complete_stays_as_it_is_to_the_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await train(tiny(tmp_path, num_generations=2))
+    before = contents(tmp_path)
+    engines = len(FakeEngineBuilder.made)
+    elsewhere = FakeEngineBuilder(capacity=1)
+    again = tiny(tmp_path, num_generations=2, engine=elsewhere)
+    await train(again)
+    assert contents(tmp_path) == before
+    assert len(FakeEngineBuilder.made) == engines
+    assert capsys.readouterr().out == (
+        f"{tmp_path} is already complete, with 2 generations; for more: python -m es_cookbook "
+        f"resume log_path={tmp_path} trust=tests num_generations=...\n"
+    )
+
+
+class OtherModel(FakeEngine):
+    async def restore(self, steps: Any, snapshot: Path | None = None) -> int:
+        return await super().restore(steps, snapshot) + 1
+
+
+async def test_another_model_is_noticed_by_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train(tiny(tmp_path, num_generations=3))
+    fingerprint = list(read_history(tmp_path / "history.jsonl"))[-1].fingerprint
+    monkeypatch.setattr("tests.fakes.FakeEngine", OtherModel)
+    with pytest.raises(HistoryError) as caught:
+        await train(tiny(tmp_path, num_generations=4))
+    assert f"{fingerprint:016x}, but the history gives {fingerprint + 1:016x}" in str(caught.value)
+
+
+async def test_another_optimizer_of_the_same_config_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train(tiny(tmp_path, num_generations=3))
+    tell = "es_cookbook.evolution.optimizers.es.ESOptimizer.tell"
+    monkeypatch.setattr(tell, lambda *_: Step())
+    with pytest.raises(HistoryError, match="generation 0: the recorded fitness does not give"):
+        await train(tiny(tmp_path, num_generations=4))
+
+
+@chz.chz
+class BrokenEngineBuilder(FakeEngineBuilder):
+    async def __call__(self, **_: Any) -> FakeEngine:
+        raise ModelError("model_name none has no weights")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("dataset", CountdownDatasetBuilder(source="none.jsonl"), "none.jsonl: there is no such"),
+        (
+            "dataset",
+            CountdownDatasetBuilder(source="a/b/c.csv", test_source="a/b"),
+            "a/b/c.csv: there is no such file",
+        ),
+        ("kl", KLToBase(weight=0.0, source="a/b"), "kl.source: 'a/b' is neither a data file"),
+        (
+            "preference",
+            PreferencePairs(weight=0.0, source="a"),
+            "preference.source: 'a' is neither ",
+        ),
+    ],
+)
+async def test_data_that_are_not_there_are_refused_before_a_model_is_loaded(
+    tmp_path: Path, field: str, value: object, sentence: str
+) -> None:
+    asked = chz.replace(tiny(tmp_path), engine=NoEngineBuilder(), **{field: value})
+    with pytest.raises(DataError, match=re.escape(sentence)):
+        await train(asked)
+
+
+async def test_a_mistake_leaves_what_is_recorded_alone(tmp_path: Path) -> None:
+    await train(tiny(tmp_path, num_generations=2))
+    files = contents(tmp_path)
+    with pytest.raises(ModelError):
+        await train(
+            tiny(tmp_path, engine=BrokenEngineBuilder(), behavior_if_log_dir_exists="delete")
+        )
+    with pytest.raises(RunDirectoryError, match=r"already holds a run.*resume or delete"):
+        await train(tiny(tmp_path, behavior_if_log_dir_exists="raise"))
+    with pytest.raises(RunDirectoryError, match="seed was 0, is 1"):
+        await train(tiny(tmp_path, num_generations=2, seed=1))
+    assert contents(tmp_path) == files
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("attempts", 0, "attempts must be at least 1, found 0"),
+        ("num_generations", -1, "num_generations must be at least 1, found -1"),
+        ("eval_every", -5, "eval_every must be 0 or more, found -5"),
+        ("snapshot_every", -1, "snapshot_every must be 0 or more, found -1"),
+        ("max_failed_fraction", 1.5, r"max_failed_fraction must be in \[0, 1\], found 1.5"),
+        ("rollout_timeout", 0.0, "rollout_timeout must be above 0, found 0.0"),
+        ("turn_timeout", -1.0, "turn_timeout must be above 0, found -1.0"),
+        (
+            "objective",
+            PassAtK(k=4),
+            "objective.k=4 needs attempts=4 or more at each problem, found attempts=1",
+        ),
+        (
+            "eval_attempts",
+            2,
+            "eval_attempts=2 would all be alike, since eval_temperature=0 is greedy; .*",
+        ),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(
+    tmp_path: Path, field: str, value: object, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        tiny(tmp_path, **{field: value})
+
+
+async def cancelled_after_more_than(generations: int, running: TinyConfig) -> None:
+    """Train until more than so many generations are recorded, and cancel."""
+    history = Path(running.log_path) / "history.jsonl"
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(train, running)
+            while len(list(read_history(history))) <= generations:
+                await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_cancellation_from_outside_goes_through_and_closes(tmp_path: Path) -> None:
+    await cancelled_after_more_than(0, tiny(tmp_path, num_generations=100_000))
+    recorded = len(list(read_history(tmp_path / "history.jsonl")))
+    assert FakeEngineBuilder.made[-1].closed
+    resumed = tiny(tmp_path, num_generations=100_000)
+    await cancelled_after_more_than(recorded, resumed)
+
+
+async def test_idle_workers_end_with_the_run(tmp_path: Path) -> None:
+    pid = await in_worker(os.getpid, timeout=10)
+    await train(tiny(tmp_path))
+    assert not Path(f"/proc/{pid}").exists()
+
+
+ENDLESS = (
+    *(f"model_name={BASE}", "engine=tests.fakes:FakeEngineBuilder"),
+    "num_generations=100000",
+)
+
+
+def started(log_path: Path, generations: int, *options: str) -> subprocess.Popen[str]:
+    """A run in another process that has recorded some generations."""
+    fixed = (f"log_path={log_path}", "trackers=JsonlTrackerBuilder")
+    run = subprocess.Popen(
+        [sys.executable, "-m", "tests.tiny_run", *fixed, *options],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while num_recorded(log_path) < generations:
+        assert run.poll() is None, run.communicate()[1]
+        time.sleep(0.005)
+    return run
+
+
+@pytest.mark.slow
+async def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    run = started(tmp_path, 3, *ENDLESS)
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    recorded = len(list(read_history(tmp_path / "history.jsonl")))
+    assert after_start(err) == (
+        f"interrupted after generation {recorded}; to go on: python -m es_cookbook resume "
+        f"log_path={tmp_path} trust=tests\n"
+    )
+    assert out == ""
+    assert not (tmp_path / "lock").exists()
+    resumed = chz.replace(
+        load_config(tmp_path / "config.json", TinyConfig, ["tests"]),
+        behavior_if_log_dir_exists="resume",
+    )
+    await cancelled_after_more_than(recorded, resumed)
+
+
+@pytest.mark.slow
+async def test_a_second_run_in_the_same_directory_is_refused_before_it_loads_a_model(
+    tmp_path: Path,
+) -> None:
+    run = started(tmp_path, 1, *ENDLESS)
+    before = len(FakeEngineBuilder.made)
+    with pytest.raises(RunDirectoryError, match=rf"being written by process {run.pid} on .* since"):
+        await train(tiny(tmp_path, behavior_if_log_dir_exists="delete"))
+    assert len(FakeEngineBuilder.made) == before
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    recorded = (tmp_path / "history.jsonl").read_bytes()
+    again = load_config(tmp_path / "config.json", TinyConfig, ["tests"])
+    with anyio.move_on_after(0.2):
+        await train(chz.replace(again, behavior_if_log_dir_exists="resume"))
+    assert (tmp_path / "history.jsonl").read_bytes().startswith(recorded)
+
+
+async def test_genomes_of_several_terms_run_together_and_the_champion_s_drift_is_measured(
+    tmp_path: Path,
+) -> None:
+    made = tiny(
+        tmp_path / "run",
+        model_name=str(write_tiny_model(tmp_path / "model")),
+        engine=TorchEngineBuilder(num_lanes=1),
+        optimizer=Genetic(
+            population_size=8, sigma=0.3, num_elites=3, truncation=1.0, num_islands=2
+        ),
+        attempts=2,
+        sampling=SamplingParams(max_tokens=8, temperature=1.0),
+    )
+    await train(made)
+    records = list(read_history(tmp_path / "run/history.jsonl"))
+    steps = [record.step for record in records]
+    assert any(step.decay == 1 for step in steps), "another line took over"
+    assert any(step.terms and not step.decay for step in steps), "a line went on"
+    optimizer = made.optimizer(run_seed=0, num_generations=12, space=FakeEngine().space)
+    asked = []
+    for record in records:
+        asked.append(optimizer.ask(record.generation))
+        optimizer.tell(record.generation, asked[-1], None, np.array(record.fitness_G))
+    assert max(len({len(g.terms) for g in genomes_G}) for genomes_G in asked) >= 3
+    rows = read_metrics(tmp_path / "run/metrics.jsonl")
+    champion = {term.seed: term.coefficient for term in steps[0].terms}
+    for row, step in zip(rows, steps, strict=False):
+        champion = {} if step.decay else champion
+        champion |= {term.seed: term.coefficient for term in step.terms}
+        assert row["centre/drift_rms"] == pytest.approx(math.hypot(*champion.values()))
+        assert {"genetic/outgrown", "genetic/species"} <= row.keys()
+        if (
+            row["progress/generation"] < 12
+        ):  # of two attempts one shares its prompt; in evaluations none
+            assert 0.2 < row["throughput/prompt_tokens_shared"] < 0.5
+
+
+@pytest.mark.slow
+def test_killed_over_and_over_a_real_run_loses_nothing_and_ends_as_an_unbroken_one(
+    tmp_path: Path, programs: Programs
+) -> None:
+    """Five kills, in a process of its own; `python -m benchmarks.kills` has many more."""
+    done = programs.run("-m", "tests.kills", tmp_path, 5, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["kills"] == sum(found["moments"].values()) == 5 and found["runs"] >= 1
+    assert found["moments"].keys() - {"while starting"}, "some came within a generation"
+    assert (found["lost"], found["differing_bits"], found["differing_lines"]) == (0, 0, 0)
+
+
+async def test_a_run_with_snapshots_goes_on_from_the_latest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    fields = {
+        "model_name": str(model),
+        "engine": TorchEngineBuilder(num_lanes=1),
+        "num_generations": 7,
+    }
+    await train(tiny(tmp_path / "unbroken", **fields))
+    await train(tiny(tmp_path / "broken", snapshot_every=2, **fields))
+    history = tmp_path / "broken" / "history.jsonl"
+    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:-2]))
+    *taken, beyond = sorted((tmp_path / "broken" / "snapshots").iterdir())
+    # That of generation 4 gives way if the run is faster than the one of generation 2.
+    assert taken[0].name == "000002.safetensors" and beyond.name == "000006.safetensors"
+    beyond.unlink()
+    asked: list[Path | None] = []
+    restore = TorchEngine.restore
+
+    async def watched(self: TorchEngine, steps: Any, snapshot: Path | None = None) -> int:
+        asked.append(snapshot)
+        return await restore(self, [Step()] * 2 + list(steps)[2:], snapshot)
+
+    monkeypatch.setattr(TorchEngine, "restore", watched)
+    # It may differ from what the run began with.
+    resumed = tiny(tmp_path / "broken", snapshot_every=3, **fields)
+    await train(resumed)
+    assert asked == [taken[-1]]
+    assert_same_run(tmp_path / "broken", tmp_path / "unbroken")
+    assert beyond.exists()
+
+
+# What a resumed run may change, and what it may not.
+
+
+async def test_a_run_goes_on_elsewhere_longer_on_another_engine_and_under_another_model_name(
+    tmp_path: Path,
+) -> None:
+    await train(tiny(tmp_path / "unbroken", num_generations=7))
+    await train(tiny(tmp_path / "begun", num_generations=4))
+    (tmp_path / "begun").rename(tmp_path / "moved")
+    shutil.copytree(BASE, tmp_path / "model")
+    again = tiny(
+        tmp_path / "moved",
+        num_generations=7,
+        model_name=str(tmp_path / "model"),
+        engine=FakeEngineBuilder(capacity=2),
+    )
+    await train(again)
+    assert_same_run(tmp_path / "moved", tmp_path / "unbroken")
+    kept = load_config(tmp_path / "moved" / "config.json", TinyConfig, ["tests"])
+    assert kept == tiny(tmp_path / "begun", num_generations=7), "but for its length as it began"
+
+
+async def test_genomes_that_will_outgrow_the_engine_are_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.fakes.FakeEngine", functools.partial(FakeEngine, max_terms=4))
+    said = (
+        r"up to 5 terms \(optimizer.max_terms\), and the engine has room for 4: set its terms_per"
+    )
+    with pytest.raises(ConfigError, match=said):
+        await train(tiny(tmp_path, optimizer=Genetic(max_terms=5)))
+    assert not (tmp_path / "history.jsonl").exists()
+    await train(tiny(tmp_path, num_generations=1, optimizer=Genetic(max_terms=4)))
+
+
+async def test_another_base_is_refused_by_name_and_nothing_is_changed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(BASE, model)
+    fields: dict[str, Any] = {"model_name": str(model), "num_generations": 2}
+    await train(tiny(tmp_path / "run", **fields))
+    before = contents(tmp_path / "run")
+    resumed = tiny(tmp_path / "run", **fields | {"num_generations": 3})
+    (model / "tokenizer.json").write_text("{}")
+    with pytest.raises(HistoryError, match=rf"began with model_name={model} .*: its tokenizer was"):
+        await train(resumed)
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[:-1] + b"\x01")
+    with pytest.raises(HistoryError, match=r"its weights was .*, its tokenizer was .*; give the"):
+        await train(resumed)
+    assert contents(tmp_path / "run") == before
+
+
+async def test_an_engine_of_another_dtype_is_another_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await train(tiny(tmp_path, num_generations=2))
+    half = functools.partial(FakeEngine, base_dtype="bfloat16")
+    monkeypatch.setattr("tests.fakes.FakeEngine", half)
+    with pytest.raises(HistoryError, match=r"dtype \(engine.dtype\) was float32, is bfloat16"):
+        await train(tiny(tmp_path))
+
+
+async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_path: Path) -> None:
+    await train(tiny(tmp_path, num_generations=3))
+    with pytest.raises(RunDirectoryError) as caught:
+        await train(tiny(tmp_path, search_space=FullRank()))
+    sentence = str(caught.value)
+    assert "search_space was" in sentence
+    assert (
+        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, hub, "
+        "model_name, engine, num_generations, snapshot_every" in sentence
+    )
+    assert f"python -m es_cookbook fork log_path={tmp_path} output=... FIELD=..." in sentence
+    with pytest.raises(RunDirectoryError, match=r"must be at least 3, .*, found 2; .*rewind"):
+        await train(tiny(tmp_path, num_generations=2))
+
+
+@pytest.mark.parametrize("schedule", [Linear(), Cosine(), Exponential(final=0.1), Constant()])
+async def test_a_longer_run_goes_on_unless_its_schedule_would_have_moved_otherwise(
+    tmp_path: Path, schedule: Schedule
+) -> None:
+    optimizer = ES(
+        population_size=4, sigma=0.1, learning_rate=0.05, learning_rate_schedule=schedule
+    )
+    log_path = tmp_path / "run"
+    await train(tiny(log_path, num_generations=3, optimizer=optimizer))
+    before = contents(log_path)
+    engines = len(FakeEngineBuilder.made)
+    longer = tiny(log_path, num_generations=6, optimizer=optimizer)
+    if isinstance(schedule, Constant):
+        await train(longer)
+        assert len(list(read_history(log_path / "history.jsonl"))) == 6
+        return
+    with pytest.raises(RunDirectoryError) as caught:
+        await train(longer)
+    said, command = str(caught.value).split(": python -m es_cookbook ")
+    assert "num_generations was 3, is 6, and optimizer.learning_rate_schedule=" in said
+    assert len(FakeEngineBuilder.made) == engines, "known before an engine starts"
+    assert contents(log_path) == before
+    # What it advises is what goes on.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["es-cookbook", *command.split()[1:]])
+        fork.cli()
+    forked = load_config(tmp_path / "run-longer/config.json", TinyConfig, ["tests"])
+    await train(chz.replace(forked, behavior_if_log_dir_exists="resume"))
+    assert len(list(read_history(tmp_path / "run-longer/history.jsonl"))) == 6
+
+
+async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resume(
+    tmp_path: Path,
+) -> None:
+    optimizer = Genetic(
+        population_size=8, truncation=1.0, species_by="behaviour", species_distance=0.2
+    )
+    settings = regularised(tmp_path, optimizer=optimizer, num_generations=8)
+    log_path = tmp_path / "run"
+    await train(tiny(log_path, **settings))
+    history = log_path / "history.jsonl"
+    whole = history.read_bytes()
+    lines, records = whole.splitlines(keepends=True), list(read_history(history))
+    for record, row in zip(records, read_metrics(log_path / "metrics.jsonl"), strict=False):
+        scores_P_G = np.array(record.scores_P_G)
+        assert scores_P_G.shape == (2, 8), "of the batch's two problems, not the regularisers'"
+        assert scores_P_G.mean() == pytest.approx(row["reward/mean"])
+
+    async def go_on(changed: Sequence[Record]) -> None:
+        history.write_bytes(lines[0] + b"".join(map(encode, changed)))
+        await train(tiny(log_path, **settings))
+
+    await go_on(records[:5])
+    assert history.read_bytes() == whole
+    forgotten = [dataclasses.replace(record, scores_P_G=None) for record in records[:5]]
+    with pytest.raises(HistoryError, match=r"generation 0: .* does not have them; resume with"):
+        await go_on(forgotten)
+    alike = [dataclasses.replace(record, scores_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
+    with pytest.raises(HistoryError, match=r"does not give the recorded step"):
+        await go_on(alike)
+
+
+async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
+    shutil.copytree(BASE, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    old = load_config(Path("run_v1/config.json"), TinyConfig, ["tests"])
+    recorded = len(list(read_history(Path("run_v1/history.jsonl"))))
+    with pytest.raises(RunDirectoryError, match='model_name was "model", is'):
+        await train(chz.replace(old, model_name=str(BASE), behavior_if_log_dir_exists="resume"))
+    await train(chz.replace(old, behavior_if_log_dir_exists="resume"))
+    await train(chz.replace(old, log_path="now"))
+    assert list(read_history(Path("run_v1/history.jsonl"))) == list(
+        read_history(Path("now/history.jsonl"))
+    )
+    # Which of a generation's rollouts the older version wrote down is its own.
+    later = [
+        [row for row in untimed(Path(run) / "rollouts.jsonl") if row["generation"] >= recorded]
+        for run in ("run_v1", "now")
+    ]
+    assert later[0] and later[0] == later[1]
+    assert_measured_as(Path("run_v1/metrics.jsonl"), Path("now/metrics.jsonl"))
+
+
+def test_importing_the_loop_imports_no_engine() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, es_cookbook.runs; print(*sys.modules)"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert not {"torch", "transformers", "wandb", "vllm", "ray", "trl"} & set(said)
+
+
+async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_it_said(
+    tmp_path: Path,
+) -> None:
+    FakeEngineBuilder.made.clear()
+    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=Surrogate(attempts=6))
+    assert {who for who, _ in FakeEngineBuilder.made[0].requests} == {"centre"}
+    rows = read_metrics(unbroken / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [*range(12, 145, 12), 144]
+    logged = untimed(unbroken / "rollouts.jsonl")
+    assert len(logged) == 12 * 2 * 2 and {row["genome"] for row in logged} == {0}
+    measured = {"surrogate/answers", "surrogate/tokens", "objective/mean", "time/answer"}
+    assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
+    assert rows[0]["surrogate/answers"] > 2 and 0 <= rows[0]["env/all/correct"] <= 1
+    assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
+
+
+async def test_with_gold_answers_genomes_score_those_and_the_centre_is_measured(
+    tmp_path: Path,
+) -> None:
+    unbroken = await assert_goes_on_exactly(tmp_path, surrogate=GoldAnswers())
+    rows = read_metrics(unbroken / "metrics.jsonl")
+    assert [row["progress/rollouts"] for row in rows] == [*range(2, 25, 2), 24]
+    assert all(row["surrogate/answers"] == 2 for row in rows[:-1])
+    assert all(row["objective/mean"] < 0 < row["objective/std_genomes"] for row in rows[:-1])
+    assert 0 <= rows[0]["reward/mean"] <= 1, "the centre's own answers"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attempts": 2}, "attempts=2 are a genome's own"),
+        ({"objective": MaxOfK(k=2), "attempts": 2}, "attempts=2 are a genome's own"),
+        ({"objective": LengthPenalty()}, "objective is about genomes' own answers"),
+        ({"batch_per_pair": True}, "batch_per_pair is about genomes' own answers"),
+        ({"temperature_schedule": Linear()}, "temperature_schedule is about genomes' own answers"),
+        (
+            {"sampling": SamplingParams(temperature=0.7)},
+            "sampling.temperature=0.7 sampling.top_p=1",
+        ),
+        ({"sampling": SamplingParams(top_p=0.9)}, "the centre answers at temperature 1"),
+    ],
+)
+def test_settings_of_answers_that_genomes_do_not_give_are_refused(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny(tmp_path, surrogate=Surrogate(), **settings)

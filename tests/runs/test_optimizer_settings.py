@@ -1,0 +1,155 @@
+"""A recipe's settings reach whichever optimizer is chosen, in every command, or it is said."""
+
+import functools
+import math
+from typing import cast
+
+import chz
+import numpy as np
+import pytest
+import torch
+
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_config
+from es_cookbook.cli.train import TrainConfig
+from es_cookbook.common.cli import built, mistakes_exit
+from es_cookbook.common.references import resolve
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
+from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, OptimizerBuilder
+from es_cookbook.evolution.optimizers.spread import UnitSpread
+from es_cookbook.evolution.spaces.base import ParameterInfo
+from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.population.step_sizes import DRIFT, options_of
+from es_cookbook.rl.objectives import (
+    OBJECTIVE_NAMES,
+    ByPerformance,
+    Gdpo,
+    LengthPenalty,
+    MaxOfK,
+    Mean,
+    Objective,
+    Outcomes,
+    PassAtK,
+    RewardSchedule,
+)
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.presets import PRESETS
+from tests.tiny_run import BASE, tiny
+
+COMMANDS = ("train", *RECIPES)
+OPTIMIZERS = {
+    name: cast(type[OptimizerBuilder], resolve(of)) for name, of in OPTIMIZER_NAMES.items()
+}
+SPACES = {"cma": "full_rank", "sep_cma": "full_rank", "qes": "quant_codes"}
+ROWS = {"dataset.source": "rows.jsonl", "dataset.prompt": "{q}", "dataset.reward": "exact"}
+STEPS = ("sigma", "learning_rate", "max_speed", "population_size")
+
+
+@functools.cache
+def config_class(command: str) -> type[Config]:
+    return TrainConfig if command == "train" else recipe_config(command)
+
+
+def config_of(command: str, **options: str) -> Config:
+    needed = {"model_name": str(BASE), "log_path": "run", **(ROWS if command == "train" else {})}
+    with mistakes_exit():
+        return built(config_class(command), {**needed, **options})
+
+
+def steps_of(optimizer: OptimizerBuilder) -> dict[str, object]:
+    return {name: getattr(optimizer, name) for name in STEPS if name in chz.chz_fields(optimizer)}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_command_sets_of_es_is_carried_over_found_or_said(command: str, name: str) -> None:
+    es = steps_of(config_of(command).optimizer)
+    space = {"search_space": SPACES[name]} if name in SPACES else {}
+    found = config_of(command, optimizer=name, **space).optimizer
+    names = chz.chz_fields(config_class(command))["optimizer"].meta_factory
+    said = names.note(found, ())
+    carried = OPTIMIZERS[name].carried(es)
+    own = {} if command == "train" else config_class(command).recipe.optimizers.get(name, {})
+    for step, value in steps_of(found).items():
+        if step in carried:
+            assert value in (own.get(step), carried[step]) or step in said, step
+    for step in es.keys() - steps_of(found).keys():
+        assert step in said
+    assert AUTO not in es.values() or name in SPACES or AUTO in steps_of(found).values()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_preset_and_the_command_make_the_settings_together(command: str, preset: str) -> None:
+    before = steps_of(config_of(command).optimizer)
+    after = steps_of(config_of(command, preset=preset).optimizer)
+    for step, value in after.items():
+        given = PRESETS[preset].options.get(f"optimizer.{step}")
+        assert value == (before[step] if given is None else float(given)), step
+
+
+FITNESS = {name: cast(type[Fitness], resolve(of)) for name, of in FITNESS_NAMES.items()}
+FOUND = {name: of for name, of in OPTIMIZERS.items() if "learning_rate" in of.finds}
+SPACE = FullRank()([ParameterInfo("a.weight", (64, 48), "linear")])
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "mean": Mean(),
+    "pass_at_k": PassAtK(k=2),
+    "max_of_k": MaxOfK(k=2),
+    "length_penalty": LengthPenalty(limit=20),
+    "gdpo": Gdpo(weights=(1.0, 0.5)),
+    "reward_schedule": RewardSchedule(over=20),
+    "by_performance": ByPerformance(
+        first=LengthPenalty(limit=90, strength=0.1), last=LengthPenalty(limit=10, strength=0.9)
+    ),
+}
+ROUNDS = 40
+
+
+def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
+    """How far luck moves the centre, as a multiple of what is promised.
+
+    An attempt is right or wrong by luck, of problems that differ much in difficulty.
+    """
+    rng, sigma, attempts = np.random.default_rng(7), 0.01, 4
+    builder = FOUND[name](sigma=AUTO, learning_rate=AUTO, population_size=genomes)
+    if "max_speed" in chz.chz_fields(builder):
+        builder = chz.replace(builder, max_speed=AUTO)
+    found = options_of(builder, sigma, ROUNDS)
+    config = tiny("run", optimizer=builder, fitness=FITNESS[fitness]())
+    config = chz.replace(config, num_generations=ROUNDS)
+    optimizer = config.new_optimizer(SPACE, found)
+    assert isinstance(optimizer, UnitSpread) == (fitness != "zscore")
+    centre = Centre({"a.weight": torch.zeros(64, 48)}, SPACE, num_threads=1)
+    solved_T: list[float] = []
+    for generation in range(ROUNDS):
+        genomes_G = optimizer.ask(generation)
+        difficulty_P = rng.beta(0.5, 1.0, 16)
+        shape = 16, genomes, attempts if objective in ("pass_at_k", "max_of_k") else 1
+        right, formed = ((difficulty_P > rng.random(shape).T).T.astype(float) for _ in range(2))
+        tokens = rng.integers(1, 100, shape).astype(float)
+        metrics = {"correct": right, "format": formed}
+        outcomes = Outcomes(right, tokens, metrics, generation, tuple(solved_T))
+        scores_P_G = OBJECTIVES[objective](outcomes)
+        solved_T.append(float(right.mean()))
+        step = optimizer.tell(generation, genomes_G, None, config.fitness(scores_P_G))
+        centre.apply(step)
+    return math.sqrt(float(centre.weights["a.weight"].square().mean())) / (DRIFT * sigma)
+
+
+@pytest.mark.parametrize("genomes", [16, 40])
+@pytest.mark.parametrize("fitness", FITNESS)
+@pytest.mark.parametrize("name", FOUND)
+def test_the_centre_drifts_as_far_as_auto_promises(name: str, fitness: str, genomes: int) -> None:
+    assert 0.8 <= drift(name, fitness, "mean", genomes) <= 1.25
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
+@pytest.mark.parametrize("fitness", FITNESS)
+@pytest.mark.parametrize("name", FOUND)
+def test_the_centre_drifts_as_far_whatever_is_scored(
+    name: str, fitness: str, objective: str
+) -> None:
+    assert 0.8 <= drift(name, fitness, objective, 24) <= 1.25

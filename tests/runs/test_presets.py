@@ -1,0 +1,238 @@
+"""Presets: the steps that they lead to are the papers' formulas; what replaces them is told."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from es_cookbook.cli.export import ExportConfig, export
+from es_cookbook.common.cli import built
+from es_cookbook.evolution.centre import Centre
+from es_cookbook.evolution.fitness import Floats
+from es_cookbook.evolution.noise import noise
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.presets import PRESETS
+from es_cookbook.runs.program import run as run_config
+from tests.programs import Programs, num_recorded
+from tests.said import typed
+
+ROOT = Path(__file__).parents[2]
+NAME, SHAPE = "0.q.weight", (160, 120)
+"""Five runs of a partition."""
+START = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+
+
+def preset(name: str, **more: str) -> Config:
+    return built(CLIConfig, {"preset": name, **more})
+
+
+def rewards_of(generation: int, num_genomes: int, num_problems: int = 5) -> Floats:
+    rng = np.random.default_rng(generation)
+    return rng.integers(0, 5, size=(num_problems, num_genomes)) / 4
+
+
+def z(rewards_P_G: Floats) -> Floats:
+    scores_G = rewards_P_G.mean(axis=0)
+    return (scores_G - scores_G.mean()) / scores_G.std()
+
+
+class Stepped:
+    """A run of a preset on one parameter, with rewards that are made up."""
+
+    def __init__(self, config: Config, num_generations: int = 2) -> None:
+        self.space: SearchSpace = config.search_space([ParameterInfo(NAME, SHAPE, "linear")])
+        optimizer = config.optimizer
+        assert isinstance(optimizer, ES)
+        self.optimizer = optimizer(run_seed=1, num_generations=num_generations, space=self.space)
+        self._fitness = config.fitness
+        base = {NAME: torch.zeros(SHAPE)}
+        self._centre = Centre(base, self.space, num_threads=1)
+        self._centre.weights[NAME].copy_(torch.from_numpy(START))
+        self.rewards: list[Floats] = []
+        self.noises: list[list[NDArray[np.float64]]] = []
+        self.signs: list[list[float]] = []
+        self.seeds: list[list[int]] = []
+
+    def step(self, generation: int) -> NDArray[np.float32]:
+        """The centre after a generation."""
+        genomes_G = self.optimizer.ask(generation)
+        seeds = [genome.terms[0].seed for genome in genomes_G]
+        self.seeds.append(seeds)
+        self.signs.append([math.copysign(1, g.terms[0].coefficient) for g in genomes_G])
+        self.noises.append([noise(seed, NAME, SHAPE).astype(np.float64) for seed in seeds])
+        rewards_P_G = rewards_of(generation, len(genomes_G))
+        self.rewards.append(rewards_P_G)
+        fitness_G = self._fitness(rewards_P_G)
+        self._centre.apply(self.optimizer.tell(generation, genomes_G, None, fitness_G))
+        return self._centre.weights[NAME].numpy().copy()
+
+
+def summed(weights_G: Floats, noises_G: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return sum((w * e for w, e in zip(weights_G, noises_G, strict=True)), np.zeros(SHAPE))
+
+
+def close(found: NDArray[np.float32], expected: NDArray[np.float64]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-7)
+    assert not np.allclose(found, START, atol=1e-6)
+
+
+def test_es_at_scale() -> None:
+    """θ + α/N Σ z ε."""
+    run = Stepped(preset("es_at_scale"))
+    found = run.step(0)
+    assert len(set(run.seeds[0])) == 30 and set(run.signs[0]) == {1.0}
+    close(found, START + 5e-4 / 30 * summed(z(run.rewards[0]), run.noises[0]))
+
+
+def test_copes() -> None:
+    """θ + α Σ_k P_k g_k, g_k = 1/N_k Σ r ε: equations 12 and 13; σ_k = √K σ: equation 11."""
+    config = preset("copes")
+    run = Stepped(config)
+    assert isinstance(config.optimizer, ES) and config.optimizer.sigma == 1e-3
+    centre = Centre({NAME: torch.zeros(SHAPE)}, run.space, num_threads=1)
+    genomes_G = run.optimizer.ask(0)
+    inside_G = [centre.perturbed(genome, NAME).numpy() != 0 for genome in genomes_G]
+    for genome, inside in zip(genomes_G, inside_G, strict=True):
+        of_genome = centre.perturbed(genome, NAME).numpy()
+        epsilon = noise(genome.terms[0].seed, NAME, SHAPE)
+        np.testing.assert_allclose(of_genome[inside], 2e-3 * epsilon[inside], rtol=1e-5)
+    found = run.step(0)
+    weights_G, expected = z(run.rewards[0]), START.astype(np.float64)
+    for part in range(4):
+        members = [g for g in range(40) if run.seeds[0][g] % 4 == part]
+        assert len(members) == 10
+        for g in members:
+            expected += 5e-4 / 10 * weights_G[g] * run.noises[0][g] * inside_G[g]
+    np.testing.assert_allclose(sum(inside.sum() for inside in inside_G), 10 * START.size)
+    close(found, expected)
+
+
+def test_essam() -> None:
+    """θ' = θ - ρ/N Σ z ε, and θ + α/N Σ z' ε' with the rewards z' around θ'."""
+    run = Stepped(preset("essam"))
+    away = run.step(0)
+    close(away, START - 1e-4 / 40 * summed(z(run.rewards[0]), run.noises[0]))
+    found = run.step(1)
+    close(found, START + 2.5e-4 / 40 * summed(z(run.rewards[1]), run.noises[1]))
+
+
+def test_anchored() -> None:
+    """Base + (1 - αλ) (θ + α/N Σ z ε - base), with λ = 10; the base is 0 here."""
+    run = Stepped(preset("anchored"))
+    found = run.step(0)
+    moved = START + 5e-4 / 30 * summed(z(run.rewards[0]), run.noises[0])
+    close(found, (1 - 5e-4 * 10) * moved)
+
+
+def test_randopt() -> None:
+    """Base + σ ε, and no step."""
+    config = preset("randopt", **{"optimizer.population_size": "6"})
+    assert config.num_generations == 1
+    run = Stepped(config)
+    assert np.array_equal(run.step(0), START)
+    genome, centre = run.optimizer.ask(0)[2], Centre({NAME: torch.zeros(SHAPE)}, run.space)
+    epsilon = noise(genome.terms[0].seed, NAME, SHAPE)
+    assert np.array_equal(centre.perturbed(genome, NAME).numpy(), np.float32(1e-3) * epsilon)
+
+
+def test_eggroll() -> None:
+    """α/N Σ s A Bᵀ, s the reward less its problem's mean over genomes, over one deviation."""
+    sigma, rate = "0.01", "0.02"
+    given = {"optimizer.sigma": sigma, "optimizer.learning_rate": rate}
+    config = preset("eggroll", **given, **{"optimizer.population_size": "8"})
+    run = Stepped(config)
+    found = run.step(0)
+    rewards_P_G = run.rewards[0]
+    scores_G = (rewards_P_G - rewards_P_G.mean(axis=1, keepdims=True)).mean(axis=0)
+    scores_G /= rewards_P_G.std()
+    expected = START.astype(np.float64)
+    for seed, sign, score in zip(run.seeds[0], run.signs[0], scores_G, strict=True):
+        a, b = noise(seed, f"{NAME}.A", (SHAPE[0], 1)), noise(seed, f"{NAME}.B", (SHAPE[1], 1))
+        expected += 0.02 / 8 * score * sign * (a.astype(np.float64) @ b.T)
+    close(found, expected)
+
+
+def test_what_replaces_a_presets_option_is_told() -> None:
+    config = preset("es_at_scale", **{"optimizer.sigma": "0.01", "optimizer.antithetic": "False"})
+    assert isinstance(config.optimizer, ES) and config.optimizer.sigma == 0.01
+    options = ("optimizer.sigma=0.01", "optimizer.antithetic=False", "--help")
+    assert typed("countdown", "preset=es_at_scale", *options).stderr == (
+        "preset=es_at_scale: optimizer.sigma=0.01 in place of 0.001; this is no longer what "
+        "arXiv:2509.24372 describes\n"
+    )
+    # Of another optimizer nothing is set that it may not have.
+    assert preset("essam", optimizer="genetic").optimizer.population_size == 64
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (ROOT / "docs/hyper_parameters.md").read_text("utf-8")
+    for name, each in PRESETS.items():
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert f"({each.source.replace('arXiv:', 'https://arxiv.org/abs/')})" in row
+
+
+def test_a_preset_that_is_none_is_refused() -> None:
+    said = typed("countdown", "preset=copse").stderr
+    assert said.startswith("preset=copse: did you mean 'copes'? Accepted: anchored, copes, eggroll")
+    help_page = typed("countdown", "preset=copes", "--help").stdout
+    assert "search_space.partitions=4" in help_page
+    assert f"\nSettings of papers: preset={'|'.join(PRESETS)}\n" in help_page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_run_of_each_that_is_killed_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, programs: Programs, name: str
+) -> None:
+    """And the history rebuilds them, and exports them."""
+    options = {
+        "optimizer.population_size": "4",
+        "optimizer.sigma": "0.02",  # So large that four genomes differ in rewards.
+        "dataset.problems_per_generation": "4",
+        "dataset.num_train": "8",
+        "dataset.num_test": "0",
+        "sampling.max_tokens": "20",
+        "num_generations": "4",
+        "trackers": "JsonlTrackerBuilder",
+        "behavior_if_log_dir_exists": "resume",
+    }
+    if name != "randopt":  # Which makes no step.
+        options["optimizer.learning_rate"] = "0.01"
+    killed, unbroken = tmp_path / "killed", tmp_path / "unbroken"
+    words = [f"{key}={value}" for key, value in {"log_path": killed, **options}.items()]
+    said = tmp_path / "said.txt"
+    pid = programs.start(
+        ["-m", "es_cookbook", "countdown", f"preset={name}", *words], ["/dev/null", said, said]
+    )
+    while num_recorded(killed) < 1:
+        assert psutil.pid_exists(pid), said.read_text()
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    assert programs.exit_code() == -signal.SIGKILL
+    assert num_recorded(killed) < 4
+
+    for log_path in (killed, unbroken):
+        run_config(preset(name, log_path=str(log_path), **options))
+        exported = str(log_path) + "-exported"
+        export(ExportConfig(log_path=str(log_path), output=exported))  # by the fingerprints
+    one, other = (path / "history.jsonl" for path in (killed, unbroken))
+    assert one.read_bytes() == other.read_bytes()
+    ends = [f"{path}-exported/model.safetensors" for path in (killed, unbroken)]
+    found, expected = (load_file(end) for end in ends)
+    base = load_file(f"{BUNDLED_MODEL}/model.safetensors")
+    assert found.keys() == expected.keys() <= base.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+    moved = any(not torch.equal(found[key], base[key]) for key in found)
+    assert moved == (name != "randopt")

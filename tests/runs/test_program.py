@@ -1,0 +1,143 @@
+"""A run as a program: what it says, what it leaves, and where a loop is running already."""
+
+import base64
+import gzip
+import json
+import logging
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import chz
+import pytest
+
+from es_cookbook.cli.resume import Resume
+from es_cookbook.cli.resume import main as resume
+from es_cookbook.engines.base import Engine
+from es_cookbook.recipes.alignment.train_cli import CLIConfig as Alignment
+from es_cookbook.recipes.conciseness.train_cli import CLIConfig as Conciseness
+from es_cookbook.recipes.tic_tac_toe.train_cli import CLIConfig as TicTacToe
+from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import run as run_config
+from es_cookbook.runs.program import train
+from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.result import Result
+from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
+from tests.tiny_run import BASE, TinyConfig, tiny
+
+pytestmark = pytest.mark.anyio
+
+
+def short(log_path: Path, **fields: Any) -> TinyConfig:
+    return tiny(log_path, **{"num_generations": 2} | fields)
+
+
+@chz.chz
+class SlowBuilder(FakeEngineBuilder):
+    """An engine that takes long to start."""
+
+    async def __call__(self, **how: Any) -> Engine:
+        await anyio.sleep(2.5)
+        return await super().__call__(**how)
+
+
+def test_a_start_that_takes_long_says_so_while_it_lasts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_config(tiny(tmp_path, engine=SlowBuilder(), num_generations=1))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"{tmp_path}: loading {BASE} on SlowBuilder"
+    assert said[1] == "  … 2 s"
+
+
+def test_a_run_returns_what_it_brought(tmp_path: Path) -> None:
+    result = run_config(short(tmp_path))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert isinstance(result, Result) and result.path == tmp_path
+    correct = "test/env/all/correct"
+    assert (result.first[correct], result.last[correct]) == (rows[0][correct], rows[2][correct])
+    assert result.last["reward/mean"] == rows[1]["reward/mean"]
+
+
+def test_a_resumed_run_says_in_the_end_what_it_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_config(short(tmp_path))
+    capsys.readouterr()
+    resume(Resume(log_path=str(tmp_path), trust=("tests",)), {"num_generations": "3"})
+    *_, last = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"test/env/all/correct \S+ -> \S+ \(\S+ points\) in \S+ (s|min) \(generation 3: \d+ s\); "
+        rf"everything is in {tmp_path}",
+        last,
+    )
+
+
+def test_recipes_tell_of_their_own_measure() -> None:
+    assert TicTacToe().main_metric == "test/env/all/loses_to_random"
+    assert Conciseness().main_metric == "test/env/all/concise"
+    assert Alignment().main_metric == "test/env/all/correct"
+
+
+def test_a_complete_run_leaves_its_report(tmp_path: Path) -> None:
+    anyio.run(train, short(tmp_path / "run"))
+    page = (tmp_path / "run/report.html").read_text("utf-8")
+    found = re.search(r'id="charts-data">(.*?)<', page)
+    assert found is not None
+    charts: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    (run,) = charts["runs"]
+    assert run["state"] == "complete"
+    assert run["columns"]["progress/generation"] == [0, 1, 2]
+
+
+def test_a_report_that_cannot_be_written_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    anyio.run(train, short(run))
+    (run / "report.html.partial").mkdir()
+    (run / "report.html.partial/somebody's").touch()
+    longer = chz.replace(short(run), num_generations=3, behavior_if_log_dir_exists="resume")
+    with caplog.at_level(logging.WARNING, "es_cookbook"):
+        anyio.run(train, longer)
+    assert len(list(read_history(run / "history.jsonl"))) == 3
+    warnings = [record.getMessage() for record in caplog.records]
+    assert [text for text in warnings if "report.html" in text] == [
+        f"no {run}/report.html: RunDirectoryError: cannot write {run}/report.html: Is a directory"
+    ]
+
+
+# In a notebook.
+
+
+@chz.chz
+class InterruptingBuilder(RLDatasetBuilder):
+    """Problems during whose making the user interrupts the kernel."""
+
+    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
+        assert threading.current_thread() is not threading.main_thread()
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep(20)  # The signal is handled in another thread, when that has its turn.
+        return await SmallDatasetBuilder()(tokenizer)
+
+
+async def test_a_run_goes_beside_the_loop_that_runs_already(tmp_path: Path) -> None:
+    run_config(short(tmp_path / "run"))
+    await train(short(tmp_path / "awaited"))
+    written = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("run", "awaited")]
+    assert written[0] == written[1]
+
+
+async def test_an_interrupt_ends_it_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="interrupted before the run began; nothing"):
+        run_config(short(tmp_path, dataset=InterruptingBuilder()))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not (tmp_path / "lock").exists()
+    run_config(short(tmp_path))
+    assert len(list(read_history(tmp_path / "history.jsonl"))) == 2

@@ -1,0 +1,250 @@
+"""A generation is written in one order, and counts when its history line is on the disk."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import chz
+import numpy as np
+import pytest
+
+from es_cookbook.common.schedules import Linear
+from es_cookbook.common.terminal import as_program
+from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.rl.types import TrajectoryGroup
+from es_cookbook.runs import setup
+from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.program import train
+from es_cookbook.runs.sizes import Sizes
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.fakes import FakeEngineBuilder
+from tests.tiny_run import TinyConfig, tiny
+
+pytestmark = pytest.mark.anyio
+
+
+@chz.chz
+class WatchingBuilder(TrackerBuilder):
+    """Builds JSONL files, and a tracker that notes how much is recorded at each call."""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Trackers([JsonlTrackerBuilder()(run), Watching(run.path)])
+
+
+class Watching(Tracker):
+    calls: ClassVar[list[tuple[str, int, int]]] = []
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls.clear()
+
+    def note(self, call: str, number: int = 0) -> None:
+        self.calls.append((call, number, len(list(read_history(self.path / "history.jsonl")))))
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"watching/calls": float(len(self.calls))}
+
+    def log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        self.note("log", generation)
+
+    def log_rollouts(
+        self,
+        generation: int,
+        groups_P: Sequence[TrajectoryGroup],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self.note("log_rollouts", generation)
+
+    def recorded(self, generations: int) -> None:
+        self.note("recorded", generations)
+
+    def finish(self) -> None:
+        self.note("finish")
+
+    def close(self) -> None:
+        self.note("close")
+
+
+def short(log_path: Path, **fields: Any) -> TinyConfig:
+    return tiny(log_path, **{"trackers": WatchingBuilder(), "num_generations": 2} | fields)
+
+
+async def test_trackers_are_told_in_order_and_only_of_what_counts(tmp_path: Path) -> None:
+    await train(short(tmp_path))
+    assert Watching.calls == [
+        ("log_rollouts", 0, 0),
+        ("log", 0, 0),
+        ("recorded", 1, 1),
+        ("log_rollouts", 1, 1),
+        ("log", 1, 1),
+        ("recorded", 2, 2),
+        ("log", 2, 2),
+        ("recorded", 2, 2),
+        ("finish", 0, 2),
+        ("close", 0, 2),
+    ]
+
+
+async def test_what_a_tracker_reports_is_logged_with_every_generation(tmp_path: Path) -> None:
+    await train(short(tmp_path))
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row.get("watching/calls") for row in rows] == [0.0, 3.0, None]
+
+
+@chz.chz
+class LookingBuilder(TrackerBuilder):
+    """Builds a tracker that looks at what is under way whenever a generation is recorded."""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return Looking(run)
+
+
+class Looking(Tracker):
+    seen: ClassVar[list[tuple[int | None, int, int, bool]]] = []
+    runs: ClassVar[list[RunInfo]] = []
+
+    def __init__(self, run: RunInfo) -> None:
+        self.seen.clear()
+        self.runs[:] = [run]
+
+    def recorded(self, generations: int) -> None:
+        now = self.runs[0].underway.rollouts
+        assert now is not None
+        self.seen.append((now.generation, now.num_done, now.count, now.is_over))
+
+
+async def test_trackers_can_see_what_is_under_way(tmp_path: Path) -> None:
+    await train(short(tmp_path, trackers=LookingBuilder(), eval_every=7))
+    (run,) = Looking.runs
+    assert run.eval_every == 7 and run.underway.evaluations >= run.underway.evaluation > 0
+    (first, second, last) = Looking.seen
+    assert (first[0], second[0], last[0]) == (0, 1, None)
+    assert all(is_over and done == of for _, done, of, is_over in Looking.seen)
+
+
+class Slow(Tracker):
+    """Every generation takes so many seconds of its clock."""
+
+    now, runs = 0.0, list[RunInfo]()
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @classmethod
+    def clock(cls) -> float:
+        Slow.now += 1e-6
+        return Slow.now
+
+    def log_rollouts(self, *_: object) -> None:
+        Slow.now += self.seconds
+
+
+@chz.chz
+class SlowBuilder(TrackerBuilder):
+    seconds: float = chz.field(doc="of a generation")
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        Slow.runs[:] = [run]
+        return Trackers([JsonlTrackerBuilder()(run), Slow(self.seconds)])
+
+
+async def test_what_the_centre_earns_is_told_before_a_generation_that_may_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = itertools.count(step=20.0)
+    with as_program():
+        await train(short(tmp_path / "quick"))
+        assert "before generation" not in capsys.readouterr().err
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+        await train(short(tmp_path / "slow"))
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "before gen" in line]
+    assert said.startswith("before generation 1: held-out reward ")
+
+
+@pytest.mark.parametrize(
+    ("of_told", "least", "most"), [(0.75, 30, 32), (0.1, 36, 36), (2.0, 11, 12)]
+)
+async def test_a_run_whose_length_was_chosen_ends_with_its_time(
+    of_told: float,
+    least: int,
+    most: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        setup, "sized", lambda *_: Sizes({"num_generations": 24}, 9, 240.0, 8, 9, 4)
+    )
+    monkeypatch.setattr(time, "perf_counter", Slow.clock)
+    given = {"size": ("num_generations",), "eval_every": 5}
+    given |= {"trackers": SlowBuilder(seconds=10.0 * of_told)}
+    await train(short(tmp_path, **given))
+    length = len(list(read_history(tmp_path / "history.jsonl")))
+    assert least <= length <= most
+    assert Slow.runs[0].num_generations == length
+    assert json.loads((tmp_path / "config.json").read_text())["num_generations"] == length
+    await train(short(tmp_path, **given))
+    assert f"is already complete, with {length} generations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "may"),
+    [
+        ({}, True),
+        ({"max_staleness": 1}, False),
+        ({"temperature_schedule": Linear(final=0.5)}, False),
+        ({"optimizer": ES(population_size=4, sigma_schedule=Linear(final=0.5))}, False),
+    ],
+)
+def test_no_run_changes_its_length_where_other_steps_would_follow(
+    fields: Mapping[str, Any], may: bool, tmp_path: Path
+) -> None:
+    assert setup.may_change_length(tiny(tmp_path, **fields)) == may
+
+
+async def test_sigma_and_learning_rate_are_those_of_the_generation(tmp_path: Path) -> None:
+    optimizer = ES(
+        population_size=2,
+        sigma=0.1,
+        learning_rate=0.05,
+        learning_rate_schedule=Linear(),
+        evaluate_centre=True,
+        adaptive_sigma=AdaptiveSigma(rate=1.0),
+    )
+    before = time.time()
+    await train(short(tmp_path, optimizer=optimizer))
+    *rows, last = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["optimizer/learning_rate"] for row in rows] == [0.05, 0.025]
+    first, _ = read_history(tmp_path / "history.jsonl")
+    again = optimizer(run_seed=0, num_generations=2, space=FullRankSpace({"w": (1,)}))
+    again.tell(0, again.ask(0), None, np.array(first.fitness_G))
+    assert again.sigma(1) != 0.1, "the fitness says something"
+    assert [row["optimizer/sigma"] for row in rows] == [0.1, again.sigma(1)]
+    assert [before < row["time/unix"] < time.time() for row in rows] == [True, True]
+    assert "optimizer/sigma" not in last, "no generation"
+
+
+async def test_a_run_that_ended_before_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+    await train(short(tmp_path))
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
+    await train(short(tmp_path))
+    assert [call for call, _, _ in Watching.calls] == ["log", "recorded", "finish", "close"]
+
+
+async def test_a_run_that_fails_is_closed_and_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> int:
+        raise InterruptedError
+
+    monkeypatch.setattr("tests.fakes.FakeEngine.apply", fails)
+    with pytest.raises(InterruptedError):
+        await train(short(tmp_path))
+    assert Watching.calls == [("close", 0, 0)]
+    assert FakeEngineBuilder.made[-1].closed

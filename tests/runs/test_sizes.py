@@ -1,0 +1,252 @@
+"""Sizes that are chosen: a run that fits into its time, with room for its answers."""
+
+import math
+from pathlib import Path
+
+import chz
+import pytest
+
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.population.look import Answer, Look, Pace
+from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.rewards.matching import Exact
+from es_cookbook.rl.types import SamplingParams
+from es_cookbook.runs.config import SIZES, Config
+from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.sizes import (
+    as_options,
+    as_recorded,
+    doubts,
+    goes_on,
+    has,
+    length_for,
+    mean_length,
+    rollouts_of,
+    shown,
+    sized,
+    told,
+    with_options,
+)
+from tests.runs.records import HEADER, make_record
+
+PACE = Pace(prompt=0.0005, sampled=0.002)
+
+
+def config(size: tuple[str, ...] = SIZES, **fields: object) -> Config:
+    given: dict[str, object] = {"sampling": SamplingParams(stop=None), **fields}
+    task = Task(source="rows.jsonl", prompt="{question}", reward=Exact())
+    return chz.replace(
+        Config(model_name="model", dataset=task, log_path="run", optimizer=ES(), size=size), **given
+    )
+
+
+def answer(
+    num_tokens: int = 20, ending: str = "stop", text: str = "It is 12.", **more: object
+) -> Answer:
+    fields: dict[str, object] = {"reward": 0.5, "gold": "12", "gold_tokens": 2, **more}
+    return Answer(text, 60, num_tokens, ending, **fields)  # pyright: ignore[reportArgumentType]
+
+
+def look(*answers: Answer, pace: Pace = PACE) -> Look:
+    answers = answers or (answer(),) * 16
+    return Look(answers, pace, len(answers))
+
+
+@pytest.mark.parametrize("seconds", [300.0, 600.0, 3600.0, 36_000.0])
+@pytest.mark.parametrize("slower", [0.1, 1.0, 5.0])
+def test_a_run_takes_about_the_time_that_it_has(seconds: float, slower: float) -> None:
+    pace = Pace(PACE.prompt * slower, PACE.sampled * slower)
+    found = sized(config(), look(pace=pace), (5000, 200), seconds)
+    run = with_options(config(), {**found.chosen, "size": ()})
+    assert rollouts_of(run) == found.num_rollouts
+    # By hand: 60 tokens of prompt and 20 of answer each at first, then half way to gold's 2; and
+    # the evaluations that the run makes.
+    # A genome's answers take 1.15 times as long as the centre's.
+    first, rollout = (1.15 * (60 * pace.prompt + each * pace.sampled) for each in (20, 11))
+    num_test = getattr(run.dataset, "num_test", None) or 200
+    evaluations = sum(map(run.evaluates, range(run.num_generations + 1)))
+    by_hand = rollout * (run.num_generations * found.num_rollouts + evaluations * num_test)
+    assert 0.6 * seconds < by_hand < 1.1 * seconds
+    assert found.run == pytest.approx(by_hand, rel=0.12)
+    assert found.generation == pytest.approx(first * found.num_rollouts)
+    assert found.generation < seconds / 5
+
+
+def test_more_time_is_for_more_generations_of_more_genomes() -> None:
+    found = [sized(config(), look(), (5000, 200), each).chosen for each in (300, 3000, 30_000)]
+    for name in ("num_generations", "optimizer.population_size"):
+        values = [int(str(each[name])) for each in found]
+        assert values == sorted(values) and values[0] < values[-1]
+
+
+@pytest.mark.parametrize("path", SIZES)
+def test_what_was_given_stays(path: str) -> None:
+    free = tuple(each for each in SIZES if each != path)
+    chosen = sized(config(free), look(), (5000, 200), 600.0).chosen
+    assert path not in chosen
+    assert set(chosen) <= set(free)
+
+
+def test_no_option_that_a_data_set_lacks_is_chosen() -> None:
+    assert has(config(), "dataset.num_test") and not has(config(), "dataset.none.x")
+    assert not has(config(), "optimizer.none")
+    found = sized(config(("num_generations",)), look(), (8, 0), 600.0)
+    assert set(found.chosen) == {"num_generations"}
+
+
+def test_a_batch_has_no_more_problems_than_there_are() -> None:
+    chosen = sized(config(), look(), (3, 0), 36_000.0).chosen
+    assert chosen["dataset.problems_per_generation"] == 3
+
+
+def test_where_long_answers_do_not_fit_they_get_less_room() -> None:
+    endless = look(*[answer(30, "clock", gold_tokens=20)] * 16, pace=Pace(0.001, 0.01))
+    found = sized(config(), endless, (100, 200), 600.0)
+    assert found.chosen["sampling.max_tokens"] in range(80, 200)
+    assert 300 < found.run < 660
+    # But never so little that a perfect answer is cut: 1.5 · 200 + 8 tokens.
+    endless = look(*[answer(30, "clock", gold_tokens=150)] * 16, pace=Pace(0.001, 0.01))
+    assert sized(config(), endless, (100, 200), 600.0).chosen["sampling.max_tokens"] == 240
+    given = config(tuple(path for path in SIZES if path != "sampling.max_tokens"))
+    assert "sampling.max_tokens" not in sized(given, endless, (100, 200), 600.0).chosen
+
+
+def test_where_nothing_fits_the_least_is_taken_and_its_time_is_true() -> None:
+    slow = Pace(0.1, 1.0)
+    found = sized(config(), look(pace=slow), (100, 200), 600.0)
+    assert found.run > 600
+    assert found.chosen["num_generations"] == 6
+    assert found.chosen["optimizer.population_size"] == 16
+
+
+def test_a_run_whose_time_is_over_before_it_begins_is_the_shortest() -> None:
+    given = config(tuple(path for path in SIZES if path != "dataset.num_test"))
+    chosen = sized(given, look(), (100, 200), -600.0).chosen
+    assert (chosen["num_generations"], chosen["eval_every"]) == (6, 6)
+
+
+def test_answers_have_room_for_what_the_centre_says_and_for_the_gold_answers() -> None:
+    def room(*answers: Answer) -> object:
+        return sized(config(), look(*answers), (100, 0), 600.0).chosen.get("sampling.max_tokens")
+
+    assert room(*[answer(20)] * 16) == 40  # 1.5 · 20 + 8, rounded up to a multiple of 8
+    assert room(*[answer(4, gold_tokens=60)] * 16) == 104
+    # Base models: no answer ends. Two and a half gold answers are room enough.
+    assert room(*[answer(256, "length", gold_tokens=10)] * 16) == 40
+    # What the clock cut may get long, so nothing is known of those answers.
+    assert room(*[answer(20, "clock")] * 16) is None
+    assert room(*[answer(250)] * 16) is None
+    # Without gold answers nobody knows how long a right answer is.
+    assert room(*[answer(256, "length", gold=None, gold_tokens=0)] * 16) is None
+
+
+def test_answers_that_go_on_behind_their_line_end_with_it() -> None:
+    on = answer(256, "length", text=" 12\nQ: 3 + 4\nA: 7\nQ: 5", gold="12")
+    assert goes_on([on] * 9 + [answer()] * 7)
+    assert not goes_on([on] * 7 + [answer()] * 9)
+    assert not goes_on([answer(256, "length", text=on.text, gold="1\n2")] * 16)
+    chosen = sized(config(), look(*[on] * 16), (100, 0), 600.0).chosen
+    assert chosen["sampling.stop"] == ("\n",)
+    # 3 of 22 characters are in the line: 1 + 256 · 3/22 tokens.
+    found = sized(config(), look(*[on] * 16), (100, 0), 600.0)
+    assert found.length == pytest.approx(1 + 256 * 3 / len(on.text), abs=1)
+    # An end that was given is left alone.
+    given = config(sampling=SamplingParams(stop=("###",)))
+    assert "sampling.stop" not in sized(given, look(*[on] * 16), (100, 0), 600.0).chosen
+
+
+def test_an_answer_that_the_clock_cut_gets_as_long_as_longer_ones() -> None:
+    answers = [answer(10), answer(30), answer(50), answer(20, "clock")]
+    assert mean_length(answers, config()) == pytest.approx((10 + 30 + 50 + 40) / 4)
+    answers = [answer(10), answer(20, "clock")]
+    most = SamplingParams(max_tokens=64, stop=None)
+    assert mean_length(answers, config(sampling=most)) == pytest.approx((10 + 64) / 2)
+
+
+@pytest.mark.parametrize(
+    ("done", "left", "length"),
+    [
+        (5, 200.0, 24),  # As planned: 19 generations of 9 s, evaluations of 5 s.
+        (5, 190.0, 24),  # Nearly.
+        (5, 300.0, 34),
+        (5, 100.0, 14),
+        (5, 0.0, 6),  # The least that may learn.
+        (20, 0.0, 20),
+        (24, 15.0, 24),
+        (24, 60.0, 29),
+        (5, 400.0, 36),  # The learning rate is for 24.
+    ],
+)
+def test_a_run_gets_as_long_as_fits(done: int, left: float, length: int) -> None:
+    run = config(num_generations=24, eval_every=5)
+    assert length_for(run, 24, done, left, generation=9.0, evaluation=5.0) == length
+
+
+def test_three_answers_are_shown_with_their_rewards() -> None:
+    answers = [answer(20, "clock", reward=math.nan), *[answer(reward=0.25)] * 4]
+    lines = [line.strip() for line in shown(look(*answers))]
+    assert lines == [
+        *["earns 0.25: It is 12. (gold 12)"] * 3,
+        "reward of 4 answers: 0.25",
+        "500 tokens a second, of many answers at once",
+    ]
+    (cut, *_) = shown(look(answer(20, "clock", reward=math.nan, gold=None)))
+    assert cut == "  cut by the clock: It is 12."
+
+
+def test_answers_of_which_nothing_can_be_learned_are_told() -> None:
+    greedy, stopped = SamplingParams(), SamplingParams(stop=("###",), max_tokens=64)
+    assert list(doubts(look(answer(reward=0.0), answer(reward=1.0)), greedy)) == []
+    (same,) = doubts(look(answer(reward=0.25), answer(reward=0.25)), greedy)
+    assert same.startswith("every answer earned 0.25: ")
+    (empty,) = doubts(look(answer(1, text=" \n", reward=0.0)), greedy)
+    assert empty.startswith("every answer is empty")
+    assert list(doubts(look(answer(3, "clock", text="\n", reward=math.nan)), greedy)) == []
+    cut = answer(64, "length", reward=0.0), answer(64, "length", reward=1.0)
+    (never,) = doubts(look(*cut), stopped)
+    assert never.startswith('no answer came to sampling.stop=["###"]; all go on to ')
+    assert list(doubts(look(*cut), greedy)) == []
+    assert list(doubts(look(cut[0], answer(reward=1.0)), stopped)) == []
+
+
+def test_what_a_model_writes_is_shown_on_one_line_and_cannot_command_the_terminal() -> None:
+    lines = list(shown(look(answer(text="a\n\x1b[2Jb" + "x" * 500))))
+    assert all("\n" not in line and "\x1b" not in line and len(line) < 100 for line in lines[:1])
+
+
+def test_the_choice_can_be_pasted_into_a_shell() -> None:
+    text = as_options({"sampling.stop": ("\n",), "num_generations": 12})
+    assert text == """'sampling.stop=["\\n"]' num_generations=12"""
+    assert "of about 20 tokens (at most 40)" in told(
+        with_options(config(), {"sampling.max_tokens": 40}),
+        sized(config(), look(), (100, 0), 600.0),
+    )
+
+
+def test_a_run_that_is_recorded_keeps_its_sizes(tmp_path: Path) -> None:
+    chosen = {
+        "sampling.stop": ("\n",),
+        "num_generations": 7,
+        "optimizer.population_size": 4,
+        "dataset.num_test": None,
+    }
+    given = config(tuple(chosen), log_path=str(tmp_path))
+    run = with_options(given, {**chosen, "size": ()})
+    assert as_recorded(given) == given
+    (tmp_path / "config.json").write_text(config_to_json(run))
+    assert as_recorded(given) == given  # No generation is recorded yet, so it may choose again.
+    history = HistoryStore(tmp_path / "history.jsonl", HEADER)
+    history.append(make_record(0))
+    history.close()
+    assert as_recorded(given) == run
+    (tmp_path / "config.json").write_text("{}")
+    assert as_recorded(given) == given  # What is wrong with it is said elsewhere.
+
+
+def test_sizes_and_minutes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="size=seed: accepted are "):
+        config(("seed",))
+    with pytest.raises(ConfigError, match="minutes must be above 0"):
+        config(minutes=0.0)

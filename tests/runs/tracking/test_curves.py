@@ -1,0 +1,88 @@
+"""The table and the curves say what the runs wrote, and nothing else."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.runs.history.format import Header, Record
+from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.tracking.curves import grouped, lines_of, table
+from es_cookbook.runs.tracking.reading import RunFiles, read_run
+from tests.plugins.report.made_runs import ES, make_run
+
+METRIC = "test/env/all/correct"
+
+
+def written_run(
+    path: Path,
+    measured: Sequence[float | None],
+    seconds: float = 2.0,
+    ask: float | None = 0.03,
+    metric: str = METRIC,
+) -> RunFiles:
+    """Two rollouts a generation; a metric measured before some, and after the last."""
+    path.mkdir()
+    history = HistoryStore(path / "history.jsonl", Header("model", None, None, None))
+    rows: list[dict[str, float]] = []
+    for generation, value in enumerate(measured):
+        row: dict[str, float] = {"progress/generation": generation}
+        row |= {} if value is None else {metric: value}
+        is_last = generation == len(measured) - 1
+        row["progress/rollouts"] = 2 * (generation + (not is_last))
+        if not is_last:
+            row |= {"time/total": seconds + generation, "time/tell": 0.01}
+            row |= {} if ask is None else {"time/ask": ask}
+            terms = tuple(Term(seed, 0.1) for seed in range(generation))
+            history.append(Record(generation, Step(terms), (0.0,), 0))
+        rows.append(row)
+    history.close()
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(path)
+
+
+def test_the_table_has_the_numbers_of_the_metrics_files(tmp_path: Path) -> None:
+    a = written_run(tmp_path / "a", [0.25, None, 0.5, 0.75])
+    b = written_run(tmp_path / "b", [0.25, None, 0.0, 0.5], seconds=4.0)
+    line = lines_of({"": [a, b]}, METRIC, "rollouts")[""]
+    # Measured before a generation, so after the rollouts of those before it.
+    assert list(line.x_M) == [0, 4, 6]  # pyright: ignore
+    # Heights: (0.375 · 4 + 0.625 · 2) / 6 and (0.125 · 4 + 0.25 · 2) / 6. Shares of ask and tell:
+    # 0.12 / 9 and 0.12 / 15.
+    unmeasured = written_run(tmp_path / "c", [0.25, 0.75], ask=None)
+    text = table({"es": [a, b], "one": [b], "old": [unmeasured]}, METRIC)
+    assert text.splitlines()[2:] == [
+        "| es | 2 | 62.5 % (50.0 … 75.0) | 31.2 % (16.7 … 45.8) | 6 | 4 | 1.1 % | 1 |",
+        "| one | 1 | 50.0 % (50.0 … 50.0) | 16.7 % (16.7 … 16.7) | 6 | 5 | 0.8 % | 1 |",
+        "| old | 1 | 75.0 % (75.0 … 75.0) | 50.0 % (50.0 … 50.0) | 2 | 2 | nan % | 0 |",
+    ]
+
+
+def test_a_metric_that_is_no_share_is_not_shown_as_one(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a", [0.25, 0.75], metric="test/reward/mean")
+    text = table({"es": [run]}, "test/reward/mean")
+    assert "| 0.75 (0.75 … 0.75) | 0.5 (0.5 … 0.5) |" in text
+
+
+def test_runs_that_were_not_measured_alike_are_refused(tmp_path: Path) -> None:
+    a = written_run(tmp_path / "a", [0.25, None])
+    b = written_run(tmp_path / "b", [None, 0.5])
+    with pytest.raises(ConfigError, match="were never measured after the same number of"):
+        table({"es": [a, b]}, METRIC)
+    with pytest.raises(ConfigError, match="has not measured test/env/all/formt over rollouts"):
+        table({"es": [a]}, "test/env/all/formt")
+    (tmp_path / "a/metrics.jsonl").write_text(f'{{"{METRIC}": 1, "progress/rollouts": 1}}\n')
+    with pytest.raises(ConfigError, match="does not count rollouts and time"):
+        table({"es": [read_run(tmp_path / "a")]}, METRIC)
+
+
+def test_curves_that_have_one_name_are_told_apart_by_their_directories(tmp_path: Path) -> None:
+    fields = ("alpha", "beta", "gamma", "delta")
+    configs = [{**ES, **dict.fromkeys(fields, 0)}, {**ES, **dict.fromkeys(fields, 0), "delta": 1}]
+    configs += [{**each, **dict.fromkeys(fields[:3], 1)} for each in configs]
+    paths = [make_run(tmp_path / str(i), config=config) for i, config in enumerate(configs)]
+    found = grouped([read_run(path) for path in paths])
+    assert [len(group) for group in found.values()] == [1] * 4

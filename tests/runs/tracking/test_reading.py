@@ -1,0 +1,155 @@
+"""Looking at run directories: all that can be read, and a sentence for what cannot."""
+
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from es_cookbook.common.errors import RunDirectoryError
+from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.tracking.reading import read_run
+from tests.runs.directory.test_damaged_directories import RUNS
+
+RUN = RUNS[0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    shutil.copytree(RUN, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def add_line(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line)
+
+
+def test_a_whole_run_is_read(run: Path) -> None:
+    found = read_run(run)
+    assert found.state == "complete"
+    assert found.generations_done == found.num_generations == len(found.records)
+    assert len(found.metrics) == found.num_generations + 1
+    assert found.config["optimizer"] == "es_cookbook.evolution.optimizers.es:ES"
+    assert found.config["optimizer.sigma"] == json.loads((run / "config.json").read_text())[
+        "optimizer"
+    ].get("sigma")
+    assert found.header is not None
+    assert len({rollout["generation"] for rollout in found.rollouts()}) == found.num_generations
+    assert found.problems == ()
+    assert not found.is_gradient
+
+
+def test_what_is_torn_is_left_out(run: Path) -> None:
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        add_line(run / name, b'{"generation": 9')
+    whole, found = read_run(RUN), read_run(run)
+    assert (found.metrics, found.records) == (whole.metrics, whole.records)
+    assert list(found.rollouts()) == list(whole.rollouts())
+
+
+def test_damage_is_told_and_the_rest_read(run: Path) -> None:
+    for line in (b"\xff\xfe\n", b'{"reward/mean": "high"}\n', b"[" * 100_000 + b"\n"):
+        add_line(run / "metrics.jsonl", line)
+    add_line(run / "rollouts.jsonl", b"[1, 2]\n")
+    (run / "history.jsonl").write_bytes(b'{"version":99}\n{"version":99}\n')
+    found, said = read_run(run), list[str]()
+    assert len(found.metrics) == found.num_generations + 1
+    assert found.records == []
+    rollouts = list(found.rollouts(said.append))
+    assert rollouts == list(read_run(RUN).rollouts())
+    assert said == [f"{run / 'rollouts.jsonl'}: 1 damaged line left out"]
+    assert [
+        str(run / name) in text
+        for name, text in zip(
+            ("metrics.jsonl", "metrics.jsonl", "history.jsonl"), found.problems, strict=True
+        )
+    ] == [True] * 3
+    assert "2 more damaged lines left out" in found.problems[1]
+
+
+def test_a_run_that_has_just_begun_has_nothing_yet(run: Path) -> None:
+    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
+        (run / name).unlink()
+    found = read_run(run)
+    assert (found.state, found.generations_done, found.metrics) == ("not begun", 0, [])
+
+
+def test_a_run_without_its_config_is_shown_for_what_it_measured(run: Path) -> None:
+    (run / "config.json").unlink()
+    found = read_run(run)
+    assert found.metrics and found.state == "interrupted"
+    assert found.problems == (f"{run / 'config.json'} is missing",)
+
+
+def test_gradients_have_no_history(run: Path) -> None:
+    (run / "history.jsonl").unlink()
+    (run / "checkpoints").mkdir()
+    found = read_run(run)
+    assert found.is_gradient and found.state == "complete"
+    assert found.generations_done == found.num_generations
+
+
+def test_a_run_is_running_while_its_writer_lives(run: Path) -> None:
+    lock = RunLock(run)
+    assert read_run(run).state == "running"
+    lock.release()
+    assert read_run(run).state == "complete"
+
+
+@pytest.mark.parametrize("hours", [-30, 30])
+def test_a_run_is_running_also_where_the_clock_was_set_since_it_began(
+    run: Path, hours: int
+) -> None:
+    """A clock set forward made the process younger than its lock, so the run counted as over."""
+    held = RunLock(run)
+    lock = json.loads((run / "lock").read_text())
+    since = datetime.datetime.fromisoformat(lock["since"]) + datetime.timedelta(hours=hours)
+    (run / "lock").write_text(json.dumps(lock | {"since": since.isoformat(" ")}))
+    assert read_run(run).state == "running"
+    held.release()
+
+
+def test_a_lock_of_an_older_version_counts_while_there_is_such_a_process(run: Path) -> None:
+    held = RunLock(run)
+    lock = json.loads((run / "lock").read_text())
+    del lock["began"]
+    (run / "lock").write_text(json.dumps(lock))
+    assert read_run(run).state == "running"
+    (run / "lock").write_text(json.dumps(lock | {"pid": 2**22 + 1}))
+    assert read_run(run).state == "complete"
+    held.release()
+
+
+def test_a_writer_that_was_killed_is_not_taken_for_a_running_one(run: Path) -> None:
+    code = (
+        "import os; from pathlib import Path; from es_cookbook.runs.directory.lock import RunLock\n"
+    )
+    code += f"RunLock(Path({str(run)!r})); os._exit(1)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert (run / "lock").exists()
+    assert read_run(run).state == "complete"
+    lock = json.loads((run / "lock").read_text())
+    (run / "lock").write_text(json.dumps(lock | {"pid": os.getpid()}))
+    assert read_run(run).state == "complete", "another process has its number now"
+    (run / "lock").write_text(json.dumps(lock | {"host": "elsewhere", "boot": "other"}))
+    assert read_run(run).state == "running"
+
+
+@pytest.mark.parametrize("kind", ["nothing", "file", "empty", "model", "foreign"])
+def test_what_is_no_run_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "file":
+        path.write_text("{}")
+    elif kind != "nothing":
+        path.mkdir()
+    if kind == "model":
+        (path / "config.json").write_text('{"model_type": "qwen2"}')
+    if kind == "foreign":
+        (path / "notes.txt").write_text("mine")
+    with pytest.raises(RunDirectoryError, match="run directory"):
+        read_run(path)
