@@ -143,7 +143,7 @@ def test_the_floors_are_those_of_the_contract() -> None:
         str(floor): set(re.findall(r"\w+", layer))
         for floor, layer in enumerate(reversed(layers), start=1)
     }
-    rows = re.findall(r"^\| (\d) \| (.*) \|$", CONTRIBUTING, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", CONTRIBUTING, flags=re.MULTILINE)
     assert {floor: set(re.findall(r"`(\w+)`", rooms)) for floor, rooms in rows} == contract
     planned = set(re.findall(r"`(\w+)` \(planned\)", CONTRIBUTING))
     rooms = set[str]().union(*contract.values())

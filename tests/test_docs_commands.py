@@ -238,7 +238,7 @@ COVERED = {
 def commands() -> list[tuple[str, list[str]]]:
     """(command or module, options) of every line, each once."""
     found: dict[tuple[str, ...], None] = {}
-    for _, line in lines(r"es-cookbook|python -m es_cookbook"):
+    for _, line in lines(r"es-cookbook|python -m es_cookbook|python -m tools"):
         if line in NOT_LINES:
             continue
         words = filled(line)

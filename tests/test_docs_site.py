@@ -108,7 +108,7 @@ def test_agents_are_told_the_commands_the_style_and_where_parts_are_explained() 
     text = WHOLE["AGENTS.md"]()
     titles = ["Dependencies", "How it reads", "The layout", "Where to read on"]
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == titles
-    assert all(each in text for each in ("| `make fast` |", "| `_P` |", "| 8 | `__main__` |"))
+    assert all(each in text for each in ("| `make fast` |", "| `_P` |", "| 10 | `__main__` |"))
     assert text.count("](CONTRIBUTING.md#adding-") == 6
 
 
@@ -129,7 +129,7 @@ def test_a_changed_option_changes_its_page() -> None:
 def test_a_table_has_a_row_for_every_field() -> None:
     table = table_of(Config)
     assert re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE) == list(chz.chz_fields(Config))
-    assert "| `engine` | `torch`, `vllm`, `ray` | `torch` | where genomes run |" in table
+    assert "| `engine` | `torch`, `ray`, `vllm` | `torch` | where genomes run |" in table
     assert "| `model_name` | `str` | required |" in table
     assert "| `turn_timeout` | `float \\| None` | `None` |" in table
 

@@ -29,8 +29,8 @@ from tests.tiny_models import save_with_tokenizer
 GUIDE = "docs/base_models.md"
 TASKS = "docs/tasks.md"
 SHORT = ("optimizer.population_size=4", "num_generations=1", "sampling.max_tokens=4")
-ELSEWHERE = r"es-cookbook math|python -m es_cookbook\.baselines\.sft"
-"""Lines of the page of tasks that need the Hub, or that tests/cli/gradients runs."""
+ELSEWHERE = r"es-cookbook math|python -m es_cookbook\.plugins\.gradients\.sft"
+"""Lines of the page of tasks that need the Hub, or that tests/plugins/gradients runs."""
 
 
 @pytest.fixture

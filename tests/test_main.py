@@ -29,7 +29,7 @@ def test_without_a_command_all_are_listed_in_a_line_each(
     call(monkeypatch, *arguments)
     usage, *lines = capsys.readouterr().out.splitlines()
     assert usage == "usage: es-cookbook COMMAND [name=value ...]"
-    assert [line.split()[0] for line in lines if line.startswith("  ")] == NAMES
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(NAMES)
 
 
 def test_the_list_imports_nothing_heavy() -> None:

@@ -47,7 +47,7 @@ IMPORTED = {
     "tools.bundled.countdown_demonstrations": "Config main",
     "es_cookbook.plugins.gradients.policy_gradient": "Config Expert Group Method PPO main",
     "es_cookbook.plugins.gradients.sft": "cli main",
-    "es_cookbook.plugins.report": "frames",
+    "es_cookbook.plugins.report.frames": "frames",
     "es_cookbook.runs.files": "replace_file",
     "es_cookbook.runs.tracking.curves": "grouped lines_of table",
     "es_cookbook.plugins.report.plots": "Line draw",

@@ -12,7 +12,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
-from es_cookbook.common.references import resolve
+from es_cookbook.common.references import load
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def recipe_config(recipe: str) -> "type[Config]":
     """
     if recipe not in RECIPES:
         raise ConfigError(f"unknown recipe {recipe!r}: {nearest(recipe, RECIPES)}")
-    return cast("type[Config]", resolve(RECIPES[recipe]))
+    return cast("type[Config]", load(RECIPES[recipe]))
 
 
 def recipe_defaults(recipe: str) -> "Config":

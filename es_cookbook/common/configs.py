@@ -42,6 +42,7 @@ from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_f
 from es_cookbook.common.references import (
     ANYTHING_REACHED,
     is_own,
+    load,
     of_program,
     reference,
     references_in,
@@ -354,8 +355,7 @@ class Names(chz.factories.MetaFactory):
         raise CastError(f"{value!r} is a name")
 
     def _load(self, name: str) -> Callable[..., object]:
-        target = self.accepted[name]
-        return self._with_settings(resolve(target, trust=[target.partition(":")[0]]), name)
+        return self._with_settings(load(self.accepted[name]), name)
 
     def _with_settings(
         self, loaded: Callable[..., object], name: str | None = None

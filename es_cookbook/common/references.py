@@ -123,6 +123,17 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     return found
 
 
+def load(text: str) -> Callable[..., object]:
+    """The class or function that a distribution has registered as "module:name".
+
+    Whoever has installed it has trusted it.
+
+    Raises:
+        ConfigError: It cannot be imported, or is not there.
+    """
+    return resolve(text, trust=[text.partition(":")[0]])
+
+
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
     return belongs_to(of_program(text).partition(":")[0], (_OWN,))

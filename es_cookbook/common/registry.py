@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 
 from typing_extensions import override
 
@@ -82,6 +82,11 @@ class Registered(Mapping[str, str]):
     def first(self, name: str) -> str:
         """What a name stands for, without a check of who has registered it; for lists."""
         return parts(self._group)[name][0].value
+
+    @override
+    def items(self) -> ItemsView[str, str]:
+        """The same for all names, as `first`."""
+        return {name: self.first(name) for name in self}.items()
 
     def __iter__(self) -> Iterator[str]:
         return iter(parts(self._group))

@@ -73,7 +73,7 @@ class Problems(SmallDatasetBuilder):
 
 RUNS = """
 from es_cookbook.common.cli import run_cli
-from es_cookbook.runs import Config
+from es_cookbook import Config
 run_cli(print, Config)
 """
 

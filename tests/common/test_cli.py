@@ -110,7 +110,7 @@ def test_a_config_that_was_read_is_changed_where_options_say_so_and_nowhere_else
     ("option", "sentence"),
     [
         ("optimizer.sigmo", "did you mean 'optimizer.sigma'?"),
-        ("momentum", "did you mean optimizer=momentum optimizer.momentum=x?"),
+        ("momentum", "did you mean optimizer=clip_up optimizer.momentum=x?"),
         ("...sigma", "...sigma: a change is given by the option's whole name"),
         ("num_generations", "num_generations=x: it must be int"),
     ],
@@ -145,16 +145,16 @@ def test_wildcards_of_chz_still_work() -> None:
         ("optimizer=ess", "optimizer=ess: unknown name 'ess': did you mean 'es'? Accepted: "),
         ("fitness=zcore", "did you mean 'zscore'? Accepted: centred_rank, per_problem_baseline"),
         ("optimizer.sigma_schedule=cosin", "did you mean 'cosine'?"),
-        ("window=3", "did you mean optimizer=momentum optimizer.window=3? --help lists all"),
-        ("optimizer.window=3", "did you mean optimizer=momentum optimizer.window=3?"),
-        ("optimizer.windo=3", "did you mean optimizer=momentum optimizer.window=3?"),
+        ("window=3", "did you mean optimizer=adam optimizer.window=3? --help lists all"),
+        ("optimizer.window=3", "did you mean optimizer=adam optimizer.window=3?"),
+        ("optimizer.windo=3", "did you mean optimizer=adam optimizer.window=3?"),
         (
             "optimizer.window=3",
             "unknown option 'optimizer.window', which optimizer=es does not have; did you mean",
         ),
         (
             "sigma_schedule.final=.1",
-            "optimizer.sigma_schedule=linear optimizer.sigma_schedule.final",
+            "optimizer.sigma_schedule=cosine optimizer.sigma_schedule.final",
         ),
         ("optimizer.species_by=a b", "did you mean optimizer=genetic 'optimizer.species_by=a b'?"),
         ("weight=1", "unknown option 'weight'; did you mean kl.weight=1?"),
@@ -276,10 +276,10 @@ def test_help_lists_every_option_nested_ones_too_with_value_and_doc(
     run_cli(print, Config, ["--help"])
     page = " ".join(capsys.readouterr().out.split())
     for entry in (
-        "optimizer=es how it moves [es|momentum|",
+        "optimizer=es how it moves [es|adam|",
         "optimizer.population_size=30 genomes a generation [int]",
         "optimizer.sigma=0.005 standard deviation",
-        "optimizer.sigma_schedule=none factor on sigma over the run [none|linear|cosine|",
+        "optimizer.sigma_schedule=none factor on sigma over the run [none|cosine|",
         "fitness=zscore rewards to fitness [zscore|centred_rank|",
         "num_generations=10 how long [int]",
         "log_path=None where to write [str | None]",

@@ -38,12 +38,6 @@ def test_local_classes_have_no_reference() -> None:
             reference(thing)
 
 
-def test_a_class_is_found_where_it_was_once_and_where_it_is_offered() -> None:
-    builder = resolve("es_cookbook.engines.torch_engine:TorchEngineBuilder")
-    assert builder.__module__ == "es_cookbook.engines.torch.engine"
-    assert resolve("es_cookbook.runs:Config").__module__ == "es_cookbook.runs.config"
-
-
 def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> None:
     assert resolve("json.decoder:JSONDecoder", ["json"]) is json.JSONDecoder
     assert resolve("json.decoder:JSONDecoder", ["json.decoder"]) is json.JSONDecoder

@@ -271,8 +271,10 @@ def literals_of(field: Field) -> list[str]:
 
 
 def names_of(field: Field) -> Mapping[str, str]:
-    """What a user may type for a part, if that has `Names` -> "module:Class"."""
-    return getattr(field.meta_factory, "accepted", {})
+    """What a user may type for a part, if that has `Names` -> "module:Class"; the default first."""
+    named: Mapping[str, str] = getattr(field.meta_factory, "accepted", {})
+    default = getattr(field.meta_factory, "default", None)
+    return dict(sorted(named.items(), key=lambda item: item[0] != default))
 
 
 def name_of(field: Field, part: type) -> str:

@@ -64,7 +64,7 @@ class SingularValues(SearchSpaceBuilder):
         if self.start is None:
             raise ConfigError(
                 "search_space=singular_values needs search_space.start=..., the directory of a "
-                "trained PEFT LoRA adapter; python -m es_cookbook.plugins.gradients.sft makes one"
+                "trained PEFT LoRA adapter"
             )
 
     def __call__(

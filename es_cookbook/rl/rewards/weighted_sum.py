@@ -11,6 +11,7 @@ spread, whatever the weights say. The objective `gdpo` adds the same metrics aft
 normalised.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self, TypeVar, cast
@@ -19,7 +20,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
-from es_cookbook.common.references import resolve
+from es_cookbook.common.references import load
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Fields,
@@ -31,11 +32,16 @@ from es_cookbook.rl.rewards.base import (
 
 _T = TypeVar("_T")
 
-_PARTS = {
-    name: cast("type[Reward]", resolve(target))
-    for name, target in REWARD_NAMES.items()
-    if name != "sum"
-}
+
+def _rewards() -> Iterator[tuple[str, type[Reward]]]:
+    """All that can be imported; who names another is told why it cannot."""
+    for name in REWARD_NAMES:
+        with contextlib.suppress(ConfigError):
+            if name != "sum":
+                yield name, cast("type[Reward]", load(REWARD_NAMES[name]))
+
+
+_PARTS = dict(_rewards())
 ROW_FIELD = "reward"
 """Where a row names its own rewards."""
 

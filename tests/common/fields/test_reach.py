@@ -150,7 +150,6 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
     "written",
     [
         "es_cookbook.plugins.gradients.grpo.config:Config",
-        "es_cookbook.plugins.gradients.commands.grpo:GRPOCommand",  # Its name before.
     ],
 )
 def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:

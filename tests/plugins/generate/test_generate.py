@@ -384,7 +384,7 @@ def test_the_rows_are_data_to_train_on() -> None:
     with chat_server(lambda _: "(1+2)") as server:
         generate(server)
     for row in load_rows("out.jsonl"):
-        assert row.text("prompt") and row.text("completion"), "what baselines/sft.py reads"
+        assert row.text("prompt") and row.text("completion"), "what sft reads"
     options = [
         *(f"model_name={BUNDLED_MODEL}", "data=out.jsonl", "reward=exact", "log_path=run"),
         *("num_generations=1", "optimizer.population_size=2", "sampling.max_tokens=2"),

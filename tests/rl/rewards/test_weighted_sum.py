@@ -76,7 +76,7 @@ async def test_a_row_that_lacks_something_is_told_with_the_reward_that_needs_it(
     [
         (("exact", "formt"), (), "rewards: unknown 'formt': did you mean 'format'"),
         (("exact", "sum"), (), "rewards: unknown 'sum': accepted: choice, conciseness"),
-        ((), (), "rewards must be at least one of exact, choice"),
+        ((), (), "rewards must be at least one of choice, conciseness"),
         (("exact", "exact"), (), "rewards must differ, found exact,exact"),
         (("exact",), (1.0, 2.0), "weights must be one for each of the 1 rewards, found 2"),
         (("exact",), (float("nan"),), "weights must be finite"),

@@ -146,29 +146,33 @@ def test_what_stands_in_the_place_of_a_runs_file_is_a_sentence(
     assert outcomes["refused"] > 300, outcomes
 
 
-ROOMS = ("runs", "checkpoints", "train", "commands")
+ROOMS = (
+    "runs",
+    "checkpoints",
+    "cli",
+    "plugins/hub",
+    "plugins/report",
+    "plugins/gguf",
+    "plugins/quantised",
+)
 OWN = {
-    "runs/lock.py": "the boot id of this machine",
+    "cli/__init__.py": "the first lines of commands",
+    "runs/directory/lock.py": "the boot id of this machine",
     "runs/files.py": "writes a new file",
-    "runs/hub/background_push.py": "writes copies of its own, of checkpoints too; the push refuses "
-    "links",
-    "runs/report/writing.py": "a part of the package",
+    "plugins/hub/background_push.py": "writes copies; the push refuses links",
+    "plugins/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",
     "runs/export/forms.py": "copies a model that was made here, of a GGUF file or a run",
-    "checkpoints/gguf/conversion.py": "what was checked when it was mapped",
-    "checkpoints/gguf_export.py": "what an export has just written",
+    "plugins/gguf/conversion.py": "what was checked when it was mapped",
+    "plugins/gguf/export.py": "what an export has just written",
     "checkpoints/peft.py": "writes an export",
     "checkpoints/model_cache.py": "reads and writes what this package has made in a cache",
     "checkpoints/model_files.py": "writes an export",
     "checkpoints/identity.py": "maps weights that were checked",
     "checkpoints/tensors.py": "writes a new file",
-    "runs/trusted.py": "this user's own secret, and scripts where the user has them",
-    "train/ending.py": "/proc, for what a process has started",
-    "train/sweep/worker.py": "output of processes of its own",
-    "commands/gradients/measured_runs.py": "/proc/self/status",
-    "commands/prepare": "data sets that the user makes, in no run",
-    "commands/evaluate/reconsider.py": "writes a new file",
+    "runs/directory/trusted.py": "this user's own secret, and scripts where the user has them",
+    "runs/sweep/worker.py": "output of processes of its own",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}
 _OPENING |= {"write_text", "write_bytes"}

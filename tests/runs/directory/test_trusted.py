@@ -221,6 +221,7 @@ BEGINNING = """
 if __name__ == "__main__":
     from pathlib import Path
     from tests.runs.directory.test_trusted import begun, RECORDED
+    from es_cookbook import Config
     from es_cookbook.common.configs import load_config
     base = load_config(RECORDED / "config.json", Config)
     begun(Path("run"), chz.replace(base, dataset=Problems()))
