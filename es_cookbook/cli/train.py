@@ -35,7 +35,6 @@ import chz
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.common.cli import arguments, built, run_cli
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.evolution.optimizers.base import AUTO, OptimizerBuilder, OptimizerNames
 from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.config import SIZES, Config
@@ -62,17 +61,11 @@ _SAMPLING = functools.partial(SamplingParams, stop=None)
 class TrainConfig(Config):
     """Train on rows of data, asked by a template and scored by a function."""
 
-    optimizer: OptimizerBuilder = OptimizerNames(
-        {"es": {"sigma": AUTO, "learning_rate": AUTO}}
-    ).field("how the population is made and the centre moves")
     dataset: RLDatasetBuilder = chz.field(
         meta_factory=DATASETS, doc="training and held-out problems"
     )
     sampling: SamplingParams = chz.field(
         default_factory=_SAMPLING, blueprint_unspecified=_SAMPLING, doc="how tokens are drawn"
-    )
-    log_path: str = chz.field(
-        default="", doc="run directory; empty: runs/<name of the data>-<digest of the options>"
     )
 
 

@@ -23,7 +23,12 @@ from es_cookbook.common.schedules import (
     schedule_field,
 )
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness
-from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, Optimizer, OptimizerBuilder
+from es_cookbook.evolution.optimizers.base import (
+    AUTO,
+    Optimizer,
+    OptimizerBuilder,
+    OptimizerNames,
+)
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.plugins.hub.background_push import HubPush
@@ -75,9 +80,9 @@ class Config(RunConfig):
     search_space: SearchSpaceBuilder = Names(SEARCH_SPACE_NAMES, default="low_rank").field(
         "which parameters genomes perturb, and how"
     )
-    optimizer: OptimizerBuilder = Names(OPTIMIZER_NAMES, default="es").field(
-        "how the population is made and the centre moves"
-    )
+    optimizer: OptimizerBuilder = OptimizerNames(
+        {"es": {"sigma": AUTO, "learning_rate": AUTO}}
+    ).field("how the population is made and the centre moves")
     objective: Objective = Names(OBJECTIVE_NAMES, default="mean").field(
         "how a genome's attempts at a problem become one score"
     )

@@ -66,6 +66,9 @@ async def train(config: Config) -> None:
 def run(config: Config) -> Result:
     """Run `train` as a program: Ctrl-C and SIGTERM stop it cleanly, ready to go on.
 
+    Args:
+        config: an empty log_path is `runs/<name of the data>-<digest of the options>`.
+
     Returns:
         Where the run is, and its first and last held-out metrics.
 
@@ -74,6 +77,7 @@ def run(config: Config) -> Result:
         ESCookbookError: As `train`.
     """
     refuse_while_imported()
+    config = with_log_path(config)
     try:
         result_until_signal(functools.partial(train, config))
     except KeyboardInterrupt:
@@ -119,8 +123,7 @@ def run_and_tell(
 
     `name` is in that of the directory, where `log_path` is empty.
     """
-    if not config.log_path:
-        config = chz.replace(config, log_path=default_log_path(config, name))
+    config = with_log_path(config, name)
     metrics = Path(config.log_path) / METRICS
     before = whole_lines(metrics)
     result = run(config)
@@ -129,6 +132,13 @@ def run_and_tell(
     )
     took = elapsed(time.monotonic() - began, read_metrics(metrics), sum(1 for _ in kept))
     print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
+
+
+def with_log_path(config: _Config, name: str = "") -> _Config:
+    """With a run directory, where it has none: of this name, or that of its data."""
+    if config.log_path:
+        return config
+    return chz.replace(config, log_path=default_log_path(config, name or config.dataset.label))
 
 
 def default_log_path(config: RunConfig, name: str) -> str:

@@ -156,7 +156,7 @@ def test_fitness_that_is_luck_moves_the_centre_as_far_as_is_promised(
 
 def test_found_rates_have_two_digits_and_are_lengths_where_steps_are() -> None:
     assert options_of(CONSTANT, 0.004, 100) == {"learning_rate": 0.0034}
-    assert options_of(ES(sigma="auto", population_size=16), 0.01, 9) == {"sigma": 0.01}
+    assert options_of(ES(learning_rate=0.02, population_size=16), 0.01, 9) == {"sigma": 0.01}
     adam = Adam(sigma=0.01, learning_rate="auto", population_size=16)
     assert options_of(adam, 0.01, 9) == {"learning_rate": 0.005}, "half a σ a generation"
     nothing = chz.replace(CONSTANT, learning_rate_schedule=Table(factors=(0.0,)))

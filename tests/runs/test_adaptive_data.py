@@ -24,6 +24,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.settled import settled
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -204,7 +205,7 @@ def test_settings_that_cannot_work_are_refused(
 async def test_a_batch_that_does_not_divide_among_the_pairs_is_refused(
     rows: Path, tmp_path: Path
 ) -> None:
-    uneven = config(tmp_path / "run", rows, optimizer=ES(population_size=6))
+    uneven = config(tmp_path / "run", rows, optimizer=settled(population_size=6))
     with pytest.raises(ConfigError, match="must be a multiple of 3"):
         await train(uneven)
 

@@ -106,11 +106,11 @@ class ES(OptimizerBuilder):
     """Whether steps are sums of terms, without a rule."""
 
     sigma: Auto = chz.field(
-        default=1e-3,
+        default=AUTO,
         doc="standard deviation of the perturbations; auto finds it before the first generation",
     )
     learning_rate: Auto = chz.field(
-        default=5e-4,
+        default=AUTO,
         doc="α of the update α/N · Σ fitness · noise; σ is not divided out; auto: from sigma",
     )
     antithetic: bool = chz.field(

@@ -29,6 +29,7 @@ from es_cookbook.evolution.spaces.base import Shares
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from es_cookbook.plugins.quantised.qes import QES
+from tests.settled import settled
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (4,)})
@@ -49,7 +50,7 @@ def seeds(genomes_G: list[Genome]) -> list[int]:
 
 
 def test_genomes_come_in_mirrored_pairs_of_fresh_seeds() -> None:
-    es = optimizer(ES(population_size=6, sigma=0.01))
+    es = optimizer(settled(population_size=6, sigma=0.01))
     genomes_G = es.ask(3)
     for plus, minus in zip(genomes_G[::2], genomes_G[1::2], strict=True):
         assert plus.terms[0].coefficient == 0.01
@@ -60,13 +61,13 @@ def test_genomes_come_in_mirrored_pairs_of_fresh_seeds() -> None:
 
 
 def test_without_antithetic_every_genome_has_its_own_seed() -> None:
-    genomes_G = optimizer(ES(population_size=5, sigma=0.01, antithetic=False)).ask(0)
+    genomes_G = optimizer(settled(population_size=5, sigma=0.01, antithetic=False)).ask(0)
     assert len(set(seeds(genomes_G))) == 5
     assert {genome.terms[0].coefficient for genome in genomes_G} == {0.01}
 
 
 def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
-    config = ES(population_size=4)
+    config = settled(population_size=4)
     again = config(run_seed=1, num_generations=9, space=SPACE)
     again.tell(0, again.ask(0), None, np.array([1.0, 2.0, 3.0, 4.0]))
     assert again.ask(5) == config(run_seed=1, num_generations=9, space=SPACE).ask(5)
@@ -74,7 +75,7 @@ def test_asking_is_a_pure_function_of_run_seed_and_generation() -> None:
 
 
 def test_seeds_are_those_that_recorded_runs_have() -> None:
-    es = ES(population_size=4)(run_seed=7, num_generations=9, space=SPACE)
+    es = settled(population_size=4)(run_seed=7, num_generations=9, space=SPACE)
     assert seeds(es.ask(3))[::2] == [derive_seed(7, "genome", 3, i) for i in range(2)]
     assert es.asks_ahead
 
@@ -88,7 +89,7 @@ def partitioned(number: int) -> LowRankSpace:
 
 @pytest.mark.parametrize("antithetic", [True, False])
 def test_genomes_of_a_generation_share_a_partition_out_equally(antithetic: bool) -> None:
-    config = ES(population_size=16, antithetic=antithetic)
+    config = settled(population_size=16, antithetic=antithetic)
     es = config(run_seed=0, num_generations=10, space=partitioned(4))
     for generation in range(3):
         genomes_G = es.ask(generation)
@@ -103,7 +104,7 @@ def test_genomes_of_a_generation_share_a_partition_out_equally(antithetic: bool)
 def test_a_step_of_partitions_is_each_groups_own_step_and_as_long_as_any() -> None:
     """w_k <- w_k + α/N · √K · Σ fitness · ε over the genomes of group k, N all genomes."""
     space = partitioned(2)
-    config = ES(population_size=8, learning_rate=0.5, antithetic=False)
+    config = settled(population_size=8, learning_rate=0.5, antithetic=False)
     es = config(run_seed=3, num_generations=10, space=space)
     genomes_G, fitness_G = es.ask(0), np.array([1.0, -2, 0.5, 0, 3, 1, -1, 2])
     step = es.tell(0, genomes_G, None, fitness_G)
@@ -123,60 +124,60 @@ def test_a_step_of_partitions_is_each_groups_own_step_and_as_long_as_any() -> No
 
 @pytest.mark.parametrize(("size", "antithetic"), [(6, True), (3, False)])
 def test_more_partitions_than_seeds_are_refused(size: int, antithetic: bool) -> None:
-    config = ES(population_size=size, antithetic=antithetic)
+    config = settled(population_size=size, antithetic=antithetic)
     with pytest.raises(ConfigError, match=r"partitions needs 4 to 65,536 seeds .* gives 3"):
         config(run_seed=0, num_generations=1, space=partitioned(4))
 
 
 def test_as_many_seeds_as_partitions_or_as_a_partition_numbers_are_enough() -> None:
     build = {"run_seed": 0, "num_generations": 1, "space": partitioned(4)}
-    ES(population_size=8)(**build)
-    ES(population_size=2 * 65_536)(**build)
+    settled(population_size=8)(**build)
+    settled(population_size=2 * 65_536)(**build)
     with pytest.raises(ConfigError, match=r"to 65,536 seeds .* gives 65,537"):
-        ES(population_size=2 * 65_537)(**build)
+        settled(population_size=2 * 65_537)(**build)
 
 
 def test_the_step_is_the_formula_with_one_term_a_pair() -> None:
-    config = ES(population_size=4, sigma=0.1, learning_rate=0.8)
+    config = settled(population_size=4, sigma=0.1, learning_rate=0.8)
     genomes_G, step = tell(config, 1.0, -0.5, 0.25, 2.0)
     first, _, second, _ = seeds(genomes_G)
     assert step == Step(terms=(Term(first, 0.2 * 1.5), Term(second, 0.2 * -1.75)))
 
 
 def test_without_antithetic_the_step_is_the_fitness_weighted_sum() -> None:
-    config = ES(population_size=2, sigma=0.1, learning_rate=1.0, antithetic=False)
+    config = settled(population_size=2, sigma=0.1, learning_rate=1.0, antithetic=False)
     genomes_G, step = tell(config, 3.0, -1.0)
     first, second = seeds(genomes_G)
     assert step.terms == (Term(first, 1.5), Term(second, -0.5))
 
 
 def test_a_pair_that_ties_has_no_term_and_no_signal_at_all_is_an_empty_step() -> None:
-    config = ES(population_size=4)
+    config = settled(population_size=4)
     genomes_G, step = tell(config, 0.3, 0.3, 1.0, 0.0)
     assert [term.seed for term in step.terms] == [seeds(genomes_G)[2]]
     assert tell(config, 0.3, 0.3, 0.7, 0.7)[1] == Step()
     assert tell(config, 0.0, 0.0, 0.0, 0.0)[1] == Step()
-    assert tell(ES(population_size=3, antithetic=False), 0.0, 0.0, 0.0)[1] == Step()
+    assert tell(settled(population_size=3, antithetic=False), 0.0, 0.0, 0.0)[1] == Step()
 
 
 def test_a_lost_genome_takes_its_twin_with_it_and_the_others_count_as_the_population() -> None:
-    config = ES(population_size=4, learning_rate=1.0)
+    config = settled(population_size=4, learning_rate=1.0)
     genomes_G, step = tell(config, NAN, 5.0, 1.0, 0.0)
     assert step.terms == (Term(seeds(genomes_G)[2], 0.5),)
     assert tell(config, NAN, 1.0, 1.0, NAN)[1] == Step()
-    alone = ES(population_size=3, learning_rate=1.0, antithetic=False)
+    alone = settled(population_size=3, learning_rate=1.0, antithetic=False)
     assert [term.coefficient for term in tell(alone, NAN, 1.0, -1.0)[1].terms] == [0.5, -0.5]
 
 
 def test_infinite_fitness_and_a_wrong_number_of_genomes_are_refused() -> None:
     with pytest.raises(ValueError, match="fitness must be finite or NaN"):
-        tell(ES(population_size=2), math.inf, 0.0)
+        tell(settled(population_size=2), math.inf, 0.0)
     with pytest.raises(ValueError, match="shorter"):
-        tell(ES(population_size=2), 1.0)
+        tell(settled(population_size=2), 1.0)
 
 
 def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
-    config = ES(
+    config = settled(
         population_size=2,
         sigma=0.1,
         learning_rate=1.0,
@@ -198,18 +199,18 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
     ("config", "said"),
     [
         (
-            lambda: ES(population_size=7),
+            lambda: settled(population_size=7),
             "population_size must be even with antithetic=True.* found 7",
         ),
-        (lambda: ES(population_size=0), "population_size must be at least 1, found 0"),
-        (lambda: ES(population_size=-2), "population_size must be at least 1, found -2"),
-        (lambda: ES(sigma=0.0), "sigma must be above 0, found 0"),
-        (lambda: ES(sigma=NAN), "sigma must be above 0, found nan"),
-        (lambda: ES(learning_rate=-1.0), "learning_rate must be 0 or more, found -1"),
-        (lambda: ES(warmup_generations=-1), "warmup_generations must be 0 or more, found -1"),
-        (lambda: ES(weight_decay=1.0), r"weight_decay must be in \[0, 1\), found 1.0"),
+        (lambda: settled(population_size=0), "population_size must be at least 1, found 0"),
+        (lambda: settled(population_size=-2), "population_size must be at least 1, found -2"),
+        (lambda: settled(sigma=0.0), "sigma must be above 0, found 0"),
+        (lambda: settled(sigma=NAN), "sigma must be above 0, found nan"),
+        (lambda: settled(learning_rate=-1.0), "learning_rate must be 0 or more, found -1"),
+        (lambda: settled(warmup_generations=-1), "warmup_generations must be 0 or more, found -1"),
+        (lambda: settled(weight_decay=1.0), r"weight_decay must be in \[0, 1\), found 1.0"),
         (
-            lambda: ES(adaptive_sigma=AdaptiveSigma()),
+            lambda: settled(adaptive_sigma=AdaptiveSigma()),
             "adaptive_sigma compares.*evaluate_centre=Tru",
         ),
         (lambda: AdaptiveSigma(rate=0.0), "adaptive_sigma.rate must be above 0, found 0.0"),
@@ -217,7 +218,7 @@ def test_schedules_and_warm_up_scale_sigma_and_the_step() -> None:
         (lambda: AdaptiveSigma(smallest=2.0), r"smallest must be in \(0, 1\], found 2.0"),
         (lambda: AdaptiveSigma(largest=0.5), "largest must be at least 1, found 0.5"),
         (
-            lambda: optimizer(ES(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
+            lambda: optimizer(settled(sigma_schedule=Table(generations=(0, 4), factors=(1, 0)))),
             "sigma_schedule reaches 0 at generation 4 of 10",
         ),
     ],
@@ -231,7 +232,7 @@ def test_fields_that_cannot_work_are_refused_at_construction(
 
 def test_the_size_of_a_step_is_known_from_its_coefficients() -> None:
     # ES at Scale: N = 30, z-scored fitness, learning rate σ/2; unpaired, so that Σ fitness² = N.
-    config = ES(population_size=30, sigma=1e-3, learning_rate=5e-4, antithetic=False)
+    config = settled(population_size=30, sigma=1e-3, learning_rate=5e-4, antithetic=False)
     fitness_G = ZScore()(np.arange(30.0)[None, :])
     _, step = tell(config, *fitness_G)
     assert step.rms / 1e-3 == pytest.approx(0.0913, abs=1e-4)
@@ -243,10 +244,10 @@ def test_the_size_of_a_step_is_known_from_its_coefficients() -> None:
 
 
 def test_tied_pairs_are_counted_among_pairs_that_were_measured() -> None:
-    genomes_G = optimizer(ES(population_size=8)).ask(0)
+    genomes_G = optimizer(settled(population_size=8)).ask(0)
     assert tied_fraction(genomes_G, np.array([1, 1, 2, 2, 0, 1, NAN, 1.0])) == pytest.approx(2 / 3)
     assert tied_fraction(genomes_G, np.full(8, NAN)) == 0
-    unpaired_G = optimizer(ES(population_size=3, antithetic=False)).ask(0)
+    unpaired_G = optimizer(settled(population_size=3, antithetic=False)).ask(0)
     assert tied_fraction(unpaired_G, np.zeros(3)) == 0
     assert tied_fraction([Genome()], np.zeros(1)) == 0
 
@@ -257,7 +258,7 @@ with_lost = st.lists(st.floats(-10, 10) | st.just(NAN), min_size=6, max_size=6)
 
 @given(with_lost)
 def test_mirroring_every_fitness_mirrors_the_step(fitness: list[float]) -> None:
-    config = ES(population_size=6)
+    config = settled(population_size=6)
     swapped = [fitness[i ^ 1] for i in range(6)]
     step, mirror = tell(config, *fitness)[1], tell(config, *swapped)[1]
     assert mirror.terms == mirrored(Genome(step.terms)).terms
@@ -265,7 +266,7 @@ def test_mirroring_every_fitness_mirrors_the_step(fitness: list[float]) -> None:
 
 @given(finite, st.integers(-5, 5))
 def test_what_all_genomes_share_does_not_move_the_centre(fitness: list[float], shift: int) -> None:
-    config = ES(population_size=6)
+    config = settled(population_size=6)
     plain, shifted = tell(config, *fitness)[1], tell(config, *(f + shift for f in fitness))[1]
 
     def coefficients(step: Step) -> list[float]:
@@ -276,19 +277,21 @@ def test_what_all_genomes_share_does_not_move_the_centre(fitness: list[float], s
 
 
 def test_weight_decay_follows_the_schedule_and_waits_for_signal() -> None:
-    config = ES(
+    config = settled(
         population_size=2, weight_decay=0.1, learning_rate_schedule=Linear(), warmup_generations=2
     )
     es = optimizer(config)
     steps = [es.tell(t, es.ask(t), None, np.array([1.0, 0.0])) for t in range(3)]
     assert [step.decay for step in steps] == pytest.approx([0.05, 0.09, 0.08])
     assert es.tell(3, es.ask(3), None, np.array([1.0, 1.0])) == Step()
-    plain = optimizer(ES(population_size=2, learning_rate_schedule=Linear(), warmup_generations=2))
+    plain = optimizer(
+        settled(population_size=2, learning_rate_schedule=Linear(), warmup_generations=2)
+    )
     assert steps[0].terms == plain.tell(0, plain.ask(0), None, np.array([1.0, 0.0])).terms
 
 
 def test_the_centre_is_the_last_genome_and_the_baseline_without_pairs() -> None:
-    config = ES(population_size=2, learning_rate=1.0, antithetic=False, evaluate_centre=True)
+    config = settled(population_size=2, learning_rate=1.0, antithetic=False, evaluate_centre=True)
     genomes_G, step = tell(config, 3.0, -1.0, 2.0)
     assert genomes_G[-1] == Genome() and len(genomes_G) == 3
     first, second = seeds(genomes_G)
@@ -300,8 +303,8 @@ def test_the_centre_is_the_last_genome_and_the_baseline_without_pairs() -> None:
 def test_between_twins_the_centre_changes_nothing() -> None:
     shared = {"population_size": 4, "learning_rate": 0.8}
     fitness_G = (0.1, -0.5, 0.25, 2.0)
-    plain = tell(ES(**shared), *fitness_G)[1]
-    assert tell(ES(evaluate_centre=True, **shared), *fitness_G, 0.7)[1] == plain
+    plain = tell(settled(**shared), *fitness_G)[1]
+    assert tell(settled(evaluate_centre=True, **shared), *fitness_G, 0.7)[1] == plain
 
 
 @pytest.mark.parametrize(
@@ -315,7 +318,7 @@ def test_between_twins_the_centre_changes_nothing() -> None:
 )
 def test_sigma_follows_the_centres_lead_over_its_neighbours(centre: float, factor: float) -> None:
     adaptive = AdaptiveSigma(rate=0.2, target=0.5)
-    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    config = settled(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
     es = optimizer(config)
     assert es.sigma(0) == 0.01
     es.tell(0, es.ask(0), None, np.array([1.0, -1.0, centre]))  # mean 0, standard deviation 1
@@ -336,7 +339,7 @@ def test_a_lead_is_over_the_mean_in_standard_deviations(
     others: tuple[float, float], factor: float
 ) -> None:
     adaptive = AdaptiveSigma(rate=0.2, target=0.5, smallest=1e-3, largest=1e3)
-    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    config = settled(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
     es = optimizer(config)
     es.tell(0, es.ask(0), None, np.array([*others, 4.0]))
     assert es.sigma(1) == pytest.approx(0.01 * factor)
@@ -344,7 +347,7 @@ def test_a_lead_is_over_the_mean_in_standard_deviations(
 
 def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
     adaptive = AdaptiveSigma(rate=10.0, smallest=0.5, largest=2.0)
-    config = ES(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
+    config = settled(population_size=2, sigma=0.01, evaluate_centre=True, adaptive_sigma=adaptive)
     es = optimizer(config)
     es.tell(0, es.ask(0), None, np.array([1.0, 1.0, 5.0]))
     assert es.sigma(1) == 0.01
@@ -356,7 +359,9 @@ def test_sigma_stays_within_its_bounds_and_where_nothing_was_learnt() -> None:
 
 def test_a_sharpness_aware_step_is_taken_where_fitness_is_lower() -> None:
     """θ - ρ g, then back, and α g' with what the genomes around θ - ρ g earned."""
-    config = ES(population_size=4, sigma=0.1, learning_rate=0.3, sharpness=0.5, weight_decay=0.2)
+    config = settled(
+        population_size=4, sigma=0.1, learning_rate=0.3, sharpness=0.5, weight_decay=0.2
+    )
     es = config(run_seed=0, num_generations=4, space=SPACE)
 
     def moved(step: Step, start: np.ndarray) -> np.ndarray:
@@ -387,7 +392,7 @@ def test_a_sharpness_aware_step_is_taken_where_fitness_is_lower() -> None:
 
 
 def test_sharpness_takes_back_what_it_moved_also_without_signal() -> None:
-    config = ES(population_size=4, sharpness=1.0)
+    config = settled(population_size=4, sharpness=1.0)
     es = config(run_seed=0, num_generations=2, space=SPACE)
     away = es.tell(0, es.ask(0), None, np.array([1.0, 0, 0, 0]))
     back = es.tell(1, es.ask(1), None, np.zeros(4))
@@ -397,18 +402,18 @@ def test_sharpness_takes_back_what_it_moved_also_without_signal() -> None:
 
 def test_sharpness_that_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"num_generations must be even, found 3"):
-        ES(sharpness=1.0)(run_seed=0, num_generations=3, space=SPACE)
+        settled(sharpness=1.0)(run_seed=0, num_generations=3, space=SPACE)
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 1"):
-        optimizer(ES(sharpness=1.0)).begin_after([Step()])
+        optimizer(settled(sharpness=1.0)).begin_after([Step()])
     with pytest.raises(ConfigError, match=r"fork at an even generation, found 3"):
-        optimizer(ES(sharpness=1.0)).begin_after([Step()] * 3)
-    optimizer(ES(sharpness=1.0)).begin_after([Step()] * 2)
-    optimizer(ES()).begin_after([Step()])
+        optimizer(settled(sharpness=1.0)).begin_after([Step()] * 3)
+    optimizer(settled(sharpness=1.0)).begin_after([Step()] * 2)
+    optimizer(settled()).begin_after([Step()])
     for other in (Adam, RMSProp, Muon, QES):
         with pytest.raises(ConfigError, match=rf"sums of noise .* not for {other.__name__}"):
             other(sharpness=1.0)
     with pytest.raises(ConfigError, match="sharpness must be 0 or more, found"):
-        ES(sharpness=-1.0)
+        settled(sharpness=-1.0)
 
 
 def test_a_step_is_as_long_as_alpha_over_the_root_of_the_population() -> None:
@@ -440,7 +445,7 @@ def test_merging_averages_what_was_inherited_and_follows_fitness_along_what_is_n
 def test_where_all_inherit_the_same_merging_is_what_is_there_and_the_step(
     fitness_G: list[float], inherited: list[float]
 ) -> None:
-    config = ES(population_size=4, learning_rate=0.8)
+    config = settled(population_size=4, learning_rate=0.8)
     genomes_G, step = tell(config, *fitness_G)
     old = tuple(Term(seed, coefficient) for seed, coefficient in enumerate(inherited))
     heirs_G = [Genome((*old, *genome.terms)) for genome in genomes_G]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import chz
 import numpy as np
@@ -23,18 +24,20 @@ from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
 from es_cookbook.evolution.rules import AdamRule, MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from tests.settled import settled
 
 SPACE = FullRankSpace(shapes={"x": (20, 25)})
 FITNESS = ((1.0, -1.0), (0.5, 0.0), (0.0, 0.0), (-2.0, 1.0))
 """Of two genomes, a mirrored pair, in four generations; no signal in the third."""
 
+SETTINGS: Any = {"population_size": 2, "sigma": 0.1, "learning_rate": 0.0005, "window": 3}
 CONFIGS: tuple[WindowedES, ...] = (
-    Momentum(population_size=2, sigma=0.1, window=3),
-    Adam(population_size=2, sigma=0.1, window=3),
-    Adam(population_size=2, sigma=0.1, window=3, moments="block"),
-    RMSProp(population_size=2, sigma=0.1, window=3),
-    ClipUp(population_size=2, sigma=0.1, window=3),
-    Muon(population_size=2, sigma=0.1, window=3),
+    Momentum(**SETTINGS),
+    Adam(**SETTINGS),
+    Adam(**SETTINGS, moments="block"),
+    RMSProp(**SETTINGS),
+    ClipUp(**SETTINGS),
+    Muon(**SETTINGS),
 )
 
 
@@ -90,7 +93,7 @@ def test_momentum_is_the_corrected_average_over_the_window() -> None:
 
 
 def test_without_memory_momentum_is_plain_es() -> None:
-    plain = told(ES(population_size=2, sigma=0.1, learning_rate=0.8))
+    plain = told(settled(population_size=2, sigma=0.1, learning_rate=0.8))
     for config in (
         Momentum(population_size=2, sigma=0.1, learning_rate=0.8, momentum=0.0),
         Momentum(population_size=2, sigma=0.1, learning_rate=0.8, window=1),
@@ -109,8 +112,8 @@ def test_the_sum_in_place_of_the_average_diverges_and_the_average_does_not() -> 
         return Step(tuple(Term(s, v) for s, v in velocity.items()))
 
     shared = {"population_size": 10, "sigma": 0.01, "learning_rate": 0.02}
-    assert climbed(ES(**shared), 200) < 0.07 and climbed(Momentum(**shared), 200) < 0.07
-    assert climbed(ES(**shared), 200, uncorrected) > 0.3, "farther away than where it began"
+    assert climbed(settled(**shared), 200) < 0.07 and climbed(Momentum(**shared), 200) < 0.07
+    assert climbed(settled(**shared), 200, uncorrected) > 0.3, "farther away than where it began"
 
 
 def test_adam_hands_over_the_window_with_both_weights() -> None:
@@ -150,8 +153,8 @@ def test_the_length_of_an_adam_step_does_not_depend_on_the_fitness_scale(moments
 
 
 def test_rmsprop_is_adam_without_the_first_memory() -> None:
-    rmsprop = told(RMSProp(population_size=2, sigma=0.1, window=3))
-    assert rmsprop == told(Adam(population_size=2, sigma=0.1, window=3, beta1=0.0))
+    rmsprop = told(RMSProp(**SETTINGS))
+    assert rmsprop == told(Adam(**SETTINGS, beta1=0.0))
 
 
 def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
@@ -168,7 +171,7 @@ def test_clip_up_normalises_pushes_and_limits_the_speed() -> None:
     assert told(chz.replace(config, max_speed=0.011))[1].rms == approx(0.011)
 
 
-@pytest.mark.parametrize("config", [ES(population_size=2, sigma=0.1), *CONFIGS])
+@pytest.mark.parametrize("config", [settled(population_size=2, sigma=0.1), *CONFIGS])
 def test_a_schedule_and_a_warm_up_scale_every_step(config: ES) -> None:
     falls = Table(generations=(0, 3), factors=(0.5, 0.25))
     plain, falling = told(config), told(chz.replace(config, learning_rate_schedule=falls))
@@ -204,7 +207,7 @@ def test_no_signal_at_all_is_an_empty_step(config: WindowedES) -> None:
     assert told(config, nothing) == [Step()] * 3
 
 
-@pytest.mark.parametrize("config", [ES(), *CONFIGS])
+@pytest.mark.parametrize("config", [settled(), *CONFIGS])
 def test_every_one_of_them_climbs_a_quadratic(config: ES) -> None:
     rates = {ES: 0.05, Momentum: 0.05, Muon: 0.05, Adam: 0.01, RMSProp: 0.01, ClipUp: 0.004}
     config = chz.replace(

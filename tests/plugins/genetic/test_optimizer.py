@@ -16,7 +16,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.rules import MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.plugins.genetic.optimizer import (
@@ -39,6 +38,7 @@ from es_cookbook.plugins.genetic.optimizer import (
     uniform,
 )
 from es_cookbook.plugins.quantised.spaces import QuantCodesSpace
+from tests.settled import settled
 
 NAN = math.nan
 SPACE = FullRankSpace(shapes={"x": (6,)})
@@ -602,7 +602,7 @@ def test_species_by_seeds_need_no_recorded_scores() -> None:
     assert build(BY_BEHAVIOUR).records_scores
     for config in (SMALL, Genetic(species_distance=4)):
         assert not build(config).records_scores
-    assert not ES()(run_seed=0, num_generations=1, space=SPACE).records_scores
+    assert not settled()(run_seed=0, num_generations=1, space=SPACE).records_scores
 
 
 def test_a_fork_goes_on_from_what_led_there() -> None:
@@ -617,7 +617,7 @@ def test_a_fork_goes_on_from_what_led_there() -> None:
         with pytest.raises(ConfigError, match="cannot go on after steps with weight decay"):
             build(SMALL).begin_after([bad, Step()])
         build(SMALL).begin_after([bad, Step(decay=1.0)])
-    ES()(run_seed=0, num_generations=1, space=SPACE).begin_after(steps)
+    settled()(run_seed=0, num_generations=1, space=SPACE).begin_after(steps)
     optimizer = build(at_chance(3))
     optimizer.begin_after(steps[:1])
     first = optimizer.ask(0)[1]
