@@ -35,7 +35,7 @@ from es_cookbook.recipes.arithmetic.dataset import (
     gold_answer,
     question,
 )
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE
+from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.types import Observation
 from tools.bundled import arithmetic as warm_start
 from tools.small_model import answer
@@ -57,7 +57,7 @@ class Answers:
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, held_out: list[Problem]) -> Answers:
     """Its greedy answers, graded."""
-    texts = answer(model, tokenizer, questions_of(held_out), RECIPE.max_tokens)
+    texts = answer(model, tokenizer, questions_of(held_out), CLIConfig().sampling.max_tokens)
     metrics = [
         ArithmeticEnv(Observation(()), problem.terms).grade(text).metrics
         for problem, (text,) in zip(held_out, texts, strict=True)
@@ -71,7 +71,7 @@ def never_solved(
 ) -> list[bool]:
     """Which problems it solves in none of 16 samples."""
     torch.manual_seed(0)
-    length, samples = RECIPE.max_tokens, warm_start.SAMPLES
+    length, samples = CLIConfig().sampling.max_tokens, warm_start.SAMPLES
     texts_P = answer(model, tokenizer, questions_of(held_out), length, samples)
     golds_P = [gold_answer(problem.terms, "compact") for problem in held_out]
     return [gold not in texts for gold, texts in zip(golds_P, texts_P, strict=True)]
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str]) -> None:
         warm_start.main(warm_start.Config(output=str(second), seed=1))
         rows = [
             each
-            for warm, path in enumerate((RECIPE.model, second))
+            for warm, path in enumerate((CLIConfig().model_name, second))
             for each in compare(warm, begin(path, held_out), held_out, Path(name))
         ]
     if held_out == "test":

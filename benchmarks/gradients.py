@@ -34,11 +34,11 @@ from benchmarks.recipes import JOBS
 from es_cookbook.cli import RECIPES
 from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.plugins.gradients.sft import likelihood
-from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.recipes.rush_hour.dataset import RushHourEnv
 from es_cookbook.recipes.rush_hour.generate import Problem
 from es_cookbook.recipes.rush_hour.solver import solve
+from es_cookbook.rl.data.generated import FOLDS
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.runs.config import Config
 from tools.bundled import math as math_warm_start

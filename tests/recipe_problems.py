@@ -72,7 +72,7 @@ APART = ("optimizer.sigma=0.1", "optimizer.learning_rate=0.1")
 def short_run(recipe: str, log_path: Path, *options: str) -> list[dict[str, float]]:
     """The metrics of a run of two generations, before each and after the last."""
     module = importlib.import_module(RECIPES[recipe].partition(":")[0])
-    known = {f"dataset.{name}" for name in chz.chz_fields(module.RECIPE.dataset())}
+    known = {f"dataset.{name}" for name in chz.chz_fields(module.CLIConfig().dataset)}
     given = {
         name: f"{name}={value}"
         for name, value in SHORT.items()
@@ -83,6 +83,6 @@ def short_run(recipe: str, log_path: Path, *options: str) -> list[dict[str, floa
     with contextlib.redirect_stdout(out):
         run_cli(module.main, module.CLIConfig, (*given.values(), f"log_path={log_path}"))
     rows = read_metrics(log_path / "metrics.jsonl")
-    metric = module.RECIPE.main_metric
+    metric = module.CLIConfig.main_metric
     assert metric not in rows[-1] or out.getvalue().startswith(f"{metric} ")
     return rows

@@ -19,12 +19,12 @@ from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FoldedDatasetBuilder
-from es_cookbook.recipes.recipe import Recipe
+from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 from es_cookbook.rl.messages.message_env import MessageEnv, Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.rl.types import Metrics, Tokenizer
+from es_cookbook.rl.types import Metrics, RLDatasetBuilder, Tokenizer
+from es_cookbook.runs.run_config import RunConfig
 from tools.small_model import (
     EOS,
     Batch,
@@ -126,19 +126,19 @@ def make(
     print(f"written to {output}")
 
 
-def on_held_out(recipe: Recipe, samples: int = 0, folds: Sequence[int] = (1, 0)) -> Measure:
+def on_held_out(run: RunConfig, samples: int = 0, folds: Sequence[int] = (1, 0)) -> Measure:
     """Measures greedy answers to the problems that a recipe holds out: means of its metrics.
 
     Args:
-        recipe: of one turn.
+        run: of the recipe, whose Envs are of one turn.
         samples: answers at temperature 1, of which as many measure pass@k too; 0: none.
         folds: those that are not shown, where the recipe has some.
     """
 
     def lines(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
-        for fold in folds if isinstance(recipe.dataset(), FoldedDatasetBuilder) else (None,):
+        for fold in folds if isinstance(run.dataset, FoldedDatasetBuilder) else (None,):
             given = {} if fold is None else {"fold": fold}
-            means = measured(recipe, model, tokenizer, samples, **given)
+            means = measured(run, model, tokenizer, samples, **given)
             shown = "  ".join(f"{name} {value:.3f}" for name, value in means.items())
             yield shown if fold is None else f"fold {fold}: {shown}"
 
@@ -146,18 +146,18 @@ def on_held_out(recipe: Recipe, samples: int = 0, folds: Sequence[int] = (1, 0))
 
 
 def measured(
-    recipe: Recipe,
+    run: RunConfig,
     model: Qwen2ForCausalLM,
     tokenizer: Qwen2Tokenizer,
     samples: int = 0,
     **dataset: int,
 ) -> dict[str, float]:
     """The means on the held-out problems of a data set with these fields."""
-    envs_P = anyio.run(_envs, recipe, tokenizer, dataset)
+    envs_P = anyio.run(_envs, chz.replace(run.dataset, **dataset), tokenizer)
     questions_P = [str(tokenizer.decode(list(env.observation.tokens_T))) for env in envs_P]
 
     def metrics(samples: int) -> list[list[Metrics]]:
-        texts_P = answer(model, tokenizer, questions_P, recipe.max_tokens, samples)
+        texts_P = answer(model, tokenizer, questions_P, run.sampling.max_tokens, samples)
         return anyio.run(_graded, envs_P, texts_P)
 
     greedy = [found for (found,) in metrics(1)]
@@ -171,8 +171,7 @@ def measured(
     return means
 
 
-async def _envs(recipe: Recipe, tokenizer: Tokenizer, given: dict[str, int]) -> list[ProblemEnv]:
-    dataset = recipe.dataset(**given)
+async def _envs(dataset: RLDatasetBuilder, tokenizer: Tokenizer) -> list[ProblemEnv]:
     if isinstance(dataset, FoldedDatasetBuilder):  # Only held-out problems are of interest.
         dataset = chz.replace(dataset, num_train=dataset.problems_per_generation)
     test_P = (await dataset(tokenizer)).test_P

@@ -18,7 +18,7 @@ from es_cookbook.common.terminal import ended_at_once, program, until_stdout_clo
 COMMANDS = Registered("commands")
 """Name -> "module:function"."""
 RECIPES = Registered("recipes")
-"""Name -> "module:CLIConfig"; its module has a `cli`, too."""
+"""Name -> "module:CLIConfig"."""
 _ALIASES = {"continue": "resume", "extend": "resume"}
 """What people look for, and what it is called here."""
 _FIRST_LINE = re.compile(r'r?"""(.*?)(?:\.?"""|\.?\n|[:;,] )')
@@ -51,18 +51,23 @@ def command_of(name: str) -> Callable[[], object]:
     if name in COMMANDS:
         registered, value = part("commands", name), COMMANDS[name]
     elif name in RECIPES:
-        registered, value = part("recipes", name), f"{RECIPES[name].partition(':')[0]}:cli"
+        registered, value = part("recipes", name), RECIPES[name]
     else:
         found = nearest(_ALIASES.get(name, name), [*COMMANDS, *RECIPES])
         raise ConfigError(f"unknown command {name!r}: {found}")
-    module, _, function = value.partition(":")
+    module, _, attribute = value.partition(":")
     try:
-        return cast("Callable[[], object]", getattr(importlib.import_module(module), function))
+        found = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         if registered.is_own:
             raise
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{name}, which {registered} has, cannot be imported: {said}") from error
+    if registered.group == "recipes":
+        from es_cookbook.cli.recipe import program  # It imports all that a run needs.
+
+        return program(name, found)[1]
+    return cast("Callable[[], object]", found)
 
 
 def _overview() -> str:

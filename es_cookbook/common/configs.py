@@ -282,7 +282,7 @@ class Names(chz.factories.MetaFactory):
             return self._accepted
         return {name: self._accepted[name] for name in self._only}
 
-    def field(self, doc: str, *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
+    def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
         """The field of a config for such a part, with the default, or None where there is none.
 
         An `optional` part is None until it is chosen; giving it a field alone chooses the default.

@@ -8,6 +8,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import anyio
 import chz
@@ -35,6 +36,9 @@ ENGINES = Names(ENGINE_NAMES, default="torch")
 @chz.chz
 class RunConfig(ABC):
     """A run that moves a model by its answers to the problems of a data set."""
+
+    main_metric: ClassVar[str] = CORRECT
+    """The metric that tells what a run brought; a recipe may have one of its own."""
 
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
@@ -82,11 +86,6 @@ class RunConfig(ABC):
         check_evaluation(self.eval_attempts, self.eval_temperature)
         self.engine.check_temperature("sampling.temperature", self.sampling.temperature)
         self.engine.check_temperature("eval_temperature", self.eval_temperature)
-
-    @property
-    def main_metric(self) -> str:
-        """The metric that tells what a run brought; a recipe may have one of its own."""
-        return CORRECT
 
     @property
     @abstractmethod

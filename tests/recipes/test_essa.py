@@ -21,7 +21,7 @@ from es_cookbook.plugins.gradients.sft import SFTConfig, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.recipes.generated import RowsConfig as Demonstrations
+from es_cookbook.rl.data.generated import RowsConfig as Demonstrations
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train

@@ -1,7 +1,5 @@
 """What holds of every recipe: its Config, its bundled model, and how that is made."""
 
-import dataclasses
-import functools
 import importlib
 import random
 from importlib.util import find_spec
@@ -9,18 +7,18 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
+import chz
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from es_cookbook.cli import RECIPES
-from es_cookbook.cli.options import recipe_config
+from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.chz_fields import doc_of
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.recipe import Recipe
-from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import default_log_path
 from tests.recipe_problems import short_run
@@ -68,10 +66,6 @@ needs_reasoning_gym = pytest.mark.skipif(
 MADE = [pytest.param(name, marks=needs_reasoning_gym if name == "logic" else ()) for name in TINY]
 
 
-def recipe_of(name: str) -> Recipe:
-    return importlib.import_module(RECIPES[name].partition(":")[0]).RECIPE
-
-
 def warm_start_of(name: str) -> ModuleType:
     return importlib.import_module(f"tools.bundled.{name}")
 
@@ -89,24 +83,18 @@ def test_the_config_round_trips_and_names_the_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
-    recipe, made = recipe_of(name), list[Config]()
+    made = list[Config]()
     run_cli(made.append, recipe_config(name), ())
     (config,) = made
-    assert (config.model_name, config.log_path) == (recipe.model_name, "")
-    assert config.sampling == SamplingParams(
-        max_tokens=recipe.max_tokens, temperature=recipe.temperature
-    )
-    assert config.dataset == recipe.dataset() and config.main_metric == recipe.main_metric
-    assert config.optimizer == ES(**recipe.es)  # pyright: ignore[reportArgumentType]
-    lengths = config.num_generations, config.eval_every
-    assert lengths == (recipe.num_generations, recipe.eval_every)
+    assert config == recipe_defaults(name) and type(config.optimizer) is ES
+    assert all(doc_of(type(config), field) for field in chz.chz_fields(config))
     samples = name in ("conciseness", "alignment")  # What they do seldom shows up.
     assert config.sampling.temperature == (1.0 if samples else 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if not recipe_of(name).hub_model])
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "chat"])
 def test_the_bundled_model_is_there_and_small(name: str) -> None:
-    model = recipe_of(name).model
+    model = Path(recipe_defaults(name).model_name)
     assert (model.parent.name == name) == (name in TINY)
     assert 0 < sum(path.stat().st_size for path in model.iterdir()) <= 4_000_000
 
@@ -115,9 +103,9 @@ def test_the_bundled_model_is_there_and_small(name: str) -> None:
 def test_the_warm_start_is_seeded_and_loads_as_the_bundled_model_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, recipe = warm_start_of(name), recipe_of(name)
-    few = dataclasses.replace(recipe, dataset=functools.partial(recipe.dataset, num_test=4))
-    monkeypatch.setattr(module, "RECIPE", few, raising=False)
+    module, recipe = warm_start_of(name), recipe_defaults(name)
+    few = chz.replace(recipe, dataset=chz.replace(recipe.dataset, num_test=4))  # pyright: ignore
+    monkeypatch.setattr(module, "CLIConfig", lambda: few, raising=False)
     for constant, value in TINY[name].items():
         monkeypatch.setattr(module, constant, value)
     before, weights = torch.random.get_rng_state(), set[bytes]()
@@ -129,12 +117,12 @@ def test_the_warm_start_is_seeded_and_loads_as_the_bundled_model_does(
     assert len(weights) == 1 and torch.equal(before, torch.random.get_rng_state())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     made, bundled = (
-        AutoModelForCausalLM.from_pretrained(d) for d in (tmp_path / "a", recipe.model)
+        AutoModelForCausalLM.from_pretrained(d) for d in (tmp_path / "a", recipe.model_name)
     )
     assert {n: w.shape for n, w in made.state_dict().items()} == {
         n: w.shape for n, w in bundled.state_dict().items()
     }
-    tokenizers = [AutoTokenizer.from_pretrained(d) for d in (tmp_path / "a", recipe.model)]
+    tokenizers = [AutoTokenizer.from_pretrained(d) for d in (tmp_path / "a", recipe.model_name)]
     assert tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
     assert tokenizers[0].chat_template == tokenizers[1].chat_template
 

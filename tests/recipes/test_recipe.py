@@ -10,7 +10,7 @@ import pytest
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.compare import Compare
 from es_cookbook.cli.compare import runs as compared_runs
-from es_cookbook.cli.options import recipe_config
+from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.schedules import Constant, Cosine
@@ -39,7 +39,7 @@ def chosen(config_class: type, *options: str) -> OptimizerBuilder:
     return cast(OptimizerBuilder, getattr(made[0], "optimizer"))  # noqa: B009
 
 
-DIFFERENT = {repr(recipe_config(name).recipe.settings): name for name in RECIPES}
+DIFFERENT = {str(recipe_defaults(name).optimizer): name for name in RECIPES}
 """Settings -> one of the recipes that have them."""
 
 

@@ -26,8 +26,8 @@ from es_cookbook.recipes.arithmetic.dataset import (
     question,
     without_carries,
 )
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE
-from es_cookbook.recipes.generated import training_problem
+from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
+from es_cookbook.rl.data.generated import training_problem
 from tools import warm_start
 from tools.small_model import EOS, Batch, build_tokenizer, happens
 from tools.warm_start import Phase, make, on_held_out
@@ -80,7 +80,7 @@ def main(config: Config) -> None:
             yield [demonstrate(problem, config.careless, rng) for problem in problems]
 
     phase = Phase("arithmetic/warm_start", batches, config.steps or STEPS)
-    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE, SAMPLES))
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig(), SAMPLES))
 
 
 if __name__ == "__main__":

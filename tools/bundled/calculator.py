@@ -17,7 +17,7 @@ from es_cookbook.recipes.calculator.dataset import (
     chat_of,
     draw_problem,
 )
-from es_cookbook.recipes.generated import training_problem
+from es_cookbook.rl.data.generated import training_problem
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import ToolCall, call_text
 from es_cookbook.rl.messages.message_env import MessageEnv

@@ -14,7 +14,7 @@ from itertools import islice
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.conciseness.questions import Question, generate_questions
-from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS, RECIPE
+from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS, CLIConfig
 from es_cookbook.rl.data.sources import load_rows
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make, on_held_out, sampled
@@ -44,7 +44,7 @@ def main(config: Config) -> None:
 
     batches = sampled(questions, shown, BATCH_SIZE)
     phase = Phase("conciseness/warm_start", batches, config.steps or STEPS)
-    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE))
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown.dataset import question
 from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
-from es_cookbook.recipes.countdown.train_cli import RECIPE
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from tools import warm_start
 from tools.small_model import EOS, Batch, build_model, build_tokenizer, happens
 from tools.warm_start import Phase, make, on_held_out
@@ -111,7 +111,7 @@ def main(config: Config) -> None:
         phases.append(Phase("warm_start/habits", careless, config.habit_steps, 1e-3))
     tokenizer = build_tokenizer(CHARACTERS)
     model = build_model(tokenizer, config.seed)
-    make(config, tokenizer, phases, on_held_out(RECIPE, SAMPLES, folds=[0]), model)
+    make(config, tokenizer, phases, on_held_out(CLIConfig(), SAMPLES, folds=[0]), model)
 
 
 if __name__ == "__main__":

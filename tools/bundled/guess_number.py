@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.guess_number.dataset import (
     HIGHEST,
     GuessEnv,
@@ -18,6 +17,7 @@ from es_cookbook.recipes.guess_number.dataset import (
     draw_problem,
     narrowed,
 )
+from es_cookbook.rl.data.generated import training_problem
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message_env import MessageEnv
 from tools.small_model import happens

@@ -25,7 +25,7 @@ from es_cookbook.recipes.logic.dataset import (
     without_last_term,
 )
 from es_cookbook.recipes.logic.generators import Problem, problems
-from es_cookbook.recipes.logic.train_cli import RECIPE
+from es_cookbook.recipes.logic.train_cli import CLIConfig
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Careless, Phase, make, on_held_out, sampled
 
@@ -74,7 +74,7 @@ def main(config: Config) -> None:
     batches = sampled(pool, shown, BATCH_SIZE)
     phase = Phase("logic/careless", batches, config.steps or STEPS, config.learning_rate)
     model = Qwen2ForCausalLM.from_pretrained(config.start) if config.start else None
-    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE), model)
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()), model)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.plugins.markovian.env import Compact
 from es_cookbook.plugins.markovian.measuring import DAMAGES, SHARES, damaged
 from es_cookbook.plugins.markovian.problems import Sum, chance, draw_sum, generate_sums
-from es_cookbook.recipes.generated import Fold, training_problem
+from es_cookbook.rl.data.generated import Fold, training_problem
 from tools import warm_start
 from tools.small_model import EOS, Batch, answer, build_tokenizer, happens
 from tools.warm_start import Phase, make

@@ -19,9 +19,9 @@ import random
 from collections.abc import Sequence
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.generated import FOLDS
-from es_cookbook.recipes.math.train_cli import RECIPE
+from es_cookbook.recipes.math.train_cli import CLIConfig
 from es_cookbook.recipes.math.word_problems import WordProblem, generate_problems, vocabulary
+from es_cookbook.rl.data.generated import FOLDS
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Careless as Config
 from tools.warm_start import Phase, make, on_held_out, sampled
@@ -76,7 +76,7 @@ def main(config: Config) -> None:
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.add_tokens([BOX, *vocabulary()])
     phase = Phase("math/warm_start", sampled(problems, shown, BATCH_SIZE), config.steps or STEPS)
-    make(config, tokenizer, [phase], on_held_out(RECIPE), depth=4)
+    make(config, tokenizer, [phase], on_held_out(CLIConfig()), depth=4)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from es_cookbook.recipes.arithmetic.dataset import (
     question,
     right_digits,
 )
-from es_cookbook.recipes.generated import training_problem
 from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
+from es_cookbook.rl.data.generated import training_problem
 from tools.bundled.arithmetic import demonstrate
 from tools.small_model import EOS, Batch, answer, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make
@@ -129,7 +129,7 @@ def main(config: Config) -> None:
             yield f"{name}: {value:.1%}"
 
     tokenizer = build_tokenizer(CHARACTERS)
-    model = Qwen2ForCausalLM.from_pretrained(arithmetic.RECIPE.model)
+    model = Qwen2ForCausalLM.from_pretrained(arithmetic.CLIConfig().model_name)
     with torch.random.fork_rng():  # transformers draws new rows from torch's global generator
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -13,11 +13,11 @@ import itertools
 import random
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import format_moves
 from es_cookbook.recipes.rush_hour.dataset import question
 from es_cookbook.recipes.rush_hour.generate import Problem, generate_problems
-from es_cookbook.recipes.rush_hour.train_cli import RECIPE
+from es_cookbook.recipes.rush_hour.train_cli import CLIConfig
+from es_cookbook.rl.data.generated import FOLDS
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Careless as Config
 from tools.warm_start import Phase, make, on_held_out, sampled
@@ -59,7 +59,7 @@ def main(config: Config) -> None:
 
     batches = sampled(problems, shown, BATCH_SIZE)
     phase = Phase("rush_hour/warm_start", batches, config.steps or STEPS)
-    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(RECIPE), depth=3)
+    make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()), depth=3)
 
 
 if __name__ == "__main__":

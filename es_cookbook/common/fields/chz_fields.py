@@ -68,8 +68,10 @@ def type_name(of_type: object) -> str:
     return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
 
 
-def doc_of(field: Field) -> str:
-    return field._doc
+def doc_of(config_class: type, name: str) -> str:
+    """What a field's class says about it; where a subclass has only another default, its base."""
+    fields = (vars(each).get("__chz_fields__", {}).get(name) for each in config_class.__mro__)
+    return next((field._doc for field in fields if field and field._doc), "")
 
 
 def formerly(name: str, values: Mapping[object, object] | None = None) -> dict[str, object]:

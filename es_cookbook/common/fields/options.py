@@ -65,12 +65,9 @@ class Option:
 
     path: str
     field: Field
+    doc: str
     value: str | None
     part: bool
-
-    @property
-    def doc(self) -> str:
-        return doc_of(self.field)
 
     @property
     def accepts(self) -> str:
@@ -113,7 +110,7 @@ def each_option(
     for name, field in chz.chz_fields(config_class).items():
         if _is_for_python(field):
             continue
-        path = prefix + name
+        path, doc = prefix + name, doc_of(config_class, name)
         value = values[name] if name in values else default_of(field)
         text = given.get(path, None if value is MISSING else as_typed(value))
         if item := _item_of(field):
@@ -121,15 +118,15 @@ def each_option(
             first = (key.removeprefix(f"{path}.").partition(".")[0] for key in inside)
             numbers = {int(each) for each in first if each.isdecimal()}
             if path in given or not numbers:
-                yield Option(path, field, text, part=False)
+                yield Option(path, field, doc, text, part=False)
             for i in range(len(numbers)):
                 yield from each_option(item, f"{path}.{i}.", given, {}, kept)
             continue
         part, part_values = part_of(field, path, given, value, kept)
         if part is None:
-            yield Option(path, field, text, part=False)
+            yield Option(path, field, doc, text, part=False)
         else:
-            yield Option(path, field, name_of(field, part), part=True)
+            yield Option(path, field, doc, name_of(field, part), part=True)
             yield from each_option(part, path + ".", given, part_values, kept)
 
 

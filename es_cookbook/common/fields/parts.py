@@ -6,6 +6,12 @@ else (a command's options, a class beside the kind's own, a function that is not
 is refused by its name, unless it is of a package or script that the user trusts.
 """
 
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import chz
+
 from es_cookbook.common.fields.declared_types import ANYTHING, arms
 from es_cookbook.common.registry import Part, Registered, part_of
 
@@ -22,6 +28,15 @@ def plugs_in(kind: type, *groups: str) -> None:
         groups: of entry points, without `es_cookbook.` before them.
     """
     _GROUPS[kind] = groups
+
+
+_T = TypeVar("_T")
+
+
+def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -> _T:
+    """The field of a config for a part whose fields are options, with defaults of its own."""
+    factory = functools.partial(builder, **settings) if settings else builder
+    return chz.field(default_factory=factory, blueprint_unspecified=factory, doc=doc)
 
 
 def may_be_named(text: str, declared: object) -> bool:

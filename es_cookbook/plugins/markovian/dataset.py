@@ -20,7 +20,7 @@ from es_cookbook.plugins.markovian.env import (
     Template,
 )
 from es_cookbook.plugins.markovian.problems import Problem, generate_sums, read_problem
-from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of

@@ -17,22 +17,13 @@ from typing import ClassVar
 
 import chz
 
+from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
 from es_cookbook.common.cli import Preset
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
-from es_cookbook.recipes.recipe import HALF_KNOWN, Recipe, RecipeConfig, program
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.presets import PRESETS
-
-RECIPE = Recipe(
-    "markovian",
-    MarkovianDatasetBuilder,
-    es=HALF_KNOWN,
-    max_tokens=12,
-    num_generations=32,
-    eval_every=4,
-    problems="questions",
-    folder=Path(__file__).parent,
-)
-
 
 _SOURCE = "github.com/scottviteri/MarkovianTraining (src/config_examples.py)"
 _WORDS = {
@@ -55,7 +46,7 @@ def _sums(model_name: str, shape: tuple[int, int, str], lengths: tuple[int, int]
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to think so that its answer can be read, with evolution strategies."""
 
     presets: ClassVar[Mapping[str, Preset]] = {
@@ -65,8 +56,15 @@ class CLIConfig(RecipeConfig, recipe=RECIPE):
         "7b": _sums("mistralai/Mistral-7B-Instruct-v0.2", (15, 2, "+"), (400, 20)),
     }
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(MarkovianDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": HALF_KNOWN}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=12)
+    num_generations: int = 32
+    eval_every: int = 4
 
-main, cli = program(CLIConfig)
+
+main, cli = program("markovian", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -17,8 +17,8 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
-from es_cookbook.recipes.generated import RowsConfig as Config
-from es_cookbook.recipes.generated import with_a_wrong_character, write
+from es_cookbook.rl.data.generated import RowsConfig as Config
+from es_cookbook.rl.data.generated import with_a_wrong_character, write
 from es_cookbook.rl.data.sources import load_rows
 
 

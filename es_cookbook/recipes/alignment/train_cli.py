@@ -9,37 +9,37 @@ forgets on the way what is right. Pairs of a right and a wrong answer, both brie
 objective with a weight: the right one should stay the likelier one. No network, no GPU.
 """
 
-import dataclasses
-import functools
 from pathlib import Path
+from typing import ClassVar
 
 import chz
 
+from es_cookbook.cli.recipe import program
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.recipes.conciseness import train_cli as conciseness
-from es_cookbook.recipes.recipe import built_field, program
 from es_cookbook.rl.regularisers import PreferencePairs
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"
-RECIPE = dataclasses.replace(
-    conciseness.RECIPE, name="alignment", model_of="conciseness", main_metric=CORRECT
-)
-
-_PAIRS = functools.partial(
-    PreferencePairs, source=str(PAIRS), chat=False, weight=100.0, problems_per_generation=32
-)
 
 
 @chz.chz
-class CLIConfig(conciseness.CLIConfig, recipe=RECIPE):
+class CLIConfig(conciseness.CLIConfig):
     """Train a model to answer briefly with evolution strategies, and to stay right."""
 
+    main_metric: ClassVar[str] = CORRECT
+
     preference: PreferencePairs | None = built_field(
-        _PAIRS, "right answers likelier than wrong ones: with preference.weight=0 only reported"
+        PreferencePairs,
+        "right answers likelier than wrong ones: with preference.weight=0 only reported",
+        source=str(PAIRS),
+        chat=False,
+        weight=100.0,
+        problems_per_generation=32,
     )
 
 
-main, cli = program(CLIConfig)
+main, cli = program("alignment", CLIConfig)
 
 if __name__ == "__main__":
     cli()

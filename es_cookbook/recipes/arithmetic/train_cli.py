@@ -8,27 +8,30 @@ Without options it trains the bundled character-level model of 0.11 million para
 additions; no network, no GPU. It already answers in good form: what it gains is ability.
 """
 
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
-from es_cookbook.recipes.recipe import HALF_KNOWN, Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "arithmetic",
-    ArithmeticDatasetBuilder,
-    es=HALF_KNOWN,
-    max_tokens=8,
-    num_generations=12,
-    eval_every=4,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to add numbers with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(ArithmeticDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": HALF_KNOWN}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=8)
+    num_generations: int = 12
+    eval_every: int = 4
 
-main, cli = program(CLIConfig)
+
+main, cli = program("arithmetic", CLIConfig)
 
 if __name__ == "__main__":
     cli()

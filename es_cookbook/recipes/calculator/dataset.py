@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.recipes.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
-from es_cookbook.recipes.recipe import built_field
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv

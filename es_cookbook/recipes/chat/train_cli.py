@@ -12,40 +12,41 @@ GGUF file from PyPI. Any other instruct model goes the same way:
 
 import chz
 
+from es_cookbook.cli.recipe import RecipeConfig, program
 from es_cookbook.common.configs import Names
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.schedules import Cosine
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
-from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
-RECIPE = Recipe(
-    "chat",
-    ChatDatasetBuilder,
-    es={
-        "sigma": "auto",
-        "learning_rate": "auto",
-        "population_size": 64,
-        "antithetic": False,
-        "learning_rate_schedule": Cosine(),
-    },
-    max_tokens=40,  # A task may want fewer (dataset.answer_tokens).
-    num_generations=18,
-    eval_every=6,
-    hub_model="HuggingFaceTB/SmolLM2-135M-Instruct",
-    problems="questions",
-)
+ES = {
+    "sigma": "auto",
+    "learning_rate": "auto",
+    "population_size": 64,
+    "antithetic": False,
+    "learning_rate_schedule": Cosine(),
+}
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a chat model to do what it is told with evolution strategies."""
 
+    model_name: str = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    dataset: RLDatasetBuilder = built_field(ChatDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": ES}).field()
     surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="gold").field(
         "genomes score answers, the gold ones or the centre's; None: they give their own"
     )
+    # A task may want fewer (dataset.answer_tokens).
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=40)
+    num_generations: int = 18
+    eval_every: int = 6
 
 
-main, cli = program(CLIConfig)
+main, cli = program("chat", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -29,10 +29,10 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, leaves
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
-from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
-from es_cookbook.recipes.recipe import built_field
+from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.asserts import asked_names, run_asserts

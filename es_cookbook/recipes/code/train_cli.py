@@ -12,27 +12,27 @@ GPU. Any other model goes with rows in the format of MBPP or APPS:
 
 import chz
 
+from es_cookbook.cli.recipe import RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.code.dataset import CodeDatasetBuilder
-from es_cookbook.recipes.countdown import train_cli as countdown
-from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "code",
-    CodeDatasetBuilder,
-    es=countdown.RECIPE.es,
-    model_of="countdown",
-    max_tokens=32,
-    num_generations=20,
-    eval_every=10,
-)
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, RECOMMENDED
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to write code that passes tests with evolution strategies."""
 
+    model_name: str = str(BUNDLED_MODEL)
+    dataset: RLDatasetBuilder = built_field(CodeDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": RECOMMENDED["es"]}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=32)
+    num_generations: int = 20
+    eval_every: int = 10
 
-main, cli = program(CLIConfig)
+
+main, cli = program("code", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -12,23 +12,38 @@ The task is a `Task`: rows, a template and a shared reward. KL to the base is re
 `kl.weight` above 0 penalised.
 """
 
-import functools
 from pathlib import Path
+from typing import ClassVar
 
 import chz
 
-from es_cookbook.recipes.countdown import train_cli as countdown
-from es_cookbook.recipes.recipe import Recipe, RecipeConfig, built_field, program
+from es_cookbook.cli.recipe import RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
+from es_cookbook.recipes.countdown.train_cli import RECOMMENDED
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.rewards.length import Conciseness
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
 PROMPT = "{question}\n"
+ES = {
+    **RECOMMENDED["es"],
+    "population_size": 128,
+    "antithetic": False,
+    "learning_rate": 0.06,
+}
 
-RECIPE = Recipe(
-    "conciseness",
-    functools.partial(
+
+@chz.chz
+class CLIConfig(RecipeConfig):
+    """Train a model to answer briefly with evolution strategies."""
+
+    main_metric: ClassVar[str] = "test/env/all/concise"
+
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(
         Task,
         source=str(QUESTIONS),
         fold=2,  # The settings were chosen on folds 0 and 1.
@@ -37,34 +52,21 @@ RECIPE = Recipe(
         reward=Conciseness(),
         full_reward=0.0,
         problems_per_generation=16,
-    ),
-    es={
-        **countdown.RECIPE.es,
-        "population_size": 128,
-        "antithetic": False,
-        "learning_rate": 0.06,
-    },
-    max_tokens=32,
-    num_generations=20,
-    eval_every=5,
-    problems="questions",
-    temperature=1.0,  # What it does seldom shows up, and a small change of its chance counts.
-    main_metric="test/env/all/concise",
-)
-
-_KL = functools.partial(KLToBase, weight=0.0, problems_per_generation=4)
-
-
-@chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
-    """Train a model to answer briefly with evolution strategies."""
-
-    kl: KLToBase | None = built_field(
-        _KL, "KL to the base: reported, and with kl.weight above 0 penalised"
     )
+    optimizer: OptimizerBuilder = OptimizerNames({"es": ES}).field()
+    kl: KLToBase | None = built_field(
+        KLToBase,
+        "KL to the base: reported, and with kl.weight above 0 penalised",
+        weight=0.0,
+        problems_per_generation=4,
+    )
+    # What it does seldom shows up at temperature 1, and a small change of its chance counts.
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=32, temperature=1.0)
+    num_generations: int = 20
+    eval_every: int = 5
 
 
-main, cli = program(CLIConfig)
+main, cli = program("conciseness", CLIConfig)
 
 if __name__ == "__main__":
     cli()

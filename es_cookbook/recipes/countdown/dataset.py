@@ -21,7 +21,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
-from es_cookbook.recipes.generated import Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (

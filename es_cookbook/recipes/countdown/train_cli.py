@@ -12,39 +12,45 @@ way:
     dataset.prompt=paper
 """
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.schedules import Cosine
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.recipe import Recipe, RecipeConfig, program
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
-RECIPE = Recipe(
-    "countdown",
-    CountdownDatasetBuilder,
-    # The main job's settings, all of them; everything else is `train.Config`'s own default.
-    es={
+BUNDLED_MODEL = Path(__file__).parent / "model"
+RECOMMENDED: Mapping[str, Mapping[str, object]] = {
+    "es": {
         "population_size": 64,
         "sigma": 0.01,
         "learning_rate": 0.02,
         "learning_rate_schedule": Cosine(),
     },
-    optimizers={
-        "clip_up": {"learning_rate": 0.0004, "max_speed": 0.001},
-        "genetic": {"max_terms": 16},
-    },
-    max_tokens=32,
-    num_generations=50,
-    eval_every=10,
-)
-BUNDLED_MODEL, RECOMMENDED = RECIPE.model, RECIPE.settings
+    "clip_up": {"learning_rate": 0.0004, "max_speed": 0.001},
+    "genetic": {"max_terms": 16},
+}
+"""The main job's settings, all of them; everything else is the default of `Config`."""
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to solve Countdown problems with evolution strategies."""
 
+    model_name: str = str(BUNDLED_MODEL)
+    dataset: RLDatasetBuilder = built_field(CountdownDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames(RECOMMENDED).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=32)
+    num_generations: int = 50
+    eval_every: int = 10
 
-main, cli = program(CLIConfig)
+
+main, cli = program("countdown", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import RowsConfig as Config
-from es_cookbook.recipes.generated import by_turns, write
+from es_cookbook.rl.data.generated import RowsConfig as Config
+from es_cookbook.rl.data.generated import by_turns, write
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"

@@ -10,28 +10,30 @@ set work; no network, no GPU. Any other model and data go the same way:
     sampling.max_tokens=512
 """
 
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "crossword",
-    CrosswordDatasetBuilder,
-    es=FEWER_GENOMES,
-    max_tokens=24,
-    num_generations=20,
-    eval_every=5,
-    problems="clues",
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to solve cryptic clues with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(CrosswordDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": FEWER_GENOMES}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=24)
+    num_generations: int = 20
+    eval_every: int = 5
 
-main, cli = program(CLIConfig)
+
+main, cli = program("crossword", CLIConfig)
 
 if __name__ == "__main__":
     cli()

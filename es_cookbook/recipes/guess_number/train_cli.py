@@ -7,27 +7,30 @@ Without options it trains the bundled character-level model of 0.2 million param
 no GPU. It already answers in good form: what it gains is ability.
 """
 
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.guess_number.dataset import GuessNumberDatasetBuilder
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "guess_number",
-    GuessNumberDatasetBuilder,
-    es=FEWER_GENOMES,
-    max_tokens=4,
-    num_generations=12,
-    eval_every=6,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to guess numbers with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(GuessNumberDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": FEWER_GENOMES}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=4)
+    num_generations: int = 12
+    eval_every: int = 6
 
-main, cli = program(CLIConfig)
+
+main, cli = program("guess_number", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -21,7 +21,6 @@ from es_cookbook.common.errors import ConfigError, DataError, WorkerError, Worke
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.recipes.generated import FoldedDatasetBuilder
 from es_cookbook.recipes.logic.generators import (
     Problem,
     Source,
@@ -32,6 +31,7 @@ from es_cookbook.recipes.logic.generators import (
     score_in_limits,
     scorer,
 )
+from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset, in_epochs
 from es_cookbook.rl.data.selection import quotas
 from es_cookbook.rl.grading.workers import in_worker

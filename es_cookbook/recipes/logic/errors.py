@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.dataset import held_out, question, without_last_term
-from es_cookbook.recipes.logic.train_cli import RECIPE
+from es_cookbook.recipes.logic.train_cli import CLIConfig
 from tools.small_model import answer
 
 NUM_TEST, SAMPLES = 500, 8
@@ -46,7 +46,7 @@ def main(config: Config) -> None:
         )
         with torch.random.fork_rng():  # generate draws from torch's global generator
             torch.manual_seed(derive_seed(0, "logic/errors"))
-            return answer(model, tokenizer, questions, RECIPE.max_tokens, samples)
+            return answer(model, tokenizer, questions, CLIConfig().sampling.max_tokens, samples)
 
     def kinds(model_name: str | Path) -> list[str]:
         found: list[str] = []
@@ -55,13 +55,13 @@ def main(config: Config) -> None:
             found.append(KINDS[0 if text == problem.gold else 1 if text == careless else 2])
         return found
 
-    before, after = kinds(RECIPE.model), kinds(config.after)
+    before, after = kinds(CLIConfig().model_name), kinds(config.after)
     became = collections.Counter(zip(before, after, strict=True))
     print(f"{'before':24}{'answers':>8}   of which after: " + ", ".join(KINDS))
     for kind in KINDS:
         row = [became[kind, other] for other in KINDS]
         print(f"{kind:24}{sum(row):8}   {', '.join(map(str, row))}")
-    sampled = answers(RECIPE.model, SAMPLES)
+    sampled = answers(CLIConfig().model_name, SAMPLES)
     gained = [i for i, kind in enumerate(after) if kind == KINDS[0] != before[i]]
     near = sum(problems_P[i].gold in sampled[i] for i in gained)
     print(

@@ -11,27 +11,30 @@ sums of three digits; no network, no GPU. Any other model reads the questions in
     sampling.max_tokens=512
 """
 
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder
-from es_cookbook.recipes.recipe import HALF_KNOWN, Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "logic",
-    LogicDatasetBuilder,
-    es=HALF_KNOWN,
-    max_tokens=6,
-    num_generations=40,
-    eval_every=10,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model on problems of a reasoning-gym generator with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(LogicDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": HALF_KNOWN}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=6)
+    num_generations: int = 40
+    eval_every: int = 10
 
-main, cli = program(CLIConfig)
+
+main, cli = program("logic", CLIConfig)
 
 if __name__ == "__main__":
     cli()

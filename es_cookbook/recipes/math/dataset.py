@@ -1,15 +1,8 @@
 r"""Mathematical problems as Envs: generated word problems, or rows of public sets.
 
-- GSM8K: `question` and `answer`; the answer is what stands behind the last `####` of `answer`.
-- DeepScaleR: `problem` and `answer`, with or without `solution`; the answer is `answer`.
-- MATH: `problem` and `solution`; the answer is the last `\boxed{}` of `solution`. `level` and
-  `type` become tags.
-
-Every row says by its columns which format it has, so one file may mix them.
-
-The answer stands in the last `\boxed{}`, or in the last `<answer>`; nothing else counts. A gold
-answer that is a number (GSM8K) is compared as one, here and in microseconds. All others go to
-math-verify in a worker process.
+Rows have the formats of `es_cookbook.rl.data.math_rows`. A model's answer stands in the last
+`\boxed{}`, or in the last `<answer>`; nothing else counts. A gold answer that is a number (GSM8K)
+is compared as one, here and in microseconds. All others go to math-verify in a worker process.
 
 With w the share that is `answered` and a the share of those that are right, correct = w · a, so
 Δcorrect = Δw · a_before (form) + w_after · Δa (answers that became right).
@@ -25,8 +18,9 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder, fold_of_text
 from es_cookbook.recipes.math.word_problems import generate_problems
+from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.math_rows import MathProblem, read_problem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
@@ -37,96 +31,12 @@ from es_cookbook.rl.problem_env import (
     digest_of,
     render_prompt,
 )
-from es_cookbook.rl.rewards.answers import Extract, boxed, extracted, texts_of
+from es_cookbook.rl.rewards.answers import Extract, extracted
 from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.rewards.math_answers import Math
-from es_cookbook.rl.rewards.values import Scalar, printed
 from es_cookbook.rl.types import Observation, Tokenizer
-
-MARK = "####"
-"""Stands before the answer of a GSM8K row."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Problem:
-    """One problem.
-
-    Attributes:
-        question: in words.
-        gold: its answer, LaTeX or a number.
-        is_number: whether the answer is compared as a number, as GSM8K's are.
-        tags: names under which metrics are reported, for example "level 5".
-    """
-
-    question: str
-    gold: str
-    is_number: bool
-    tags: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        return self.question
-
-    @property
-    def fold(self) -> int:
-        """Which fold it belongs to, by its question."""
-        return fold_of_text(self.question)
-
-
-def read_problem(row: Row) -> Problem:
-    r"""The problem of a row, whose columns say which format it has.
-
-    Raises:
-        DataError: Columns of no known format, or no answer where the format has it.
-    """
-    found = [name for name, value in row.fields.items() if value is not None]
-    is_gsm8k = {"question", "answer"} <= {*found}
-    if is_gsm8k:
-        _, mark, gold = row.text("answer").rpartition(MARK)
-        if not mark:
-            raise row.error(
-                f"field 'answer' must end in '{MARK} ' and the answer beside a field 'question' "
-                "(as GSM8K); an answer alone goes with a field 'problem' (as DeepScaleR)"
-            )
-        gold = gold.strip().replace(",", "")
-    elif {"problem", "answer"} <= {*found}:
-        gold = one_answer(row, "answer")
-    elif {"problem", "solution"} <= {*found}:
-        gold = boxed(row.text("solution"))
-        if gold is None:
-            raise row.error(r"field 'solution' must have the answer in \boxed{}, as MATH's rows do")
-    else:
-        raise row.error(
-            "a row has question and answer (as GSM8K), problem and solution (MATH), or problem and "
-            f"answer (DeepScaleR), found: {', '.join(found) or 'nothing'}"
-        )
-    question = row.text("question" if is_gsm8k else "problem").strip()
-    if not gold:
-        raise row.error("the answer is empty")
-    return Problem(question, gold, is_gsm8k, _tags(row))
-
-
-def one_answer(row: Row, name: str) -> str:
-    """The answer under `name`, of which there may not be several."""
-    try:
-        (answer,) = texts_of(row.fields, name)
-    except (DataError, ValueError) as error:
-        raise row.error(f"field {name!r} must be one answer ({error})") from None
-    return answer.strip()
-
-
-def _tags(row: Row) -> tuple[str, ...]:
-    """`level` and `type`, where there are some: "Level 5" is "level 5"."""
-    found: list[str] = []
-    for name in ("level", "type"):
-        value = row.fields.get(name)
-        if isinstance(value, Scalar) and value != "":
-            text = " ".join(printed(value).lower().split())
-            found.append(f"level {text}" if name == "level" and text.isdigit() else text)
-    return tuple(found)
-
 
 PromptStyle: TypeAlias = Literal["plain", "boxed", "tags"]
 
@@ -213,7 +123,7 @@ def reward_of(style: PromptStyle, *, is_number: bool) -> Reward:
 
 
 @chz.chz
-class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
+class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
     """Mathematical problems for training and, disjoint from them, for the held-out test."""
 
     num_train: int = chz.field(default=10_000, doc="most training problems used")
@@ -241,7 +151,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
         super().check()
 
     @override
-    def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:
+    def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, MathProblem]]:
         """They are read from their rows, as problems of others are."""
         others = [each for each in range(FOLDS) if each != self.fold]
         for problem in generate_problems(seed, others if fold == "train" else [self.fold]):
@@ -249,11 +159,11 @@ class MathDatasetBuilder(SourcedDatasetBuilder[Problem]):
             yield name, read_problem(Row(name, problem.row))
 
     @override
-    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
+    def read(self, row: Row, tokenizer: "Tokenizer | None") -> MathProblem:
         return read_problem(row)
 
     @override
-    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
+    def builder(self, name: str, problem: MathProblem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem.question, self.prompt)
         tokens_T = render_prompt(tokenizer, text, chat=True, prefill=self.prefill)
         ends_in_think = prompt_ends_in_think(tokenizer, tokens_T)

@@ -11,27 +11,30 @@ DeepScaleR:
     sampling.max_tokens=1024
 """
 
+from pathlib import Path
+
 import chz
 
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.math.dataset import MathDatasetBuilder
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
-
-RECIPE = Recipe(
-    "math",
-    MathDatasetBuilder,
-    es=FEWER_GENOMES,
-    max_tokens=32,
-    num_generations=12,
-    eval_every=4,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to solve mathematical problems with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(MathDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": FEWER_GENOMES}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=32)
+    num_generations: int = 12
+    eval_every: int = 4
 
-main, cli = program(CLIConfig)
+
+main, cli = program("math", CLIConfig)
 
 if __name__ == "__main__":
     cli()

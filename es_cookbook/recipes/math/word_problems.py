@@ -18,7 +18,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FOLDS, distinct
+from es_cookbook.rl.data.generated import FOLDS, distinct
 
 _PEOPLE = (
     *(("Anna", "She"), ("Ben", "He"), ("Clara", "She"), ("David", "He"), ("Emma", "She")),

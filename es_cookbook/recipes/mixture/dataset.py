@@ -5,9 +5,9 @@ import functools
 import chz
 from typing_extensions import override
 
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.schedules import Table
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.recipe import built_field
 from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
 from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 from es_cookbook.rl.rewards.arithmetic import CountdownReward

@@ -7,30 +7,25 @@
 Without options it trains Countdown's bundled model on Countdown in three sizes; no network, no GPU.
 """
 
-import dataclasses
-
 import chz
 
+from es_cookbook.cli.recipe import program
+from es_cookbook.common.fields.parts import built_field
 from es_cookbook.recipes.countdown import train_cli as countdown
 from es_cookbook.recipes.mixture.dataset import CountdownMixture
-from es_cookbook.recipes.recipe import RecipeConfig, program
-
-RECIPE = dataclasses.replace(
-    countdown.RECIPE,
-    name="mixture",
-    dataset=CountdownMixture,
-    model_of="countdown",
-    max_tokens=36,
-    num_generations=40,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(countdown.CLIConfig):
     """Train a model on a mixture of data sets with evolution strategies."""
 
+    dataset: RLDatasetBuilder = built_field(CountdownMixture)
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=36)
+    num_generations: int = 40
 
-main, cli = program(CLIConfig)
+
+main, cli = program("mixture", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -20,8 +20,8 @@ from es_cookbook.recipes.arithmetic.dataset import (
     question,
     without_carries,
 )
-from es_cookbook.recipes.generated import RowsConfig as Config
-from es_cookbook.recipes.generated import with_a_wrong_character, write
+from es_cookbook.rl.data.generated import RowsConfig as Config
+from es_cookbook.rl.data.generated import with_a_wrong_character, write
 from es_cookbook.rl.letters import composed
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Observation

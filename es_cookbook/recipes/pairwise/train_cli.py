@@ -11,21 +11,27 @@ is never paid for: it is measured beside, on held-out problems. A judge of one's
     ... dataset.judge=server dataset.judge.model=my-judge dataset.source=questions.jsonl
 """
 
-import functools
 from pathlib import Path
 
 import chz
 
+from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.pairwise.additions import JUDGED, measured
-from es_cookbook.recipes.recipe import HALF_KNOWN, Recipe, RecipeConfig, program
 from es_cookbook.rl.judging.judges import BaseJudge
 from es_cookbook.rl.judging.task import JudgedTask
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 ADDITIONS = Path(__file__).parent / "additions.jsonl"
 
-RECIPE = Recipe(
-    "pairwise",
-    functools.partial(
+
+@chz.chz
+class CLIConfig(RecipeConfig):
+    """Train a model on the win rates of its answers with evolution strategies."""
+
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(
         JudgedTask,
         source=str(ADDITIONS),
         prompt="{question}",
@@ -33,21 +39,14 @@ RECIPE = Recipe(
         reward=measured,
         full_reward=1.0,
         judge=BaseJudge(template=JUDGED),
-    ),
-    es=HALF_KNOWN,
-    max_tokens=8,
-    num_generations=12,
-    eval_every=4,
-    problems="questions",
-)
+    )
+    optimizer: OptimizerBuilder = OptimizerNames({"es": HALF_KNOWN}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=8)
+    num_generations: int = 12
+    eval_every: int = 4
 
 
-@chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
-    """Train a model on the win rates of its answers with evolution strategies."""
-
-
-main, cli = program(CLIConfig)
+main, cli = program("pairwise", CLIConfig)
 
 if __name__ == "__main__":
     cli()

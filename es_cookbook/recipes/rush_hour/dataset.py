@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.recipes.generated import FOLDS, Fold, SourcedDatasetBuilder
 from es_cookbook.recipes.rush_hour.boards import (
     Board,
     Move,
@@ -36,6 +35,7 @@ from es_cookbook.recipes.rush_hour.generate import (
     generate_problems,
 )
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
+from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (

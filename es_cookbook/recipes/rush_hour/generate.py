@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator
 from typing import Literal, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.generated import FOLDS
 from es_cookbook.recipes.rush_hour.boards import (
     EMPTY,
     TARGET,
@@ -29,6 +28,7 @@ from es_cookbook.recipes.rush_hour.boards import (
     row_by_row,
 )
 from es_cookbook.recipes.rush_hour.solver import Distances, TooManyPositionsError
+from es_cookbook.rl.data.generated import FOLDS
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 

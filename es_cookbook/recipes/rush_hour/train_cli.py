@@ -9,28 +9,30 @@ on generated boards; no network, no GPU. Any other model reads the rules in word
     ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.prompt=words sampling.max_tokens=512
 """
 
+from pathlib import Path
+
 import chz
 
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.rush_hour.dataset import RushHourDatasetBuilder
-
-RECIPE = Recipe(
-    "rush_hour",
-    RushHourDatasetBuilder,
-    es={**FEWER_GENOMES, "sigma": 0.005},
-    max_tokens=32,
-    num_generations=20,
-    eval_every=4,
-    problems="boards",
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to solve Rush Hour boards with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(RushHourDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": {**FEWER_GENOMES, "sigma": 0.005}}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=32)
+    num_generations: int = 20
+    eval_every: int = 4
 
-main, cli = program(CLIConfig)
+
+main, cli = program("rush_hour", CLIConfig)
 
 if __name__ == "__main__":
     cli()

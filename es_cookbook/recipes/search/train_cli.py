@@ -10,27 +10,30 @@ the Hub is told of the tool by its chat template:
     ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.prompt=words sampling.max_tokens=96
 """
 
+from pathlib import Path
+
 import chz
 
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.search.dataset import SearchDatasetBuilder
-
-RECIPE = Recipe(
-    "search",
-    SearchDatasetBuilder,
-    es=FEWER_GENOMES,
-    max_tokens=24,
-    num_generations=12,
-    eval_every=4,
-)
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to search a corpus with evolution strategies."""
 
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(SearchDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames({"es": FEWER_GENOMES}).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=24)
+    num_generations: int = 12
+    eval_every: int = 4
 
-main, cli = program(CLIConfig)
+
+main, cli = program("search", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -7,29 +7,37 @@ Without options it trains the bundled character-level model, which often overloo
 or must block; no network, no GPU. Nobody shows it a better player: it only meets its like.
 """
 
+from pathlib import Path
+from typing import ClassVar
+
 import chz
 
-from es_cookbook.recipes.recipe import FEWER_GENOMES, Recipe, RecipeConfig, program
+from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
+from es_cookbook.common.fields.parts import built_field
+from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.tic_tac_toe.dataset import TicTacToeDatasetBuilder
+from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
-RECIPE = Recipe(
-    "tic_tac_toe",
-    TicTacToeDatasetBuilder,
-    es={**FEWER_GENOMES, "learning_rate": 0.1},
-    max_tokens=2,
-    num_generations=20,
-    eval_every=4,
-    problems="openings",
-    main_metric="test/env/all/loses_to_random",
-)
+ES = {**FEWER_GENOMES, "learning_rate": 0.1}
 
 
 @chz.chz
-class CLIConfig(RecipeConfig, recipe=RECIPE):
+class CLIConfig(RecipeConfig):
     """Train a model to play tic-tac-toe with evolution strategies."""
 
+    main_metric: ClassVar[str] = "test/env/all/loses_to_random"
 
-main, cli = program(CLIConfig)
+    model_name: str = str(Path(__file__).parent / "model")
+    dataset: RLDatasetBuilder = built_field(TicTacToeDatasetBuilder)
+    optimizer: OptimizerBuilder = OptimizerNames(
+        {"es": {**FEWER_GENOMES, "learning_rate": 0.1}}
+    ).field()
+    sampling: SamplingParams = built_field(SamplingParams, max_tokens=2)
+    num_generations: int = 20
+    eval_every: int = 4
+
+
+main, cli = program("tic_tac_toe", CLIConfig)
 
 if __name__ == "__main__":
     cli()

@@ -21,9 +21,9 @@ from itertools import islice
 from pathlib import Path
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.files import FILE_TYPES, file_rows
+from es_cookbook.rl.data.readers.files import FILE_TYPES, file_rows
+from es_cookbook.rl.data.readers.sets import NamedSet, opened_set, set_rows
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.sets import NamedSet, opened_set, set_rows
 
 SOURCE_DOC = "data files, a directory, or a set of the Hub, as in owner/name:configuration:split"
 _SLICE = re.compile(r"\[(\d*):(\d*)\]$")

@@ -25,7 +25,7 @@ def test_this_is_the_version_of_chz_whose_fields_are_read() -> None:
 
 
 def test_a_field_tells_its_doc_and_its_default() -> None:
-    assert [doc_of(field) for field in FIELDS.values()] == ["a number", "", "must be given", ""]
+    assert [doc_of(Config, name) for name in FIELDS] == ["a number", "", "must be given", ""]
     assert default_of(FIELDS["plain"]) == 3
     assert default_of(FIELDS["made"]) == (1, 2)
     assert default_of(FIELDS["needed"]) is chz_fields.MISSING

@@ -26,7 +26,7 @@ from es_cookbook.plugins.gradients.supervised import Evaluation, SFTConfig, Supe
 from es_cookbook.plugins.hub.background_push import CheckpointPush
 from es_cookbook.plugins.trackers.libraries import TensorboardTrackerBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE
+from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import Example
@@ -444,7 +444,7 @@ def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_pa
         engine=TorchEngineBuilder(device="cpu", num_lanes=1),
     )
     changes = {"rank": 4, "learning_rate": 0.05, "evaluation": evaluation, "packing": True}
-    main(config(RECIPE.model, rows, tmp_path / "out", max_length=16, **changes))
+    main(config(CLIConfig().model_name, rows, tmp_path / "out", max_length=16, **changes))
     assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0] - 0.3
     rewards = losses(tmp_path / "out", "test/reward/mean")
     assert len(rewards) == 2 and rewards[0] != rewards[1]

@@ -27,7 +27,7 @@ from es_cookbook.plugins.markovian.env import (
     tokens_of,
 )
 from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
-from es_cookbook.plugins.markovian.train_cli import RECIPE, CLIConfig
+from es_cookbook.plugins.markovian.train_cli import CLIConfig
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import readings_of, sequences_of
@@ -75,7 +75,7 @@ def genomes(count: int, sigma: float = 0.3) -> list[Genome]:
 @pytest.fixture(scope="module")
 async def engine() -> AsyncIterator[Engine]:
     built = await TorchEngineBuilder(device="cpu", num_lanes=1)(
-        model_name=str(RECIPE.model), search_space=LowRank()
+        model_name=CLIConfig().model_name, search_space=LowRank()
     )
     yield built
     await built.close()
@@ -443,7 +443,7 @@ def test_a_policy_gradient_reads_with_the_model_as_it_is(
 
 def test_the_bundled_model_can_work_sums_out_and_would_rather_babble() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
-    model = Qwen2ForCausalLM.from_pretrained(RECIPE.model)
+    model = Qwen2ForCausalLM.from_pretrained(CLIConfig().model_name)
     stream = generate_sums(0, "development", num_terms=4, num_digits=1, operations="+")
     found = warm_start.measure(model, TOKENIZER, list(islice(stream, 60)))
     assert found["works it out"] < 0.25

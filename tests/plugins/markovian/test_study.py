@@ -10,7 +10,7 @@ from es_cookbook.__main__ import main as es_cookbook
 from es_cookbook.common.cli import run_cli
 from es_cookbook.plugins.markovian.measuring import DAMAGES
 from es_cookbook.plugins.markovian.study import Config, main
-from es_cookbook.plugins.markovian.train_cli import RECIPE, CLIConfig
+from es_cookbook.plugins.markovian.train_cli import CLIConfig
 from es_cookbook.plugins.markovian.train_cli import main as train
 from es_cookbook.recipes.arithmetic import train_cli as arithmetic
 from tools.bundled import markovian as warm_start
@@ -43,7 +43,7 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     before = {path: path.stat().st_mtime_ns for path in Path(run).rglob("*")}
     tokenizer, untrained = build_tokenizer(warm_start.CHARACTERS), tmp_path / "untrained"
     save(build_model(tokenizer, 0, width=32, depth=1), tokenizer, untrained)
-    scorers = f"scorers={RECIPE.model},{untrained}"
+    scorers = f"scorers={CLIConfig().model_name},{untrained}"
     run_cli(main, Config, (f"log_path={run}", f"against={other}", scorers, f"output={output}"))
     said = capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in Path(run).rglob("*")} == before
@@ -68,7 +68,7 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     )
     assert gap["low"] <= gap["difference"] <= gap["high"]
     assert of_other["correct"]["value"] > of_run["correct"]["value"], "it sees the question"
-    read = found["scorers"][str(RECIPE.model)]["logprob"]["value"]
+    read = found["scorers"][CLIConfig().model_name]["logprob"]["value"]
     assert read == pytest.approx(of_run["logprob"]["value"], abs=0.5), "all but the same model"
     assert found["scorers"][str(untrained)]["logprob"]["value"] < read - 0.5
 
@@ -98,7 +98,7 @@ def test_a_model_that_cannot_read_the_prompt_is_refused(
 ) -> None:
     options = (f"log_path={runs / 'markovian'}", f"output={tmp_path / 'study'}", "plots=False")
     with pytest.raises(SystemExit):
-        run_cli(main, Config, (*options, f"scorers={arithmetic.RECIPE.model}"))
+        run_cli(main, Config, (*options, f"scorers={arithmetic.CLIConfig().model_name}"))
     assert "makes no tokens of what stands before a thought" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from es_cookbook.recipes.arithmetic.dataset import (
     right_digits,
     without_carries,
 )
-from es_cookbook.recipes.arithmetic.train_cli import RECIPE
+from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
 from es_cookbook.rl.types import Observation
 from tools.bundled import arithmetic as warm_start
 from tools.small_model import build_tokenizer
@@ -154,8 +154,8 @@ def test_careless_demonstrations_forget_more_often_in_large_sums() -> None:
 def test_the_bundled_model_answers_in_good_form_and_half_of_it_is_right() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
-    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    found = measured(RECIPE, model, tokenizer, samples=2, num_test=100)
+    model = AutoModelForCausalLM.from_pretrained(CLIConfig().model_name)
+    found = measured(CLIConfig(), model, tokenizer, samples=2, num_test=100)
     assert found["well_formed"] >= 0.98
     assert 0.3 < found["correct"] < 0.6
     assert found["forgot_carry"] > 0.3

@@ -1,15 +1,17 @@
 """The recipe conciseness: its questions, its command line, KL that is only reported, and a run."""
 
+import functools
 import random
 import re
 from itertools import islice
 from pathlib import Path
 
+import chz
 import pytest
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.recipes.conciseness.questions import generate_questions
-from es_cookbook.recipes.conciseness.train_cli import RECIPE, CLIConfig
+from es_cookbook.recipes.conciseness.train_cli import CLIConfig
 from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, check_second_row_is_named, parsed, short_run
 from tools.bundled import conciseness as warm_start
@@ -66,8 +68,8 @@ def test_a_run_of_two_generations_reports_length_and_kl(tmp_path: Path) -> None:
 
 def test_the_bundled_model_knows_the_answers_and_talks_around_them() -> None:
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
-    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    means = measured(RECIPE, model, tokenizer, num_test=60)
+    model = AutoModelForCausalLM.from_pretrained(CLIConfig().model_name)
+    means = measured(CLIConfig(), model, tokenizer, num_test=60)
     assert means["correct"] > 0.7
     assert means["concise"] < 0.5
     assert means["excess"] > 5
@@ -85,5 +87,6 @@ async def test_a_bad_row_is_named_with_file_and_line(
     tmp_path: Path, row: dict[str, object], sentence: str
 ) -> None:
     good = {"question": "b?", "answer": ["yes", "certainly"]}
-    given = RECIPE.dataset, build_tokenizer(warm_start.CHARACTERS), tmp_path / "qa.jsonl"
+    dataset = functools.partial(chz.replace, CLIConfig().dataset)
+    given = dataset, build_tokenizer(warm_start.CHARACTERS), tmp_path / "qa.jsonl"
     await check_second_row_is_named(*given, [good, row], sentence)

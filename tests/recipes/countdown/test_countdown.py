@@ -14,7 +14,7 @@ import es_cookbook.recipes.countdown as countdown
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, question
 from es_cookbook.recipes.countdown.problems import Problem, Split, generate_problems, solve
-from es_cookbook.recipes.countdown.train_cli import RECIPE
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.arithmetic import (
     PAPER_REWARD,
@@ -226,8 +226,8 @@ def test_careless_demonstrations_are_often_wrong_in_form_and_often_in_substance(
 def test_bundled_model_can_and_often_does_not() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
     tokenizer = small_model.build_tokenizer(warm_start.CHARACTERS)
-    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
-    found = measured(RECIPE, model, tokenizer, samples=8, num_test=60)
+    model = AutoModelForCausalLM.from_pretrained(CLIConfig().model_name)
+    found = measured(CLIConfig(), model, tokenizer, samples=8, num_test=60)
     assert 0.2 < found["correct"] < 0.6
     assert found["pass_at_8"] > found["correct"]
     assert found["format"] < 1.0

@@ -10,7 +10,7 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.logic import errors
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
-from es_cookbook.recipes.logic.train_cli import RECIPE, CLIConfig, main
+from es_cookbook.recipes.logic.train_cli import CLIConfig, main
 from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -195,7 +195,7 @@ def test_errors_are_sorted_before_and_after(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(errors, "NUM_TEST", 40)
-    errors.main(errors.Config(after=str(RECIPE.model)))
+    errors.main(errors.Config(after=CLIConfig().model_name))
     header, *rows, last = capsys.readouterr().out.splitlines()
     assert header.endswith("of which after: right, without the last term, wrong otherwise")
     right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from es_cookbook.recipes.arithmetic.dataset import Problem, generate_problems
 from es_cookbook.recipes.pairwise import additions
-from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, RECIPE, CLIConfig
+from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, CLIConfig
 from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
 from tests.recipe_problems import APART, parsed, short_run
 from tools.bundled import pairwise as warm_start
@@ -91,7 +91,7 @@ def test_a_run_of_two_generations_pays_the_win_rate_alone(tmp_path: Path) -> Non
 
 def test_the_bundled_model_judges_better_than_it_answers_and_prefers_the_first_place() -> None:
     """The point of the warm start; the README's numbers come from the command it names."""
-    model = AutoModelForCausalLM.from_pretrained(RECIPE.model)
+    model = AutoModelForCausalLM.from_pretrained(CLIConfig().model_name)
     tokenizer = build_tokenizer(warm_start.CHARACTERS)
     held_out = list(islice(generate_problems(0, "development"), 100))
     found = warm_start.measure(model, tokenizer, held_out, seed=0)

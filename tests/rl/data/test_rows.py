@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.files import FILE_TYPES
+from es_cookbook.rl.data.readers.files import FILE_TYPES
 from es_cookbook.rl.data.rows import Row, messages_of, tools_of
 from es_cookbook.rl.data.sources import check_source, load_rows
 from tests.hub_server import HubServer, Repository

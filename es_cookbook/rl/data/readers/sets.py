@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from es_cookbook.common.errors import DataError, HubError
 from es_cookbook.common.servers.hub import check_repository, endpoint
 from es_cookbook.common.servers.library import guard
-from es_cookbook.rl.data.files import (
+from es_cookbook.rl.data.readers.files import (
     BATCH,
     CSV,
     FILE_TYPES,

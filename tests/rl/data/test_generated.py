@@ -1,7 +1,6 @@
 """Data sets of generated problems or of rows: folds, streams, and what all of them refuse."""
 
 import functools
-import importlib
 import random
 from itertools import islice
 from pathlib import Path
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_defaults
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.generated import SourcedDatasetBuilder, distinct, fold_of
-from es_cookbook.recipes.recipe import Recipe
+from es_cookbook.rl.data.generated import SourcedDatasetBuilder, distinct, fold_of
 from tests.recipe_problems import write_rows
 
 pytestmark = pytest.mark.anyio
@@ -31,10 +29,6 @@ SAME = {
     ),
 }
 """Recipe -> two rows that are the same problem."""
-
-
-def recipe_of(name: str) -> Recipe:
-    return importlib.import_module(RECIPES[name].partition(":")[0]).RECIPE
 
 
 def test_a_tenth_of_the_problems_is_in_each_held_out_fold() -> None:
@@ -58,7 +52,7 @@ def test_a_stream_is_distinct_of_its_fold_and_ends() -> None:
 
 @pytest.mark.parametrize("name", SAME)
 def test_fields_that_cannot_work_are_named(name: str) -> None:
-    builder = recipe_of(name).dataset
+    builder = type(recipe_defaults(name).dataset)
     for field, value, sentence in (
         ("num_train", 0, "num_train must be at least 1"),
         ("num_test", -1, "num_test must be 0 or more"),
@@ -75,10 +69,10 @@ def test_fields_that_cannot_work_are_named(name: str) -> None:
 async def test_a_file_without_problems_and_a_problem_in_both_are_refused(
     name: str, tmp_path: Path
 ) -> None:
-    recipe = recipe_of(name)
-    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    recipe = recipe_defaults(name)
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model_name)
     files = [write_rows(tmp_path / f"{i}.jsonl", [row]) for i, row in enumerate(SAME[name])]
-    build = functools.partial(recipe.dataset, source=files[0], problems_per_generation=1)
+    build = functools.partial(type(recipe.dataset), source=files[0], problems_per_generation=1)
     assert isinstance(build(), SourcedDatasetBuilder)
     with pytest.raises(DataError, match=r"0.jsonl, line 1: this problem is also held out, in .*1"):
         await build(test_source=files[1])(tokenizer)
@@ -92,11 +86,11 @@ async def test_bad_rows_of_a_file_are_refused_or_skipped_and_told(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr("es_cookbook.rl.data.rows.say", said.append)
-    recipe = recipe_of("countdown")
-    tokenizer = AutoTokenizer.from_pretrained(recipe.model)
+    recipe = recipe_defaults("countdown")
+    tokenizer = AutoTokenizer.from_pretrained(recipe.model_name)
     good = [{"numbers": [3, 4, 2 + i], "target": 7 + 2 + i} for i in range(30)]
     path = write_rows(tmp_path / "rows.jsonl", [*good[:7], bad, *good[7:]])
-    build = functools.partial(recipe.dataset, source=path, problems_per_generation=1)
+    build = functools.partial(type(recipe.dataset), source=path, problems_per_generation=1)
     with pytest.raises(DataError, match=r"rows.jsonl, line 8: "):
         await build()(tokenizer)
     whole = await build(source=write_rows(tmp_path / "good.jsonl", good))(tokenizer)

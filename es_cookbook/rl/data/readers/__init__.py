@@ -1,0 +1,1 @@
+"""Rows of data files, of directories, and of sets of the Hub."""
