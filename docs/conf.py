@@ -20,6 +20,7 @@ include_patterns = [
     "docs/*.md",
     "docs/builders/*.md",
     "es_cookbook/recipes/*/README.md",
+    "es_cookbook/plugins/*/README.md",
 ]
 # Folders that hold no pages are not looked through: an environment has a hundred thousand files.
 # AGENTS.md repeats parts of other pages.

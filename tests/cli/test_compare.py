@@ -1,12 +1,13 @@
 """The comparison's command line: which runs it makes, what it refuses, and what it leaves."""
 
+import contextlib
 from pathlib import Path
 
 import chz
 import numpy as np
 import pytest
 
-from es_cookbook.cli import compare
+from es_cookbook.cli import command_of, compare
 from es_cookbook.cli.compare import METRIC, Compare
 from es_cookbook.common.cli import run_cli, run_with_fields
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
@@ -94,19 +95,34 @@ def test_the_same_optimizer_may_be_compared_with_itself_under_labels() -> None:
     assert runs["calm"][0].log_path == str(Path("there/calm-seed1"))
 
 
-def test_a_recipe_needs_nothing_but_a_cli_config(register: Register) -> None:
+def test_a_recipe_needs_nothing_but_a_cli_config(
+    register: Register, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = register({"recipes": {"adding": "adding.train_cli:CLIConfig"}}, name="adding")
     (folder / "adding").mkdir()
     (folder / "adding" / "__init__.py").touch()
     (folder / "adding" / "train_cli.py").write_text(
         "import chz\n"
-        "from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown\n"
+        "from es_cookbook import ES, Task\n"
+        "from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig\n"
+        "from es_cookbook.common.fields.parts import built_field\n"
+        "from es_cookbook.evolution.optimizers.base import OptimizerNames\n"
+        "from es_cookbook.rl.rewards.matching import Exact\n"
         "@chz.chz\n"
-        "class CLIConfig(Countdown):\n"
+        "class CLIConfig(RecipeConfig):\n"
+        "    'Train a model to add with evolution strategies.'\n"
+        "    model_name: str = 'Qwen/Qwen2.5-0.5B-Instruct'\n"
+        "    dataset: Task = built_field(Task, source='sums.jsonl', reward=Exact())\n"
+        "    optimizer: ES = OptimizerNames({'es': HALF_KNOWN}).field()\n"
         "    num_generations: int = 7\n"
     )
     (config,) = runs_of("optimizers=es", "recipe=adding", "seeds=3")["es"]
     assert (type(config).__module__, config.num_generations) == ("adding.train_cli", 7)
+    monkeypatch.setattr("sys.argv", ["es-cookbook adding", "--help"])
+    with contextlib.suppress(SystemExit):
+        command_of("adding")()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Train a model to add" in said and "problems to train on, and held-out ones" in said
     assert config.log_path == str(Path("runs/compare-adding/es-seed3"))
 
 
