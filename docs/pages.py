@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FunctionType
 from unittest import mock
 
+import es_cookbook
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.common.fields.options import Option, options_of
 from es_cookbook.common.references import resolve
@@ -240,6 +241,7 @@ def _fenced(block: re.Match[str]) -> str:
 
 def _imported(target: str) -> str:
     module, _, name = target.partition(":")
+    module = "es_cookbook" if name in es_cookbook.__all__ else module
     return f"In Python: `from {module} import {name}`"
 
 

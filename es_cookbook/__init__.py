@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from es_cookbook.evolution.optimizers.es import ES as ES
     from es_cookbook.evolution.spaces.full_rank import FullRank as FullRank
     from es_cookbook.evolution.spaces.low_rank import LowRank as LowRank
+    from es_cookbook.population.evaluate import evaluate as evaluate
+    from es_cookbook.population.sampler import PopulationSampler as PopulationSampler
+    from es_cookbook.population.scoring import Scoring as Scoring
     from es_cookbook.rl.data.task import Task as Task
     from es_cookbook.rl.messages.message_env import MessageEnv as MessageEnv
     from es_cookbook.rl.problem_env import Grade as Grade
@@ -43,6 +46,9 @@ _HOMES = {
     "evolution.optimizers.es": "ES",
     "evolution.spaces.full_rank": "FullRank",
     "evolution.spaces.low_rank": "LowRank",
+    "population.evaluate": "evaluate",
+    "population.sampler": "PopulationSampler",
+    "population.scoring": "Scoring",
     "rl.data.task": "Task",
     "rl.messages.message_env": "MessageEnv",
     "rl.problem_env": "Grade ProblemEnv",

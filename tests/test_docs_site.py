@@ -137,8 +137,8 @@ def test_a_table_has_a_row_for_every_field() -> None:
 def test_a_part_is_shown_with_its_docstring_and_name() -> None:
     text = about("es_cookbook.evolution.optimizers.es:ES")
     assert text.startswith("Evolution strategies (Salimans et al. 2017).")
-    assert "In Python: `from es_cookbook.evolution.optimizers.es import ES`" in text
-    assert "| `sigma` | `float \\| 'auto'` | `0.001` | standard deviation of the perturb" in text
+    assert "In Python: `from es_cookbook import ES`" in text
+    assert "| `sigma` | `float \\| 'auto'` | `auto` | standard deviation of the perturb" in text
 
 
 def test_a_class_is_shown_with_its_fields_and_methods() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.fitness import Fitness, reliability
+from es_cookbook.evolution.fitness import Fitness, ZScore, reliability
 from es_cookbook.rl.data.problem_dataset import deal, gather
 from es_cookbook.rl.objectives import SOLVED, Mean, Objective, outcomes
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
@@ -90,8 +90,8 @@ class Scoring:
         solved_T: mean share solved in each recorded generation that has results, in order.
     """
 
-    objective: Objective
-    fitness: Fitness
+    objective: Objective = dataclasses.field(default_factory=Mean)
+    fitness: Fitness = dataclasses.field(default_factory=ZScore)
     regularisers: Sequence[tuple[float, AddedProblems]] = ()
     num_pairs: int = 0
     solved_T: list[float] = dataclasses.field(default_factory=list[float])
