@@ -1,0 +1,63 @@
+"""List what is plugged in: the parts of every distribution, by kind, and what is wrong with any.
+
+    python -m es_cookbook plugins
+
+A name of another distribution than es-cookbook is imported, to see whether it can be; the parts of
+es-cookbook are not.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import chz
+
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.references import load
+from es_cookbook.common.registry import Part, groups, part
+
+
+@chz.chz
+class Plugins:
+    """List the parts that are registered, with their distributions and versions."""
+
+
+def main(config: Plugins) -> None:
+    del config
+    for distribution, parts in _by_distribution().items():
+        print(distribution)
+        for group, names in parts.items():
+            print(f"  {group + ':':<16} {', '.join(each.name for each in names)}")
+        print()
+    for line in problems():
+        print(line)
+
+
+def _by_distribution() -> Mapping[str, Mapping[str, Sequence[Part]]]:
+    """Distribution and version -> group -> its parts; es-cookbook first."""
+    found: dict[str, dict[str, list[Part]]] = {}
+    every = [
+        each for names in groups().values() for registered in names.values() for each in registered
+    ]
+    for each in sorted(every, key=lambda each: (not each.is_own, each.distribution)):
+        found.setdefault(str(each), {}).setdefault(each.group, []).append(each)
+    return found
+
+
+def problems() -> Iterator[str]:
+    """A sentence for each name that cannot be used."""
+    for group, names in groups().items():
+        for name, (first, *others) in names.items():
+            if group == "api" or (first.is_own and not others):
+                continue
+            try:
+                load(part(group, name).value)
+            except ConfigError as error:
+                yield str(error)
+
+
+def cli() -> None:
+    run_cli(main, Plugins)
+
+
+if __name__ == "__main__":
+    cli()
