@@ -63,7 +63,7 @@ from es_cookbook.common.fields.options import (
     switched_on,
     values_of,
 )
-from es_cookbook.common.left_threads import failed, said_its_last
+from es_cookbook.common.machine.left_threads import failed, said_its_last
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
     as_program,

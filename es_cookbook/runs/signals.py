@@ -38,8 +38,7 @@ from typing import TypeAlias, TypeVar
 
 import anyio
 
-from es_cookbook.common import left_threads
-from es_cookbook.common.machine import ending
+from es_cookbook.common.machine import ending, left_threads
 from es_cookbook.rl.timeouts import Watch
 
 _Result = TypeVar("_Result")

@@ -1,1 +1,1 @@
-"""What this machine has, and how much of it a process may use."""
+"""What this machine has, how much of it a process may use, and how processes end."""

@@ -26,7 +26,7 @@ from es_cookbook.checkpoints.models import (
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
-from es_cookbook.common.left_threads import ended
+from es_cookbook.common.machine.left_threads import ended
 from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.base import (
     Engine,

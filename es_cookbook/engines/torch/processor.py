@@ -29,8 +29,8 @@ import torch.nn.functional as F
 from llvmlite import binding
 
 from es_cookbook.checkpoints.model_cache import cache_directory, write_whole
-from es_cookbook.common.compiled import features
 from es_cookbook.common.files import parsed
+from es_cookbook.common.machine.compiled import features
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.torch.kernels.lanes import SOURCES
 from es_cookbook.engines.torch.kernels.packed import PackedWeight, one_thread

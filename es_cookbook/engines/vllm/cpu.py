@@ -37,8 +37,8 @@ from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-from es_cookbook.common.compiled import compiled
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.machine.compiled import compiled
 
 _PRODUCTS_KEPT = 32
 """Of oneDNN's programs for one weight, each for a number of rows; vLLM's own choice."""

@@ -13,8 +13,8 @@ from numba.core import config
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from es_cookbook.common.compiled import features
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.base import LogprobsRequest
 from es_cookbook.engines.torch.processor import has_int8
 from es_cookbook.evolution.genome import Genome, Step, Term

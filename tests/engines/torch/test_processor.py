@@ -27,7 +27,7 @@ LAPTOP = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 ANSWERS = """
 import asyncio, json, sys
 from pathlib import Path
-from es_cookbook.common.compiled import features
+from es_cookbook.common.machine.compiled import features
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from tests.engines.torch.reference import request, running_engine, sample_all

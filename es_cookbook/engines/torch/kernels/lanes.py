@@ -22,7 +22,7 @@ from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.compiled import compiled, features
+from es_cookbook.common.machine.compiled import compiled, features
 
 LANES = 16
 """Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""

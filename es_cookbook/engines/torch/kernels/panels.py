@@ -18,7 +18,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.compiled import features
+from es_cookbook.common.machine.compiled import features
 from es_cookbook.engines.torch.kernels.lanes import Row, in_all, pointer_to, widened
 
 _HAS_512_BITS = "+avx512f" in features()

@@ -7,7 +7,7 @@ import pytest
 
 EXITS = """
 import atexit, functools, threading
-from es_cookbook.common.left_threads import exit_without_them
+from es_cookbook.common.machine.left_threads import exit_without_them
 
 def refuse(thread):
     raise RuntimeError("can't create new thread at interpreter shutdown")
