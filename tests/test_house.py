@@ -137,6 +137,13 @@ def test_no_modules_import_each_other() -> None:
         pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
 
 
+def test_the_core_names_no_plug_in_that_reads_or_writes_files_of_models() -> None:
+    named = re.compile(r"plugins[./](gguf|quantised)")
+    core = [path for path in MODULES if "plugins" not in path.parts]
+    found = [dotted(path) for path in core if named.search(path.read_text(encoding="utf-8"))]
+    assert found == [] and len(core) > 200
+
+
 def test_no_folder_has_more_than_13_modules() -> None:
     counts = Counter(path.parent for path in MODULES)
     assert {str(folder): count for folder, count in counts.items() if count > 13} == {}

@@ -6,31 +6,24 @@ in the cache is taken as it is, without a question to anybody. So a run that goe
 that it began with, with or without a network; `hf download owner/name` brings a newer one. For what
 is not there the Hub is asked once (`es_cookbook.common.servers.hub`), before anything is fetched.
 
-A GGUF file, `owner/name:file.gguf` on the Hub, stands for the directory that it is converted into
-(`es_cookbook.plugins.gguf`), and a run, `runs/mine@12`, for its centre after 12 generations.
-The latter has to be rebuilt from a history, which this room knows nothing of: what does is named
-here as engines are, and imported when such a name comes.
+What else may stand for a model (a run, a file of another program) is registered as a format, which
+makes a directory of it (`es_cookbook.checkpoints.formats`).
 """
 
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
+from es_cookbook.checkpoints.formats import formats
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
-from es_cookbook.common.references import resolve
 from es_cookbook.common.servers.hub import endpoint, reason, repository_files
 from es_cookbook.common.servers.library import guard
 from es_cookbook.common.terminal import one_line, say
-from es_cookbook.plugins.gguf.conversion import SUFFIX, converted
 
-GENERATION_SIGN = "@"
-"""Between a run and the number of its generation."""
-_OF_RUNS = "es_cookbook.runs.export.models:model_of_run"
-"""The model directory that a run stands for, or None."""
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """What of a model must be there; with the weights also the rest."""
 
@@ -60,25 +53,21 @@ _FILES = {
 }
 """Ending of a file that somebody may take for a model -> what it is."""
 _Index: TypeAlias = dict[str, dict[str, str]]
-_ACCEPTED = (
-    "accepted: a model directory, a GGUF file, a run (runs/mine, runs/mine@GENERATION), a name "
-    "whose files are in the cache, and with a network a name on the Hub (HF_ENDPOINT for a mirror)"
-)
 
 
 def model_directory(model_name: str, part: Part = "weights") -> Path:
-    """The directory with a model's files: itself, or that of a Hub name, a GGUF file or a run.
+    """The directory with a model's files: itself, or that of a Hub name or of a registered format.
 
     Of a Hub name at least `part` is there, fetched if it was not.
 
     Raises:
         ModelError: It is neither, or the Hub does not give the files; says why.
     """
-    if (file := gguf_file(model_name)) is not None:
-        return converted(file)
+    if not _is_whole(model_name):
+        for each in formats():
+            if (found := each.directory(model_name)) is not None:
+                return found
     path = Path(model_name)
-    if (found := _of_run(model_name)) is not None:
-        return found
     if os.path.isdir(path):
         _refuse_adapter(path)
         return _checked(path)
@@ -86,7 +75,7 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
         kind = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         raise ModelError(
             f"model_name: {model_name!r:.300} is {kind}, not a model: a model is a directory with "
-            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, a GGUF file, a run, or a "
+            f"{CONFIG}, a tokenizer and weights in Hugging Face's format, {_of_formats()}, or a "
             "name on the Hub"
         )
     if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
@@ -94,71 +83,31 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     return _checked(_cached(model_name, part) or _fetched(model_name, part))
 
 
-def _of_run(model_name: str) -> Path | None:
-    """A run's model directory, if this may be the name of one."""
+def _is_whole(model_name: str) -> bool:
+    """Whether it is a directory with a config and weights, which no format need be asked for."""
     # `os.path` asks nothing of a name that is too long.
-    files = (os.path.join(model_name, name) for name in _WEIGHT_FILES)
-    is_empty = os.path.isdir(model_name) and not any(map(os.path.isfile, files))
-    if not is_empty and GENERATION_SIGN not in model_name:
-        return None
-    of_run = cast("Callable[[str], Path | None]", resolve(_OF_RUNS))
-    return of_run(model_name)
+    there = (os.path.isfile(os.path.join(model_name, name)) for name in _WEIGHT_FILES)
+    return os.path.exists(os.path.join(model_name, CONFIG)) and any(there)
 
 
-def is_on_hub(model_name: str) -> bool:
-    """Whether a model that there is comes from the Hub, and not from here."""
-    return GENERATION_SIGN not in model_name and not os.path.exists(model_name)
+def _of_formats() -> str:
+    return ", ".join(each.accepted for each in formats())
 
 
-def gguf_file(model_name: str) -> Path | None:
-    """The GGUF file that a name stands for, in a directory or the Hub's cache; None for none.
+def hub_repository(model_name: str) -> str | None:
+    """The repository on the Hub that a model comes from; None for one that is from here.
 
-    Raises:
-        ModelError: There is no such file, or it is not clear which one is meant.
+    A file of a repository is named as `owner/name:file`.
     """
-    path = Path(model_name)
-    if os.path.isdir(path):
-        return _only_gguf(path)
-    repository, _, file_name = model_name.partition(":")
-    if not model_name.endswith(SUFFIX) or os.path.exists(path):
-        return path if model_name.endswith(SUFFIX) else None
-    if file_name and repository.count("/") == 1 and not repository.startswith((".", "/", "~")):
-        return _gguf_of_hub(repository, file_name)
-    raise ModelError(
-        f"model_name: there is no file {model_name!r}; a file on the Hub is owner/name:file{SUFFIX}"
-    )
-
-
-def _only_gguf(directory: Path) -> Path | None:
-    """The GGUF file of a directory that has no model in Hugging Face's format."""
-    if (directory / CONFIG).exists():
-        return None
-    files = sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
-    if len(files) > 1:
-        raise ModelError(
-            f"model_name: the directory {str(directory)!r} has {len(files)} GGUF files; name one: "
-            f"model_name={shlex.quote(str(files[0]))}"
-        )
-    return files[0] if files else None
-
-
-def _gguf_of_hub(repository: str, file_name: str) -> Path:
-    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    repository = model_name.partition(":")[0]
     try:
-        found = try_to_load_from_cache(repository, file_name)
-        if isinstance(found, str):
-            return Path(found)
-        if file_name not in (files := repository_files(repository)):
-            there = ", ".join(sorted(file for file in files if file.endswith(SUFFIX))) or "none"
-            raise HubError(
-                f"{repository!r} has no file {file_name!r}; its GGUF files: {there:.500}"
-            )
-        say(f"fetching {file_name} of {repository} from {endpoint()}")
-        return _download(repository, [file_name]) / file_name
-    except (HubError, HFValidationError) as error:
-        raise ModelError(f"model_name: {repository}:{file_name}: {error}") from error
+        validate_repo_id(repository)
+    except HFValidationError:
+        return None
+    return None if os.path.exists(model_name) else repository
 
 
 def _refuse_adapter(directory: Path) -> None:
@@ -266,25 +215,32 @@ def _fetched(model_name: str, part: Part) -> Path:
                 "transformers"
             )
         # First, so that whoever finds weights in the cache also finds all that belongs to them.
-        directory = _download(model_name, filter(_is_small, files))
+        directory = download(model_name, filter(_is_small, files))
         if part == "weights":
             names = _weights_of(directory, files)
             if names is None:
                 raise _no_weights(model_name)
             # A run keeps the libraries' progress bars off the screen.
             say(f"fetching the weights of {model_name} from {endpoint()}")
-            _download(model_name, names)
+            download(model_name, names)
     except HubError as error:
         from huggingface_hub import constants
 
         raise ModelError(
             f"model_name: {model_name!r} is no directory, its files are not all in the cache "
-            f"({constants.HF_HUB_CACHE}), and {error}; {_ACCEPTED}"
+            f"({constants.HF_HUB_CACHE}), and {error}; accepted: a model directory, "
+            f"{_of_formats()}, a name whose files are in the cache, and with a network a name on "
+            "the Hub (HF_ENDPOINT for a mirror)"
         ) from error
     return directory
 
 
-def _download(model_name: str, files: Iterable[str]) -> Path:
+def download(model_name: str, files: Iterable[str]) -> Path:
+    """Fetch files of a repository into the Hub's cache; the directory that they are in.
+
+    Raises:
+        HubError: They cannot be had.
+    """
     from huggingface_hub import snapshot_download
 
     guard()

@@ -34,6 +34,14 @@ from es_cookbook.checkpoints.model_files import (
     model_directory,
     weight_paths,
 )
+from es_cookbook.checkpoints.quantised import (
+    QuantisedCheckpoint,
+    QuantisedWeight,
+    QuantLinear,
+    parameter_name,
+    quantised_checkpoint,
+    quantised_layers,
+)
 from es_cookbook.checkpoints.tensors import (
     ReadTensors,
     first_line,
@@ -43,17 +51,6 @@ from es_cookbook.common.errors import EngineError, ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file, whole_directory
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
-from es_cookbook.plugins.quantised.files import (
-    QuantisedCheckpoint,
-    is_quantised,
-    quantised_checkpoint,
-)
-from es_cookbook.plugins.quantised.layers import (
-    QuantisedWeight,
-    QuantLinear,
-    parameter_name,
-    quantised_layers,
-)
 
 AsStored: TypeAlias = Callable[[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """From a parameter's name and value to the names and values that stand for it."""
@@ -92,7 +89,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
         ModelError: Config or weights are missing or cannot be read; says where.
     """
     directory = _checked_directory(model_name)
-    checkpoint = quantised_checkpoint(model_name) if is_quantised(model_name) else None
+    checkpoint = quantised_checkpoint(model_name)
     quantised: dict[str, QuantisedWeight] = {}
     try:
         with no_progress_bar():
@@ -103,7 +100,7 @@ def load_causal_lm(model_name: str, dtype: str, device: torch.device) -> PreTrai
                 )
             else:
                 quantised = {layer: checkpoint.weight(layer) for layer in checkpoint.layers}
-                loaded = _load_quantised(checkpoint, quantised, dtype)
+                loaded = _load_quantised(directory, checkpoint, quantised, dtype)
     except ModelError:
         raise
     except Exception as error:
@@ -142,8 +139,7 @@ def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTr
     """`load_architecture`, with quantised layers where the search space moves what is in them.
 
     Raises:
-        ModelError: As `load_architecture`, or what should be quantised is not, is in an unknown
-            format or of another architecture.
+        ModelError: As `quantised_architecture`.
     """
     if search_space.moves_quantised:
         return quantised_architecture(model_name)
@@ -151,29 +147,31 @@ def architecture_for(search_space: SearchSpaceBuilder, model_name: str) -> PreTr
 
 
 def quantised_architecture(model_name: str) -> PreTrainedModel:
-    """`load_architecture` of a quantised checkpoint, with its quantised layers as such.
+    """`load_architecture`, with the quantised layers of a quantised checkpoint as such.
 
     Raises:
-        ModelError: As `load_architecture`, or what should be quantised is not, is in an unknown
-            format or of another architecture.
+        ModelError: As `load_architecture`, or it is quantised in an unknown format or of another
+            architecture.
     """
     architecture = load_architecture(model_name)
-    checkpoint = quantised_checkpoint(model_name)
-    _make_quantised(architecture, {c: checkpoint.outline(c) for c in checkpoint.layers})
+    if (checkpoint := quantised_checkpoint(model_name)) is not None:
+        _make_quantised(architecture, {c: checkpoint.outline(c) for c in checkpoint.layers})
     return architecture
 
 
 def _load_quantised(
-    checkpoint: QuantisedCheckpoint, quantised: Mapping[str, QuantisedWeight], dtype: str
+    directory: Path,
+    checkpoint: QuantisedCheckpoint,
+    quantised: Mapping[str, QuantisedWeight],
+    dtype: str,
 ) -> tuple[object, object]:
     """As `from_pretrained` returns it, the quantised weights as what they stand for."""
-    directory = model_directory(checkpoint.model_name)
     config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
     # transformers would want its own quantisers for it.
     vars(config).pop("quantization_config", None)
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
     if held is None:
-        held = quantised[checkpoint.layers[0]].scales.dtype
+        held = quantised[checkpoint.layers[0]].dtype
     weights = dict(checkpoint.plain_tensors())
     for layer, weight in quantised.items():
         weights[f"{layer}.weight"] = weight.dequantised().to(held)
@@ -192,9 +190,9 @@ def _make_quantised(model: PreTrainedModel, quantised: Mapping[str, QuantisedWei
     for layer, weight in quantised.items():
         parent, _, name = layer.rpartition(".")
         found = getattr(parents.get(parent), name, None)
-        if not isinstance(found, torch.nn.Linear) or found.weight.shape != weight.codes.shape:
+        if not isinstance(found, torch.nn.Linear) or found.weight.shape != weight.shape:
             raise ModelError(
-                f"model_name: the quantised layer {layer} of shape {tuple(weight.codes.shape)} is "
+                f"model_name: the quantised layer {layer} of shape {tuple(weight.shape)} is "
                 f"no linear layer of that shape in {type(model).__name__}"
             )
         setattr(parents[parent], name, QuantLinear(found, weight))
@@ -226,12 +224,13 @@ def base_parameters(
     it, an expert's as a part of its parameter, dequantised, and cast to the engine's dtype. Where
     the checkpoint stores the model otherwise (some architectures fuse or rename on loading, or keep
     parameters in float32 whatever the dtype), transformers loads all of it, as an engine does, and
-    then it does take the memory of the model. Threads may share it.
+    then it does take the memory of the model. What a quantised weight is made of is as stored.
+    Threads may share it.
 
     Args:
         model_name: directory or Hub name.
         architecture: the model without its weights.
-        names: weights that will be asked for, as `named_weights` calls them.
+        names: that will be asked for, as `parameter_infos` has them.
         dtype: "auto" for the checkpoint's own, or a dtype's name.
 
     Returns:
@@ -242,12 +241,13 @@ def base_parameters(
     """
     files = weight_files(weight_paths(model_name))
     cast_to = _held_dtype(architecture, files) if dtype == "auto" else _dtype_of(dtype)
-    if is_quantised(model_name):
-        files = quantised_checkpoint(model_name).plain(files, cast_to)
+    parts: Mapping[str, torch.Tensor] = {}
+    if (checkpoint := quantised_checkpoint(model_name)) is not None:
+        files, parts = checkpoint.plain(files, cast_to), checkpoint.parameters()
     parameters = dict(architecture.named_parameters())
     tied = reversed(first_names(architecture).items())
     stored_as = {first: name for name, first in tied if name in files}
-    needed = {parameter for parameter, _ in map(split_member, names)}
+    needed = {split_member(name)[0] for name in names if name not in parts}
 
     def read_stored(name: str) -> torch.Tensor:
         parameter, expert = split_member(name)
@@ -262,7 +262,11 @@ def base_parameters(
     ):
         model = load_causal_lm(model_name, dtype, torch.device("cpu"))
         read = dict(named_weights(model)).__getitem__
-    return ReadTensors(names, lambda name: read(name).detach()), cast_to
+
+    def read_any(name: str) -> torch.Tensor:
+        return parts[name] if name in parts else read(name).detach()
+
+    return ReadTensors(names, read_any), cast_to
 
 
 def first_names(model: PreTrainedModel) -> dict[str, str]:

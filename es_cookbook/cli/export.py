@@ -4,7 +4,7 @@
     python -m es_cookbook export runs/mine generation=20 output=exported
     python -m es_cookbook export runs/mine rank=8 output=adapter
     python -m es_cookbook export runs/mine rank=exact output=adapter
-    python -m es_cookbook export runs/mine form=gguf output=mine
+    python -m es_cookbook export runs/mine form=gguf form.matrices=q8_0 output=mine
 
 The run directory is only read, and the run may be in progress.
 """
@@ -17,9 +17,10 @@ import chz
 from es_cookbook.cli.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli, sigterm_interrupts
+from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.plugins.gguf.conversion import FloatType
+from es_cookbook.runs.export.base import EXPORT_FORMS, ExportForm
 
 if TYPE_CHECKING:
     from es_cookbook.runs.centre.replay import Replay
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class ExportConfig(RecordedAt):
-    """Write a run's centre as a Hugging Face model directory, a PEFT adapter or a GGUF file."""
+    """Write a run's centre as a Hugging Face model directory, a PEFT adapter or another form."""
 
     output: str = chz.field(doc="directory to create; must not exist")
     merge: bool = chz.field(
@@ -40,13 +41,8 @@ class ExportConfig(RecordedAt):
         doc="low-rank and full-rank runs: write an adapter of this rank, an approximation; exact: "
         "of the rank that holds the whole change",
     )
-    form: Literal["transformers", "gguf"] = chz.field(
-        default="transformers",
-        doc="directory for transformers, PEFT and vLLM, or one file for llama.cpp in a directory",
-    )
-    matrices: FloatType | None = chz.field(
-        default=None,
-        doc="form=gguf: type of the matrices; None: that of the model, float16 for float32",
+    form: ExportForm = Names(EXPORT_FORMS, default="transformers").field(
+        "files that are written: a directory for transformers, PEFT and vLLM, or another form"
     )
 
     @chz.validate
@@ -68,7 +64,6 @@ def export(config: ExportConfig) -> str:
     output = new_output(config.output)
     say(f"{config.log_path}: rebuilding its centre for {output}")
     # torch, which the options do without.
-    from es_cookbook.checkpoints.tensors import dtype_name
     from es_cookbook.runs.centre.replay import open_replay
     from es_cookbook.runs.export.export import write_export
 
@@ -85,11 +80,7 @@ def export(config: ExportConfig) -> str:
         hint = "if the base has moved, give model_name=its new place"
         raise ModelError(f"{error}; {hint}") from error
     _check_options(config, replay)
-    gguf: FloatType | None = None
-    if config.form == "gguf":
-        bfloat16 = dtype_name(replay.dtype) == "bfloat16"
-        gguf = config.matrices or ("bfloat16" if bfloat16 else "float16")
-    written = write_export(replay, output, merge=config.merge, rank=config.rank, gguf=gguf)
+    written = write_export(replay, output, merge=config.merge, rank=config.rank, form=config.form)
     said = [*written.said, *written.notes]
     if config.merge and replay.space.adapter is None and not replay.search_space.moves_quantised:
         said.append("merge=true changes nothing: this run moves the model's own weights")
@@ -99,8 +90,6 @@ def export(config: ExportConfig) -> str:
 
 
 def _check_options(config: ExportConfig, replay: "Replay") -> None:
-    if config.matrices is not None and config.form != "gguf":
-        raise ConfigError(f"matrices={config.matrices} is for form=gguf")
     if config.rank is None:
         return
     if config.merge:

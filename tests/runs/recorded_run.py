@@ -10,6 +10,7 @@ import torch
 from es_cookbook.checkpoints.linear_weights import named_weights
 from es_cookbook.checkpoints.models import load_causal_lm, parameter_infos
 from es_cookbook.checkpoints.peft import read_adapter
+from es_cookbook.checkpoints.quantised import parameter_name, quantised_layers
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.engines.base import EngineBuilder
@@ -17,7 +18,6 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.plugins.quantised.layers import parameter_name, quantised_layers
 from es_cookbook.runs.centre.snapshots import SnapshotWriter
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import HistoryStore, header_of

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.models import (
     architecture_for,
-    load_architecture,
     load_causal_lm,
     load_tokenizer,
     parameter_infos,
@@ -51,7 +50,6 @@ from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_b
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
-from es_cookbook.plugins.quantised.files import is_quantised
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
@@ -142,10 +140,7 @@ def load(
 def _weight_bytes(
     model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
 ) -> tuple[int, int, int]:
-    quantised = is_quantised(model_name)
-    architecture = (
-        architecture_for(search_space, model_name) if quantised else load_architecture(model_name)
-    )
+    architecture = architecture_for(search_space, model_name)
     space = search_space(parameter_infos(architecture), read_adapter)
     wanted.check_space(space)
     configured = cast("torch.dtype | None", architecture.config.dtype)

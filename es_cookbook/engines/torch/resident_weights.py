@@ -3,8 +3,8 @@
 The base is never written. The centre lives twice: in float32, where steps move it exactly, and in
 the dtype that samples, always derived from the former. Low-rank genomes and adapters are tables
 beside the model's weights; dense genomes are models of their own, sharing the large tables that the
-search space leaves alone. Of a quantised layer the centre has the scales, zero points or codes that
-move, and a model the weight that they make.
+search space leaves alone. Of a quantised layer the centre has the parameters that move, and a model
+the weight that they make.
 """
 
 import copy
@@ -18,6 +18,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
 from es_cookbook.checkpoints.models import save_model
+from es_cookbook.checkpoints.quantised import (
+    QuantisedWeight,
+    parameter_name,
+    quantised_checkpoint,
+    quantised_layers,
+)
 from es_cookbook.checkpoints.snapshots import restore_centre
 from es_cookbook.common.errors import EngineError, RequestError
 from es_cookbook.engines.base import Target
@@ -29,13 +35,6 @@ from es_cookbook.engines.torch.processor import rates
 from es_cookbook.evolution.centre import Centre, for_each, noise_device, on_gpu
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.plugins.quantised.files import quantised_checkpoint
-from es_cookbook.plugins.quantised.layers import (
-    Kind,
-    QuantisedWeight,
-    parameter_name,
-    quantised_layers,
-)
 
 
 class ResidentWeights:
@@ -175,6 +174,7 @@ class ResidentWeights:
         """
         if self._quantised:
             checkpoint = quantised_checkpoint(str(self.base.name_or_path))
+            assert checkpoint is not None, "its layers were loaded from one"
             save_model(
                 partial(checkpoint.write, moved=self.centre.weights.items()), tokenizer, path
             )
@@ -233,10 +233,7 @@ class ResidentWeights:
                     parameter.copy_(value(name).to(self._dtypes[name]))
                     continue
                 weight, names = self._quantised[name]
-                device = weight.codes.device
-                values: dict[Kind, torch.Tensor] = {
-                    kind: value(part).to(device) for kind, part in names.items()
-                }
+                values = {kind: value(part).to(parameter.device) for kind, part in names.items()}
                 parameter.copy_(weight.moved(values).dequantised())
 
 
@@ -254,11 +251,11 @@ def packed_bytes(space: SearchSpace, products: torch.dtype, device: torch.device
 
 def _moving_layers(
     model: PreTrainedModel, space: SearchSpace
-) -> dict[str, tuple[QuantisedWeight, Mapping[Kind, str]]]:
+) -> dict[str, tuple[QuantisedWeight, Mapping[str, str]]]:
     """Quantised weights that the space moves: name -> weight, and names of what moves of it."""
-    found: dict[str, tuple[QuantisedWeight, Mapping[Kind, str]]] = {}
+    found: dict[str, tuple[QuantisedWeight, Mapping[str, str]]] = {}
     for layer, weight in quantised_layers(model):
-        moving: dict[Kind, str] = {
+        moving = {
             kind: name
             for kind in weight.parameters()
             if (name := parameter_name(layer, kind)) in space.shapes

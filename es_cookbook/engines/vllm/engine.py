@@ -137,9 +137,9 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             quantised_architecture,
         )
         from es_cookbook.checkpoints.peft import read_adapter
+        from es_cookbook.checkpoints.quantised import is_quantised
         from es_cookbook.engines.vllm.host import VLLMEngine
         from es_cookbook.engines.vllm.memory import slots_for
-        from es_cookbook.plugins.quantised.files import is_quantised
 
         self.check_space(search_space)
         tokenizer = load_tokenizer(model_name)
@@ -186,8 +186,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         dtype: str,
     ) -> "AsyncLLM":
         from es_cookbook.checkpoints.model_files import model_directory
+        from es_cookbook.checkpoints.quantised import is_quantised
         from es_cookbook.engines.vllm.memory import arguments_for_experts
-        from es_cookbook.plugins.quantised.files import is_quantised
 
         # vLLM forks, and a process with threads must not be forked.
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")

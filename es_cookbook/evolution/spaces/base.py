@@ -41,7 +41,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import chz
 import numpy as np
@@ -73,10 +73,8 @@ SEARCH_SPACE_NAMES = Registered("search_spaces")
 """What a user types on the command line."""
 
 
-ParameterKind: TypeAlias = Literal["linear", "embedding", "other", "scales", "zeros", "codes"]
-"""What a layer does with a parameter; the last three are what a quantised linear weight is."""
-WHOLE_KINDS: tuple[ParameterKind, ...] = ("linear", "embedding", "other")
-"""Those of the model itself."""
+WHOLE_KINDS = ("linear", "embedding", "other")
+"""Kinds of the model's own parameters, by what their layer does with them."""
 
 PIECE = 2**15
 """Elements of a weight that are worked on at once: they and their temporaries stay in the cache."""
@@ -92,14 +90,14 @@ class ParameterInfo:
     Attributes:
         name: its Hugging Face name, the first one of parameters that are tied.
         shape: its shape, (out, in) for a linear weight unless it is transposed.
-        kind: what its layer does with it.
+        kind: one of `WHOLE_KINDS`, or the part that it is of a quantised linear weight ("scales").
         bits: of the codes, of a quantised weight and of what it is made of; None for all others.
         transposed: whether a linear weight is stored (in, out), as GPT-2's are.
     """
 
     name: str
     shape: tuple[int, ...]
-    kind: ParameterKind
+    kind: str
     bits: int | None = None
     transposed: bool = False
 
@@ -361,7 +359,7 @@ class SearchSpaceBuilder(ABC):
         check_range(self, "num_blocks", "partitions", at_least=1, prefix="search_space.")
 
     @property
-    def kinds(self) -> tuple[ParameterKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         """What it selects from."""
         return WHOLE_KINDS
 
@@ -373,7 +371,7 @@ class SearchSpaceBuilder(ABC):
     @property
     def hosts_offsets(self) -> bool:
         """Whether the space that it builds does (`SearchSpace.hosts_offsets`)."""
-        return "codes" not in self.kinds
+        return True
 
     @abstractmethod
     def __call__(
@@ -394,15 +392,8 @@ class SearchSpaceBuilder(ABC):
         """Those that `include` names and `exclude` does not, in the model's order; for subclasses.
 
         Raises:
-            ConfigError: A pattern matches nothing, nothing is left, or no weight is quantised.
+            ConfigError: A pattern matches nothing, or nothing is left.
         """
-        if self.moves_quantised and not any(p.kind == "scales" for p in parameters):
-            raise ConfigError(
-                f"search_space: {type(self).__name__} moves what a quantised checkpoint stores, "
-                "and this model has no weight quantised to whole numbers; accepted are GPTQ, AWQ "
-                "and compressed-tensors checkpoints of integers, or another space (adapter, and "
-                "over weights that are not quantised low_rank and full_rank)"
-            )
         parameters = [parameter for parameter in parameters if parameter.kind in self.kinds]
         names = [parameter.name for parameter in parameters]
         included = _matched("include", self.include, names)

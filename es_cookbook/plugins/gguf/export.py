@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from es_cookbook.checkpoints.model_files import gguf_file, model_directory, weight_paths
+from es_cookbook.checkpoints.model_files import model_directory, weight_paths
 from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.checkpoints.tensors import weight_files
 from es_cookbook.common.errors import ModelError
@@ -31,6 +31,7 @@ from es_cookbook.plugins.gguf.conversion import (
     read_config,
     rope_of,
 )
+from es_cookbook.plugins.gguf.files import gguf_file
 from es_cookbook.plugins.gguf.header import import_gguf, read_header
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def write_gguf(directory: Path, file: Path, matrices: FloatType, base: str) -> N
         fits = tensor.dim() > 1 and tensor.shape[-1] % block == 0
         kind = wanted if fits else gguf.GGMLQuantizationType.F32
         if fits and matrices == "float16" and tensor.abs().max() > torch.finfo(torch.float16).max:
-            raise ModelError(f"{name} has numbers beyond float16; accepted: matrices=bfloat16")
+            raise ModelError(f"{name} has numbers beyond float16; accepted: form.matrices=bfloat16")
         values = _as_llama_cpp(name, tensor.float(), config).numpy()
         writer.add_tensor(rename(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
     if rope_of(config).get("rope_type") == "llama3":

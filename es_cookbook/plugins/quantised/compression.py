@@ -28,10 +28,10 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import linear_weights
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_progress_bar
+from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.files import whole_directory
 from es_cookbook.evolution.spaces.base import matching
-from es_cookbook.plugins.quantised.files import is_quantised
 
 if TYPE_CHECKING:
     from compressed_tensors.compressors import ModelCompressor

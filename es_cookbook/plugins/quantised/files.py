@@ -1,4 +1,4 @@
-"""Files of quantised checkpoints: how each format stores a `QuantisedWeight`.
+"""Files of quantised checkpoints: how each format stores a `CodesAndScales`.
 
 A format is a `_Layout`: names of tensors, how numbers are packed, and what shares a scale.
 
@@ -27,18 +27,13 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from safetensors.torch import save_file
+from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
+from es_cookbook.checkpoints.quantised import QuantisedCheckpoint, parameter_name
 from es_cookbook.checkpoints.tensors import ReadTensors, weight_files
 from es_cookbook.common.errors import ModelError
-from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
-from es_cookbook.plugins.quantised.layers import (
-    KINDS,
-    Kind,
-    QuantisedWeight,
-    layer_and_kind,
-    parameter_name,
-)
+from es_cookbook.plugins.quantised.layers import KINDS, CodesAndScales, Kind, layer_and_kind
 
 _ACCEPTED = (
     "accepted are gptq with 2, 4 or 8 bits, awq in the version gemm with 4 bits, fp8, and "
@@ -49,8 +44,9 @@ _ACCEPTED = (
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _Numbers: TypeAlias = Literal["words", "int8", "float8", "float4"]
-QUANTISATION = ("quantization_config", "compression_config")
-"""Fields of config.json that say how weights are quantised, the first that is there."""
+_GPTQ_PACKAGES = "gptqmodel and optimum"
+_PACKAGES = {"gptq": _GPTQ_PACKAGES, "gptq_v2": _GPTQ_PACKAGES, "awq": "gptqmodel"}
+"""Format -> what transformers needs to load it, where that is not compressed-tensors."""
 _STORED_AS: Mapping[_Numbers, torch.dtype] = {
     "words": torch.int32,
     "int8": torch.int8,
@@ -118,7 +114,7 @@ class _Layout:
             return []
         return [kind for kind in KINDS if kind != "zeros" or not self.symmetric]
 
-    def read(self, stored: Mapping[str, torch.Tensor], layer: str) -> QuantisedWeight:
+    def read(self, stored: Mapping[str, torch.Tensor], layer: str) -> CodesAndScales:
         """Unpack a layer.
 
         Raises:
@@ -182,7 +178,7 @@ class _Layout:
                     f"for each of {inputs} inputs"
                 )
         row = torch.arange(outputs) // (self.shares[0] or outputs)
-        return QuantisedWeight(codes, scales, zeros, row, group, self.bits, self.least_zero)
+        return CodesAndScales(codes, scales, zeros, row, group, self.bits, self.least_zero)
 
     def _has_unmeant_zeros(self, stored: Mapping[str, torch.Tensor], layer: str) -> bool:
         """Zero points that are stored as 0 mean nothing; packed ones of symmetric GPTQ neither."""
@@ -226,7 +222,7 @@ class _Layout:
             return zeros
         return unpack(zeros, self.bits, 0, self.order)[:rows].to(torch.int16) + self.least_zero
 
-    def stored(self, weight: QuantisedWeight, kind: Kind) -> torch.Tensor:
+    def stored(self, weight: CodesAndScales, kind: Kind) -> torch.Tensor:
         """One of a weight's parameters as the format stores it."""
         if kind == "scales":
             tensor = weight.scales
@@ -243,12 +239,11 @@ class _Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantisedCheckpoint:
-    """A checkpoint whose linear weights are quantised, all or some.
+class _Checkpoint(QuantisedCheckpoint):
+    """A checkpoint in one of the formats.
 
     Attributes:
         files: its tensors by name.
-        layers: names of the quantised ones.
     """
 
     model_name: str
@@ -256,12 +251,31 @@ class QuantisedCheckpoint:
     files: ReadTensors
     layers: tuple[str, ...]
 
-    def weight(self, layer: str) -> QuantisedWeight:
-        """One layer's, unpacked."""
+    @property
+    @override
+    def packages(self) -> str:
+        return _PACKAGES.get(self.layout.format, "compressed-tensors")
+
+    @override
+    def weight(self, layer: str) -> CodesAndScales:
         return self.layout.read(self.files, layer)
 
-    def outline(self, layer: str) -> QuantisedWeight:
-        """One layer's shapes and dtypes: its numbers are on the meta device, and are not read."""
+    @override
+    def parameters(self) -> ReadTensors:
+        places: dict[str, tuple[str, Kind]] = {
+            parameter_name(layer, kind): (layer, kind)
+            for layer in self.layers
+            for kind in self.layout.kinds
+        }
+
+        def read(name: str) -> torch.Tensor:
+            layer, kind = places[name]
+            return self.weight(layer).parameters()[kind]
+
+        return ReadTensors(places, read)
+
+    @override
+    def outline(self, layer: str) -> CodesAndScales:
         small = (self.layout.group_of_input, "weight_shape")
         numbers = {f"{layer}.{suffix}" for suffix in self.layout.suffixes if suffix not in small}
         stored = {
@@ -270,12 +284,8 @@ class QuantisedCheckpoint:
         }
         return self.layout.read(stored, layer)
 
+    @override
     def plain_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is not quantised, biases of quantised layers too.
-
-        Raises:
-            ModelError: A tensor's numbers mean nothing without scales, and there are none.
-        """
         quantised = {name for layer in self.layers for name in self._stored_names(layer)}
         for name in self.files:
             if name not in quantised:
@@ -287,11 +297,8 @@ class QuantisedCheckpoint:
                     )
                 yield name, tensor
 
+    @override
     def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
-        """The parameters whose tensors are stored under these names, as in a plain checkpoint.
-
-        Quantised weights are dequantised, in `dtype`; all else is as stored.
-        """
         part_of = {name: layer for layer in self.layers for name in self._stored_names(layer)}
         codes = self.layout.names["codes"]
         quantised = {
@@ -312,11 +319,8 @@ class QuantisedCheckpoint:
         names = (f"{layer}.{suffix}" for suffix in self.layout.suffixes)
         return [name for name in names if name in self.files]
 
+    @override
     def write(self, directory: Path, moved: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write the checkpoint into a directory, file by file, with some parameters moved.
-
-        Those are float32, as in `QuantisedWeight.moved`; all else is written bit for bit.
-        """
         changed: dict[str, torch.Tensor] = {}
         for name, value in moved:
             layer, kind = layer_and_kind(name)
@@ -336,40 +340,13 @@ class QuantisedCheckpoint:
                 copy_file(path, directory)
 
 
-def quantised_parameters(model_name: str) -> Mapping[str, torch.Tensor]:
-    """What search spaces may move of a quantised checkpoint, read when it is asked for.
-
-    Raises:
-        ModelError: As `quantised_checkpoint`.
-    """
-    checkpoint = quantised_checkpoint(model_name)
-    kinds = checkpoint.layout.kinds
-    places: dict[str, tuple[str, Kind]] = {
-        parameter_name(layer, kind): (layer, kind) for layer in checkpoint.layers for kind in kinds
-    }
-
-    def read(name: str) -> torch.Tensor:
-        layer, kind = places[name]
-        return checkpoint.weight(layer).parameters()[kind]
-
-    return ReadTensors(places, read)
-
-
-def is_quantised(model_name: str) -> bool:
-    """Whether a model's config says that its weights are quantised, in whatever format."""
-    return _quantisation(model_name) is not None
-
-
-def quantised_checkpoint(model_name: str) -> QuantisedCheckpoint:
+def open_checkpoint(model_name: str, settings: Mapping[str, object]) -> QuantisedCheckpoint:
     """Open a quantised checkpoint; its numbers are read when they are asked for.
 
     Raises:
-        ModelError: It is not quantised, in another format than the known ones, or cannot be read.
+        ModelError: Its format is another than the known ones, or it cannot be read.
     """
-    how = _quantisation(model_name)
-    if how is None:
-        raise ModelError(f"model_name: {model_name!r} is not quantised; {_ACCEPTED}")
-    layout = _layout(model_name, how)
+    layout = _layout(model_name, settings)
     paths = weight_paths(model_name)
     if any(path.suffix != ".safetensors" for path in paths):
         raise ModelError(f"model_name: quantised weights must be in safetensors, found {paths[0]}")
@@ -386,7 +363,7 @@ def quantised_checkpoint(model_name: str) -> QuantisedCheckpoint:
             f"model_name: the config of {model_name!r} says that it is quantised as "
             f"{layout.format}, and its files have no tensor named *.{endings[0]}"
         )
-    return QuantisedCheckpoint(model_name, layout, files, tuple(layers))
+    return _Checkpoint(model_name, layout, files, tuple(layers))
 
 
 def unpack(
@@ -429,17 +406,6 @@ def pack(
     return words.to(torch.int32).movedim(-1, axis).contiguous()
 
 
-def _quantisation(model_name: str) -> dict[str, Any] | None:
-    path = find_file(model_name, "config.json")
-    if path is None:
-        return None
-    try:
-        config = cast("dict[str, Any]", parsed(read_file(path, LARGEST_CONFIG, None)))
-        return next((how for key in QUANTISATION if (how := config.get(key))), None)
-    except (OSError, ValueError, AttributeError):  # who loads the model says so
-        return None
-
-
 def _is_finite(codes: torch.Tensor) -> bool:
     """Whether no float is NaN: all bits but the sign, of this type, which has no infinity."""
     if not codes.is_floating_point():
@@ -447,11 +413,10 @@ def _is_finite(codes: torch.Tensor) -> bool:
     return not bool(((codes.view(torch.uint8) & 127) == 127).any())
 
 
-def _layout(model_name: str, how: dict[str, Any]) -> _Layout:
+def _layout(model_name: str, how: Mapping[str, Any]) -> _Layout:
     read = {"gptq": _gptq, "awq": _awq, "fp8": _fp8, "compressed-tensors": _compressed_tensors}
     try:
-        method = how.get("quant_method")
-        found = read[method](how) if method in read else f"it is {method}"
+        found = read[how["quant_method"]](how)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         found = f"its settings cannot be read ({error})"
     if isinstance(found, str):
@@ -467,7 +432,7 @@ def _group(size: int | None) -> tuple[int, int]:
     return 1, max(0, int(size or 0))
 
 
-def _gptq(how: dict[str, Any]) -> _Layout | str:
+def _gptq(how: Mapping[str, Any]) -> _Layout | str:
     version = how.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         return f"its checkpoint_format is {version}"
@@ -487,7 +452,7 @@ def _gptq(how: dict[str, Any]) -> _Layout | str:
     )
 
 
-def _awq(how: dict[str, Any]) -> _Layout | str:
+def _awq(how: Mapping[str, Any]) -> _Layout | str:
     version = str(how.get("version") or how.get("format") or "gemm").lower()
     if version != "gemm":
         return f"its version is {version}"
@@ -507,7 +472,7 @@ def _awq(how: dict[str, Any]) -> _Layout | str:
     )
 
 
-def _fp8(how: dict[str, Any]) -> _Layout | str:
+def _fp8(how: Mapping[str, Any]) -> _Layout | str:
     outputs, inputs = how.get("weight_block_size") or (0, 0)
     return _Layout(
         format="fp8",
@@ -524,7 +489,7 @@ def _fp8(how: dict[str, Any]) -> _Layout | str:
     )
 
 
-def _compressed_tensors(how: dict[str, Any]) -> _Layout | str:
+def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
     for more in ("transform_config", "kv_cache_scheme"):
         if how.get(more):
             return f"it has a {more}"

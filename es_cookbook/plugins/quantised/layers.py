@@ -11,21 +11,22 @@ product is rounded once, and then cast to the dtype that samples: it is always d
 truth. Activations are not rounded: where a checkpoint asks for it (W8A8), vLLM does, and what is
 computed here is the model of these weights.
 
-What search spaces move are the parameters of a `QuantisedWeight` of whole numbers, each a tensor
-with two axes under the layer's name with `.scales`, `.zeros` or `.codes` after it; `moved` says
-what their values make of it. The result is a quantised weight again, with scales in the dtype that
+What search spaces move are the parameters of a `CodesAndScales` of whole numbers; `moved` says what
+their values make of it. The result is a quantised weight again, with scales in the dtype that
 the checkpoint stores and whole numbers in its range: every genome is a checkpoint that could be
-written as it is. `quantised_files` reads and writes them.
+written as it is. `files` reads and writes them.
 
 Left out: moving floats, whose steps differ in size, and whose scales may be floats of 8 bits too.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Literal, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
+from typing_extensions import override
+
+from es_cookbook.checkpoints.quantised import QuantisedWeight
 
 Kind: TypeAlias = Literal["codes", "scales", "zeros"]
 KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
@@ -33,7 +34,7 @@ KINDS: tuple[Kind, ...] = ("scales", "zeros", "codes")
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantisedWeight:
+class CodesAndScales(QuantisedWeight):
     """A quantised weight, never written.
 
     Attributes:
@@ -54,20 +55,26 @@ class QuantisedWeight:
     bits: int
     least_zero: int = 0
 
-    def __deepcopy__(self, memo: Mapping[int, object]) -> Self:
-        """Itself: copies of a model share it."""
-        return self
+    @property
+    @override
+    def shape(self) -> torch.Size:
+        return self.codes.shape
 
-    def parameters(self) -> dict[Kind, torch.Tensor]:
+    @property
+    @override
+    def dtype(self) -> torch.dtype:
+        return self.scales.dtype
+
+    @override
+    def parameters(self) -> dict[str, torch.Tensor]:
         """What search spaces may move: nothing of floats, whose steps differ in size."""
         if self.codes.is_floating_point():
             return {}
-        zeros: dict[Kind, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
+        zeros: dict[str, torch.Tensor] = {} if self.zeros is None else {"zeros": self.zeros}
         return {"scales": self.scales, **zeros, "codes": self.codes}
 
+    @override
     def dequantised(self) -> torch.Tensor:
-        """The weight (out, in) in float32."""
-
         def spread(shared: torch.Tensor) -> torch.Tensor:
             return shared.float()[self.row_of_output][:, self.group_of_input]
 
@@ -78,7 +85,8 @@ class QuantisedWeight:
             codes -= 2.0 ** (self.bits - 1)
         return codes * spread(self.scales)
 
-    def moved(self, values: Mapping[Kind, torch.Tensor]) -> "QuantisedWeight":
+    @override
+    def moved(self, values: Mapping[str, torch.Tensor]) -> "CodesAndScales":
         """This weight with other parameters, given as the search spaces keep them.
 
         Args:
@@ -102,8 +110,8 @@ class QuantisedWeight:
             changed["codes"] = codes.round().clamp(0, 2**self.bits - 1).to(self.codes.dtype)
         return dataclasses.replace(self, **changed)  # pyright: ignore[reportArgumentType]
 
-    def to(self, device: torch.device) -> "QuantisedWeight":
-        """The same on another device."""
+    @override
+    def to(self, device: torch.device) -> "CodesAndScales":
         return dataclasses.replace(
             self,
             codes=self.codes.to(device),
@@ -112,32 +120,6 @@ class QuantisedWeight:
             row_of_output=self.row_of_output.to(device),
             group_of_input=self.group_of_input.to(device),
         )
-
-
-class QuantLinear(nn.Linear):
-    """A linear layer, with a dequantised weight, that knows which quantised one it comes from."""
-
-    def __init__(self, layer: nn.Linear, quantised: QuantisedWeight) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
-        self.weight = layer.weight
-        self.bias = layer.bias
-        self.quantised = quantised
-
-
-def quantised_layers(model: nn.Module) -> Iterator[tuple[str, QuantisedWeight]]:
-    """Name and weight of each quantised linear layer, in the model's order."""
-    for name, module in model.named_modules():
-        if isinstance(module, QuantLinear):
-            yield name, module.quantised
-
-
-def parameter_name(layer: str, kind: Kind) -> str:
-    """Name of a quantised layer's parameter.
-
-    >>> parameter_name("model.layers.0.mlp.up_proj", "scales")
-    'model.layers.0.mlp.up_proj.scales'
-    """
-    return f"{layer}.{kind}"
 
 
 def layer_and_kind(name: str) -> tuple[str, Kind]:

@@ -17,7 +17,6 @@ from es_cookbook.evolution.noise.tensors import Part, uniform_range
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,
-    ParameterKind,
     SearchSpaceBuilder,
 )
 from es_cookbook.evolution.spaces.factors import ReadAdapter
@@ -26,7 +25,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 if TYPE_CHECKING:
     import torch
 
-_KINDS: Mapping[str, tuple[ParameterKind, ...]] = {
+_KINDS: Mapping[str, tuple[str, ...]] = {
     "scales": ("scales",),
     "zeros": ("zeros",),
     "both": ("scales", "zeros"),
@@ -34,7 +33,23 @@ _KINDS: Mapping[str, tuple[ParameterKind, ...]] = {
 
 
 @chz.chz
-class QuantScales(SearchSpaceBuilder):
+class _OfQuantised(SearchSpaceBuilder):
+    """Of what quantised weights are made of."""
+
+    @override
+    def select(self, parameters: Sequence[ParameterInfo]) -> list[ParameterInfo]:
+        if not any(p.kind == "scales" for p in parameters):
+            raise ConfigError(
+                f"search_space: {type(self).__name__} moves what a quantised checkpoint stores, "
+                "and this model has no weight quantised to whole numbers; accepted are GPTQ, AWQ "
+                "and compressed-tensors checkpoints of integers, or another space (adapter, and "
+                "over weights that are not quantised low_rank and full_rank)"
+            )
+        return super().select(parameters)
+
+
+@chz.chz
+class QuantScales(_OfQuantised):
     """Scales and zero points of a quantised checkpoint; its codes stay as they are.
 
     The codes never change; a scale says how large a step of its group's grid is. ES at a quantised
@@ -71,7 +86,7 @@ class QuantScales(SearchSpaceBuilder):
 
     @property
     @override
-    def kinds(self) -> tuple[ParameterKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         return _KINDS[self.which]
 
     def __call__(
@@ -116,7 +131,7 @@ class _QuantScalesSpace(FullRankSpace):
 
 
 @chz.chz
-class QuantCodes(SearchSpaceBuilder):
+class QuantCodes(_OfQuantised):
     """The whole numbers of a quantised checkpoint; its scales stay as they are (QES).
 
     This is native quantised training. A code is a whole number 0 ... 2^bits - 1, kept exactly in
@@ -144,8 +159,13 @@ class QuantCodes(SearchSpaceBuilder):
 
     @property
     @override
-    def kinds(self) -> tuple[ParameterKind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         return ("codes",)
+
+    @property
+    @override
+    def hosts_offsets(self) -> bool:
+        return False
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None

@@ -35,7 +35,6 @@ from es_cookbook.evolution.centre import merge_steps, moved
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
-from es_cookbook.plugins.quantised.files import quantised_parameters
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     HISTORY,
@@ -209,11 +208,10 @@ def open_replay(
     prefix = read_prefix(log_path / HISTORY, generation)
     header = prefix.header
     model_name = model_name or cast(str, fields["model_name"])
-    moves_quantised = search_space.moves_quantised
     architecture = architecture_for(search_space, model_name)
     infos = parameter_infos(architecture)
     space = search_space(infos, read_adapter)
-    names = {info.name for info in infos if info.name in space.shapes and not moves_quantised}
+    names = {info.name for info in infos if info.name in space.shapes}
     dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
     parameters, held = base_parameters(model_name, architecture, names, dtype)
     fingerprints = [record.fingerprint for record in prefix.records]
@@ -225,7 +223,7 @@ def open_replay(
         model_name=model_name,
         infos=infos,
         space=space,
-        base=space.base(quantised_parameters(model_name) if moves_quantised else parameters),
+        base=space.base(parameters),
         dtype=held,
         snapshot=latest_snapshot(log_path, fingerprints, header),
     )

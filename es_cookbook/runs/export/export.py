@@ -11,29 +11,19 @@ Nothing stands under `output` before all of it is there, and memory holds a tens
 
 import json
 import math
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 import es_cookbook
-from es_cookbook.checkpoints.model_files import is_on_hub
+from es_cookbook.checkpoints.model_files import hub_repository
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import markdown, plural
-from es_cookbook.plugins.gguf.conversion import FloatType
 from es_cookbook.runs.centre.replay import Replay
 from es_cookbook.runs.directory.directory import METRICS
-from es_cookbook.runs.export.forms import (
-    Place,
-    Written,
-    as_gguf,
-    exact_rank,
-    place_beside,
-    write_fitted_adapter,
-    write_model,
-    write_own_adapter,
-)
+from es_cookbook.runs.export.base import ExportForm, Transformers
+from es_cookbook.runs.export.forms import CentreFiles, Written
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -49,32 +39,26 @@ def write_export(
     *,
     merge: bool = False,
     rank: int | Literal["exact"] | None = None,
-    gguf: FloatType | None = None,
+    form: ExportForm | None = None,
 ) -> Written:
     """Write a centre with its model card to `output`, which must not be there yet.
 
     With `merge`, the whole model in plain numbers: an adapter is merged, and a quantised checkpoint
     that the run moved dequantised; with `rank`, an adapter of this rank of a run that moves linear
-    weights alone, or of the smallest one that holds all of what the run changed; with `gguf`, any
-    of these as one file for llama.cpp.
+    weights alone, or of the smallest one that holds all of what the run changed. The `form`, by
+    default `Transformers`, is what any of these is kept as.
 
     Raises:
-        ModelError: With `gguf`, a model that llama.cpp has no form for.
+        ModelError: A model that the form cannot hold.
         HistoryError: The base is another than the run began with, or the rebuilt centre is not the
             recorded one.
         RunDirectoryError: The output cannot be written.
     """
-    base = replay.check_base()
+    base, centre = replay.check_base(), CentreFiles(replay, merge, rank)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_directory(output) as directory:
-            if gguf is None:
-                written = _write(directory, output, replay, merge, rank)
-            else:
-                with tempfile.TemporaryDirectory(dir=output.parent) as beside:
-                    written = _write(Path(beside), None, replay, merge, rank)
-                    file = directory / f"{output.name}.gguf"
-                    written = as_gguf(Path(beside), file, output, replay, written, gguf)
+            written = (form or Transformers())(centre, directory, output)
             card = _model_card(output.name, replay, base, written)
             (directory / "README.md").write_text(card, encoding="utf-8")
     except OSError as error:
@@ -85,27 +69,6 @@ def write_export(
             "there"
         ) from error
     return written
-
-
-def _write(
-    directory: Path,
-    final: Path | None,
-    replay: Replay,
-    merge: bool,
-    rank: int | Literal["exact"] | None,
-) -> Written:
-    """Fill a directory that is `final` in the end; None for one that only becomes a file."""
-    adapter = replay.space.adapter
-    if rank is None and (adapter is None or merge):
-        return write_model(directory, replay, final, plain=merge or final is None)
-    place = Place(directory, replay.model_name)
-    if final is not None:
-        place = place_beside(directory, final, replay)
-    if rank is None:
-        return write_own_adapter(directory, replay, place)
-    return write_fitted_adapter(
-        directory, replay, exact_rank(replay) if rank == "exact" else rank, place
-    )
 
 
 def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Written) -> str:
@@ -151,8 +114,8 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
 def _front_matter(model_name: str, written: Written) -> str:
     lines = [f"library_name: {written.library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- es_cookbook", "- evolution-strategies"]
-    if is_on_hub(model_name):  # The Hub refuses a base model that is no name on it.
-        repository = model_name.partition(":")[0]
+    # The Hub refuses a base model that is no name on it.
+    if (repository := hub_repository(model_name)) is not None:
         lines += [f"base_model: {repository}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])
 

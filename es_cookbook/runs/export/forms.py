@@ -12,11 +12,12 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from es_cookbook.checkpoints.linear_weights import named_weights, split_member
-from es_cookbook.checkpoints.model_files import gguf_file, is_on_hub, model_directory
+from es_cookbook.checkpoints.model_files import hub_repository, model_directory
 from es_cookbook.checkpoints.models import (
     base_parameters,
     load_architecture,
@@ -24,20 +25,16 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
 )
 from es_cookbook.checkpoints.peft import write_adapter
+from es_cookbook.checkpoints.quantised import is_quantised, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
-from es_cookbook.plugins.gguf.conversion import FloatType
-from es_cookbook.plugins.gguf.export import write_gguf, write_gguf_adapter
-from es_cookbook.plugins.quantised.files import is_quantised, quantised_checkpoint
 from es_cookbook.runs.centre.replay import Replay
 from es_cookbook.runs.export.loading import (
     Lines,
     of_adapter,
-    of_gguf,
     of_model,
-    packages_for,
 )
 from es_cookbook.runs.export.model_directory import BaseFiles
 
@@ -87,6 +84,33 @@ class Place:
     notes: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class CentreFiles:
+    """A centre, and which of the two it is written as, where it can be either.
+
+    Attributes:
+        merge: as a whole model in plain numbers, an adapter merged.
+        rank: as an adapter of this rank; exact: of one that holds all of what the run changed.
+    """
+
+    replay: Replay
+    merge: bool = False
+    rank: int | Literal["exact"] | None = None
+
+    def write(self, directory: Path, final: Path | None) -> Written:
+        """Fill a directory that is `final` in the end; None for one that becomes something else."""
+        replay, rank = self.replay, self.rank
+        if rank is None and (replay.space.adapter is None or self.merge):
+            return write_model(directory, replay, final, plain=self.merge or final is None)
+        place = Place(directory, replay.model_name)
+        if final is not None:
+            place = place_beside(directory, final, replay)
+        if rank is None:
+            return write_own_adapter(directory, replay, place)
+        rank = exact_rank(replay) if rank == "exact" else rank
+        return write_fitted_adapter(directory, replay, rank, place)
+
+
 def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
     """The place of an adapter that is written into a directory.
 
@@ -97,8 +121,8 @@ def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
     final, model_name = final.resolve(), replay.model_name
     base, named = model_directory(model_name), Path(model_name).resolve()
     if is_quantised(model_name):
-        _write_plain_base(directory / _BASE, replay)
-    elif is_on_hub(model_name) and gguf_file(model_name) is None:
+        plain_base(replay, directory)
+    elif hub_repository(model_name) == model_name:
         return Place(final, model_name)
     elif base.resolve() == named:
         return Place(final, str(named))
@@ -108,10 +132,13 @@ def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
     return Place(final, str(final / _BASE), (note,))
 
 
-def _write_plain_base(directory: Path, replay: Replay) -> None:
-    """What a quantised base stands for, as the run computed with it."""
-    directory.mkdir()
+def plain_base(replay: Replay, parent: Path) -> Path:
+    """The base as a model directory; one that is quantised is dequantised into `parent`."""
+    if not is_quantised(replay.model_name):
+        return model_directory(replay.model_name)
+    (directory := parent / _BASE).mkdir()
     BaseFiles(replay.model_name, replay.dtype).write_changed(directory)
+    return directory
 
 
 def write_model(
@@ -142,16 +169,17 @@ def write_model(
 def _write_quantised(directory: Path, replay: Replay, final: Path) -> Written:
     """The quantised checkpoint with what the run moved, in its own format."""
     checkpoint = quantised_checkpoint(replay.model_name)
+    assert checkpoint is not None, "the space moves what it is made of"
     checkpoint.write(directory, replay.centre_tensors())
     load_tokenizer(replay.model_name).save_pretrained(directory)
     kind = "a quantised Hugging Face model directory, in the base's own format"
-    packages = packages_for(checkpoint.layout.format)
     notes = (
-        f"transformers loads it with {packages} installed; vLLM and engine=torch need nothing more",
+        f"transformers loads it with {checkpoint.packages} installed; vLLM and engine=torch need "
+        "nothing more",
         "where the checkpoint asks for rounded activations (W8A8), transformers and vLLM round "
         "them, and the run did not; merge=true writes the model in plain numbers",
     )
-    return dataclasses.replace(_model(kind, replay, final, packages), notes=notes)
+    return dataclasses.replace(_model(kind, replay, final, checkpoint.packages), notes=notes)
 
 
 def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
@@ -233,47 +261,6 @@ def write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: Plac
         said=tuple(_nearness(rank, replay, errors, over_all)),
         errors=errors | {"over all": over_all},
     )
-
-
-def as_gguf(
-    directory: Path, file: Path, final: Path, replay: Replay, written: Written, matrices: FloatType
-) -> Written:
-    """What was written into a directory, as one file for llama.cpp; in `final` when it is finished.
-
-    The base of an adapter is written beside it, unless the run began from such a file.
-
-    Raises:
-        ModelError: llama.cpp has no form for it.
-    """
-    final, notes = final.resolve(), written.notes
-    if written.library != "peft":
-        write_gguf(directory, file, matrices, replay.model_name)
-        kind = f"a GGUF file, its matrices {matrices}"
-        return dataclasses.replace(
-            written, kind=kind, library="gguf", loading=of_gguf(final / file.name)
-        )
-    write_gguf_adapter(directory, file, replay.model_name)
-    if (base := gguf_file(replay.model_name)) is None:
-        base = file.with_name(f"{file.stem}-{_BASE}{file.suffix}")
-        _write_base_as_gguf(base, replay, matrices)
-        base = final / base.name
-        notes = (*notes, f"its base is beside it: {base}")
-    return dataclasses.replace(
-        written,
-        kind=f"{written.kind}, as a GGUF file",
-        library="gguf",
-        loading=of_gguf(final / file.name, base.resolve()),
-        notes=notes,
-    )
-
-
-def _write_base_as_gguf(file: Path, replay: Replay, matrices: FloatType) -> None:
-    if not is_quantised(replay.model_name):
-        write_gguf(model_directory(replay.model_name), file, matrices, replay.model_name)
-        return
-    with tempfile.TemporaryDirectory(dir=file.parent) as beside:
-        _write_plain_base(plain := Path(beside) / _BASE, replay)
-        write_gguf(plain, file, matrices, replay.model_name)
 
 
 def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,6 @@ with what it loads.
 
 import dataclasses
 import json
-import shlex
 from pathlib import Path
 
 _GREEDY = "do_sample=False, max_new_tokens=16"
@@ -79,15 +78,6 @@ class Lines:
         return f"{self.program}:\n\n```{self.language}\n{self.text}\n```"
 
 
-_GPTQ = "gptqmodel and optimum"
-_PACKAGES = {"gptq": _GPTQ, "gptq_v2": _GPTQ, "awq": "gptqmodel"}
-
-
-def packages_for(format: str) -> str:
-    """What transformers needs for a format of `QuantisedCheckpoint`, in words."""
-    return _PACKAGES.get(format, "compressed-tensors")
-
-
 def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines, ...]:
     """What loads a model directory; `packages` are what transformers needs for a quantised one."""
     transformers, vllm = "transformers", "vLLM"
@@ -116,10 +106,3 @@ def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> t
 def _text(path: Path | str) -> str:
     """As a string of Python."""
     return json.dumps(str(path), ensure_ascii=False)
-
-
-def of_gguf(file: Path, base: Path | None = None) -> tuple[Lines, ...]:
-    """What runs a GGUF file, or one of an adapter on its base."""
-    names = ["--model", file] if base is None else ["--model", base, "--lora", file]
-    command = ["llama-cli", *map(str, names), "--prompt", "1 + 1 =", "--predict", "16"]
-    return (Lines("llama.cpp", "bash", shlex.join(command)),)

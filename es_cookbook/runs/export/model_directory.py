@@ -19,6 +19,7 @@ import torch
 from es_cookbook.checkpoints.identity import tokenizer_files
 from es_cookbook.checkpoints.model_files import copy_file, find_file, weight_paths
 from es_cookbook.checkpoints.models import first_names, load_architecture
+from es_cookbook.checkpoints.quantised import QUANTISATION_FIELDS, quantised_checkpoint
 from es_cookbook.checkpoints.tensors import (
     TensorFile,
     TensorKind,
@@ -27,7 +28,6 @@ from es_cookbook.checkpoints.tensors import (
 )
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, LARGEST_TEXT, parsed, read_file
-from es_cookbook.plugins.quantised.files import QUANTISATION, is_quantised, quantised_checkpoint
 
 _ALSO_COPIED = ("generation_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE")
 _ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -45,8 +45,7 @@ class BaseFiles:
     def __init__(self, model_name: str, dtype: torch.dtype) -> None:
         self.model_name, self.dtype = model_name, dtype
         self._files = {_name_for(path): weight_files([path]) for path in weight_paths(model_name)}
-        if is_quantised(model_name):
-            checkpoint = quantised_checkpoint(model_name)
+        if (checkpoint := quantised_checkpoint(model_name)) is not None:
             self._files = {
                 name: checkpoint.plain(files, dtype) for name, files in self._files.items()
             }
@@ -131,7 +130,7 @@ class BaseFiles:
         named = config.pop("torch_dtype", None)  # its name before transformers 5
         named = config.get("dtype", named)
         sampled = dtype_name(self.dtype)
-        quantised = [config.pop(key) for key in QUANTISATION if key in config]
+        quantised = [config.pop(key) for key in QUANTISATION_FIELDS if key in config]
         is_same = named == sampled or (named is None and as_stored == {self.dtype})
         if is_same and not quantised:
             copy_file(path, directory)

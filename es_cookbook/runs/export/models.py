@@ -12,8 +12,10 @@ import os
 from pathlib import Path
 from typing import TypeAlias, cast
 
+from typing_extensions import override
+
+from es_cookbook.checkpoints.formats import Format
 from es_cookbook.checkpoints.model_cache import cached_model
-from es_cookbook.checkpoints.model_files import GENERATION_SIGN
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_CONFIG, opened, parsed, read_file
 from es_cookbook.common.terminal import plural, say
@@ -27,6 +29,8 @@ from es_cookbook.runs.directory.directory import (
 )
 from es_cookbook.runs.history.store import read_prefix
 
+_SIGN = "@"
+"""Between a run and the number of its generation."""
 _FORMAT = 2
 """Of a change after which the same generation is another model directory."""
 _DIGITS = 19
@@ -37,31 +41,32 @@ _Run: TypeAlias = tuple[Path, int | None]
 """A run directory, and which of its generations."""
 
 
-def model_of_run(model_name: str) -> Path | None:
-    """The model directory that a name stands for if it is that of a run; None if it is not.
+class RunModels(Format):
+    """The centre of a run after its last generation or an earlier one."""
 
-    Raises:
-        ModelError: There is no such generation, or its centre cannot be rebuilt; says why.
-    """
-    if (run := _named(model_name)) is None:
-        return None
-    try:
-        return _checkpoint(*run) if is_of_gradients(run[0]) else _centre(*run)
-    except ESCookbookError as error:
-        # Whom to trust is said where a run is named, and not where a model is.
-        hint = "; export it, and give model_name=that" if isinstance(error, ConfigError) else ""
-        raise ModelError(f"model_name={model_name}: {error}{hint}") from error
+    accepted = f"a run (runs/mine, runs/mine{_SIGN}GENERATION)"
+
+    @override
+    def directory(self, model_name: str) -> Path | None:
+        if (run := _named(model_name)) is None:
+            return None
+        try:
+            return _checkpoint(*run) if is_of_gradients(run[0]) else _centre(*run)
+        except ESCookbookError as error:
+            # Whom to trust is said where a run is named, and not where a model is.
+            hint = "; export it, and give model_name=that" if isinstance(error, ConfigError) else ""
+            raise ModelError(f"model_name={model_name}: {error}{hint}") from error
 
 
 def _named(model_name: str) -> _Run | None:
-    path, _, generation = model_name.rpartition(GENERATION_SIGN)
+    path, _, generation = model_name.rpartition(_SIGN)
     if os.path.isdir(model_name):  # Which asks nothing of a name that is too long.
         path, generation = model_name, ""
     elif not os.path.isdir(path):
         return None
     elif not (generation.isascii() and generation.isdecimal() and len(generation) < _DIGITS):
         raise ModelError(
-            f"model_name={model_name}: after {GENERATION_SIGN} must be the number of generations "
+            f"model_name={model_name}: after {_SIGN} must be the number of generations "
             f"after which to take the run's centre, found {generation!r:.100}"
         )
     if _config(Path(path)) is None:

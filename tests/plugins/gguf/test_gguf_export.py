@@ -13,11 +13,13 @@ import torch
 from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.cli import run_cli
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.gguf.form import GGUF
+from es_cookbook.runs.export.base import Transformers
 from tests.gguf_models import make_gguf_model
 from tests.programs import Programs
 from tests.runs.recorded_run import record_run
@@ -43,7 +45,7 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
     base = tmp_path / "base.gguf"
     write_gguf(directory, base, "bfloat16", str(directory))
     run = record_run(tmp_path / "run", base, FullRank())
-    said = write(run.path, tmp_path / "mine", form="gguf")
+    said = write(run.path, tmp_path / "mine", form=GGUF())
     assert said.endswith(f"as a GGUF file, its matrices bfloat16: {tmp_path / 'mine'}")
     found = weights(tmp_path / "mine")
     assert {name: str(value.dtype) for name, value in found.items()} == dict.fromkeys(
@@ -60,7 +62,7 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
         for path in (base, tmp_path / "mine/mine.gguf")
     )
     assert old == new, "the tokenizer is the base's own"
-    write(run.path, tmp_path / "small", form="gguf", matrices="q8_0")
+    write(run.path, tmp_path / "small", form=GGUF(matrices="q8_0"))
     of_file = gguf.GGUFReader(tmp_path / "small/small.gguf").tensors
     kinds = {tensor.name: tensor.tensor_type.name for tensor in of_file}
     assert kinds["blk.0.attn_q.weight"] == "Q8_0" and kinds["blk.0.attn_norm.weight"] == "F32"
@@ -74,12 +76,12 @@ def test_an_adapter_becomes_a_file_that_llama_cpp_adds_to_the_base(
     space = LowRank() if fitted else Adapter(rank=2, alpha=6.0, init="orthogonal")
     run = record_run(tmp_path / "run", base, space)
     rank = {"rank": 8} if fitted else {}
-    write(run.path, tmp_path / "lora", form="gguf", **rank)
+    write(run.path, tmp_path / "lora", form=GGUF(), **rank)
     reader = gguf.GGUFReader(tmp_path / "lora/lora.gguf")
     says = {name: field.contents() for name, field in reader.fields.items()}
     assert (says["general.type"], says["adapter.type"]) == ("adapter", "lora")
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
-    write(run.path, tmp_path / "whole", form="gguf", matrices="float16", merge=not fitted)
+    write(run.path, tmp_path / "whole", form=GGUF(matrices="float16"), merge=not fitted)
     write_gguf(base, tmp_path / "base.gguf", "float16", str(base))
     of_base, of_whole = (
         {t.name: torch.from_numpy(t.data.copy()).float() for t in gguf.GGUFReader(path).tensors}
@@ -92,11 +94,11 @@ def test_an_adapter_becomes_a_file_that_llama_cpp_adds_to_the_base(
         torch.testing.assert_close(of_base[name] + change, of_whole[name], rtol=2**-10, atol=2**-10)
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    base = make_gguf_model("llama", tmp_path / "llama")
-    run = record_run(tmp_path / "run", base, FullRank(), ())
-    with pytest.raises(ConfigError, match="matrices=q8_0 is for form=gguf"):
-        write(run.path, tmp_path / "out", matrices="q8_0")
+def test_options_of_the_form_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_cli(print, ExportConfig, ["runs/mine", "output=mine", "form.matrices=q8_0"])
+    said = capsys.readouterr().err
+    assert "form=transformers does not have; did you mean form=gguf form.matrices=q8_0?" in said
 
 
 @pytest.mark.slow
@@ -128,7 +130,7 @@ def test_a_run_from_a_file_is_killed_resumed_and_written_as_a_file(
     resumed = programs.run(*program, "resume", run, *more, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert history.read_bytes().count(b"\n") == done + 3
-    for name, form in (("mine", "gguf"), ("directory", "transformers")):
+    for name, form in (("mine", GGUF()), ("directory", Transformers())):
         write(run, tmp_path / name, form=form, model_name=str(moved))
     found, expected, before = map(weights, (tmp_path / "mine", tmp_path / "directory", moved))
     assert all(torch.equal(found[name], value) for name, value in expected.items())

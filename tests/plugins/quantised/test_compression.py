@@ -10,13 +10,13 @@ import torch
 pytest.importorskip("compressed_tensors", reason="it comes with vLLM, and with es-cookbook[dev]")
 
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.quantised import quantised_layers
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.plugins.quantised import compression
 from es_cookbook.plugins.quantised.compression import write_rounded
-from es_cookbook.plugins.quantised.layers import quantised_layers
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 

@@ -16,7 +16,7 @@ from es_cookbook.evolution.noise.tensors import Part, uniform_range
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.quantised.layers import QuantisedWeight
+from es_cookbook.plugins.quantised.layers import CodesAndScales
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantCodesSpace, QuantScales
 
 INFOS = [
@@ -29,7 +29,7 @@ INFOS = [
     ParameterInfo("b.scales", (6, 2), "scales", 4),
     ParameterInfo("b.codes", (6, 8), "codes", 4),
 ]
-WEIGHT = QuantisedWeight(
+WEIGHT = CodesAndScales(
     codes=torch.arange(32, dtype=torch.uint8).view(4, 8) % 16,
     scales=torch.tensor([[0.5, 2.0]] * 4, dtype=torch.bfloat16),
     zeros=torch.tensor([[0, 8], [3, 15], [1, 1], [7, 8]], dtype=torch.int16),

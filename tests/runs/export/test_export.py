@@ -486,7 +486,7 @@ async def test_sigterm_leaves_no_output(
         (directory / "model.safetensors").write_bytes(b"part of it")
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("es_cookbook.runs.export.export.write_model", terminated)
+    monkeypatch.setattr("es_cookbook.runs.export.forms.write_model", terminated)
     (tmp_path / "to").mkdir()
     with pytest.raises(KeyboardInterrupt, match="nothing was written"):
         main(ExportConfig(log_path=str(run), output=str(tmp_path / "to" / "out")))

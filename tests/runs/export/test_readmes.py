@@ -28,6 +28,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
+from es_cookbook.plugins.gguf.form import GGUF
 from es_cookbook.plugins.quantised.spaces import QuantScales
 from tests.gguf_models import make_gguf_model
 from tests.plugins.quantised.test_layers import ALL
@@ -44,7 +45,7 @@ SPACES: Mapping[str, SearchSpaceBuilder] = {
     "scales": QuantScales(),
 }
 """Space of a run -> what it is."""
-_FILE: Mapping[str, Any] = {"form": "gguf", "matrices": "float16"}
+_FILE: Mapping[str, Any] = {"form": GGUF(matrices="float16")}
 FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole": ("own", {}),
     "fitted": ("own", {"rank": 8}),

@@ -1,0 +1,38 @@
+"""What a model's name may stand for, beside a model directory and a name on the Hub.
+
+A format makes a model directory of something else once: of a file of another program, of a run. It
+is registered in the group `formats`, and whatever loads models sees the directory.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, cast
+
+from es_cookbook.common.references import load
+from es_cookbook.common.registry import Registered
+
+FORMATS = Registered("formats")
+"""Name -> a subclass of `Format`, which is made without arguments."""
+
+
+class Format(ABC):
+    """One format, which is asked for every name that is no model directory itself.
+
+    Attributes:
+        accepted: what it accepts, as errors list it: "a GGUF file".
+    """
+
+    accepted: ClassVar[str]
+
+    @abstractmethod
+    def directory(self, model_name: str) -> Path | None:
+        """The model directory that a name stands for; None if the name is not of this format.
+
+        Raises:
+            ModelError: It is of this format, and there is no such model or it cannot be read.
+        """
+
+
+def formats() -> list[Format]:
+    """All registered formats, in the order of their names."""
+    return [cast("type[Format]", load(value))() for value in FORMATS.values()]
