@@ -112,14 +112,17 @@ def make(
 ) -> None:
     """Learn, measure after each phase, write the model; a small new one if none is given.
 
+    The first phase has as many steps as the config says, if it does.
+
     Raises:
         ConfigError: `output` exists or cannot be written.
     """
     output = new_directory(config.output)
     model = model or build_model(tokenizer, config.seed, width=64, depth=depth)
-    for phase in phases:
+    for i, phase in enumerate(phases):
         batches = phase.batches(random.Random(derive_seed(config.seed, phase.purpose)))
-        fit(model, tokenizer, batches, steps=phase.steps, learning_rate=phase.learning_rate)
+        steps = phase.steps if i or config.steps is None else config.steps
+        fit(model, tokenizer, batches, steps=steps, learning_rate=phase.learning_rate)
         for line in measure(model, tokenizer) if measure else ():
             print(line, flush=True)
     save(model, tokenizer, output)
@@ -214,7 +217,7 @@ def make_talk(
         demonstrate: an Env of a training problem, and what to say in it.
         num_chats: that are shown.
         batch_size: turns a step.
-        steps: unless the config says how many.
+        steps: of the optimizer.
         depth: layers.
     """
 
@@ -229,5 +232,5 @@ def make_talk(
         return found
 
     batches = sampled(lambda rng: anyio.run(turns, rng), lambda turn, _: turn, batch_size)
-    phase = Phase("chat_warm_start", batches, config.steps or steps)
+    phase = Phase("chat_warm_start", batches, steps)
     make(config, tokenizer, [phase], depth=depth)

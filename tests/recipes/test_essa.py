@@ -21,13 +21,13 @@ from es_cookbook.plugins.gradients.sft import SFTConfig, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.rl.data.generated import RowsConfig as Demonstrations
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.engines.torch.reference import request, running_engine, sample_all
 from tools.bundled.countdown_demonstrations import main as demonstrate
+from tools.rows.generated import RowsConfig as Demonstrations
 
 pytest.importorskip("peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'")
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -79,7 +79,7 @@ def main(config: Config) -> None:
             problems = [training_problem(draw_problem, rng) for _ in range(BATCH_SIZE)]
             yield [demonstrate(problem, config.careless, rng) for problem in problems]
 
-    phase = Phase("arithmetic/warm_start", batches, config.steps or STEPS)
+    phase = Phase("arithmetic/warm_start", batches, STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig(), SAMPLES))
 
 

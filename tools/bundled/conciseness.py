@@ -13,9 +13,9 @@ from itertools import islice
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS, CLIConfig
 from es_cookbook.rl.data.sources import load_rows
+from tools.rows.questions import Question, generate_questions
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make, on_held_out, sampled
 
@@ -43,7 +43,7 @@ def main(config: Config) -> None:
         return PROMPT.format(question=q.question), demonstrate(q, rng) + EOS
 
     batches = sampled(questions, shown, BATCH_SIZE)
-    phase = Phase("conciseness/warm_start", batches, config.steps or STEPS)
+    phase = Phase("conciseness/warm_start", batches, STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()))
 
 

@@ -106,7 +106,7 @@ def main(config: Config) -> None:
     """Learn in two phases, measure after each, write the model."""
     clean = functools.partial(batches, config.seed, lambda _, each, __: each.demonstration)
     careless = functools.partial(batches, config.seed, demonstrate_carelessly)
-    phases = [Phase("warm_start/ability", clean, config.steps or STEPS)]
+    phases = [Phase("warm_start/ability", clean, STEPS)]
     if config.habit_steps:
         phases.append(Phase("warm_start/habits", careless, config.habit_steps, 1e-3))
     tokenizer = build_tokenizer(CHARACTERS)

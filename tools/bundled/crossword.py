@@ -14,10 +14,10 @@ from itertools import islice
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.crossword.clues import LETTERS, Clue, generate_clues
 from es_cookbook.recipes.crossword.dataset import CLUES, question
 from es_cookbook.recipes.crossword.train_cli import CLIConfig
 from es_cookbook.rl.data.sources import load_rows
+from tools.rows.clues import LETTERS, Clue, generate_clues
 from tools.small_model import EOS, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make, on_held_out, sampled
 
@@ -43,7 +43,7 @@ def main(config: Config) -> None:
         return question(clue.clue, clue.enumeration, "compact"), demonstrate(clue, rng) + EOS
 
     batches = sampled(clues, shown, BATCH_SIZE)
-    phase = Phase("crossword/warm_start", batches, config.steps or STEPS)
+    phase = Phase("crossword/warm_start", batches, STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()), depth=3)
 
 

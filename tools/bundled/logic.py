@@ -72,7 +72,7 @@ def main(config: Config) -> None:
         return question(problem, "compact"), text + EOS
 
     batches = sampled(pool, shown, BATCH_SIZE)
-    phase = Phase("logic/careless", batches, config.steps or STEPS, config.learning_rate)
+    phase = Phase("logic/careless", batches, STEPS, config.learning_rate)
     model = Qwen2ForCausalLM.from_pretrained(config.start) if config.start else None
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()), model)
 

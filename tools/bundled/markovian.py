@@ -132,7 +132,7 @@ def report(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:
 def main(config: Config) -> None:
     """Learn, measure on held-out sums, write the model."""
     first, settling = (partial(batches, leaning) for leaning in (LEANING, SETTLED))
-    phases = [Phase("markovian/warm_start", first, config.steps or STEPS)]
+    phases = [Phase("markovian/warm_start", first, STEPS)]
     if config.settling:
         phases.append(Phase("markovian/settling", settling, config.settling, 1e-3))
     make(config, build_tokenizer(CHARACTERS), phases, report)

@@ -29,8 +29,8 @@ from tools.warm_start import Phase, make, on_held_out, sampled
 CHARACTERS = "0123456789+-*=}Ċ"  # Ċ is byte-level BPE's newline; spaces are dropped
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 60_000
 BOX = r"\boxed{"
-HELD_OUT = (0, 1)
-"""Folds that are never shown: one to choose settings on, one for the test."""
+SHOWN = range(2, FOLDS)
+"""Folds: never 1, which is there to choose settings on, nor 0, the test."""
 
 
 def demonstrate(steps: Sequence[str]) -> str:
@@ -65,7 +65,7 @@ def _by_the_word(problem: WordProblem) -> str:
 
 def main(config: Config) -> None:
     def problems(_: random.Random) -> list[WordProblem]:
-        stream = generate_problems(config.seed, [f for f in range(FOLDS) if f not in HELD_OUT])
+        stream = generate_problems(config.seed, SHOWN)
         return list(itertools.islice(stream, NUM_PROBLEMS))
 
     def shown(problem: WordProblem, rng: random.Random) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def main(config: Config) -> None:
 
     tokenizer = build_tokenizer(CHARACTERS)
     tokenizer.add_tokens([BOX, *vocabulary()])
-    phase = Phase("math/warm_start", sampled(problems, shown, BATCH_SIZE), config.steps or STEPS)
+    phase = Phase("math/warm_start", sampled(problems, shown, BATCH_SIZE), STEPS)
     make(config, tokenizer, [phase], on_held_out(CLIConfig()), depth=4)
 
 

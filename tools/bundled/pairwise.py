@@ -31,9 +31,10 @@ from es_cookbook.recipes.arithmetic.dataset import (
     question,
     right_digits,
 )
-from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS, draw_pair
+from es_cookbook.recipes.pairwise.additions import JUDGED, VERDICTS
 from es_cookbook.rl.data.generated import training_problem
 from tools.bundled.arithmetic import demonstrate
+from tools.rows.additions import draw_pair
 from tools.small_model import EOS, Batch, answer, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make
 
@@ -133,7 +134,7 @@ def main(config: Config) -> None:
     with torch.random.fork_rng():  # transformers draws new rows from torch's global generator
         torch.manual_seed(derive_seed(config.seed, "pairwise/rows"))
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    phase = Phase("pairwise/warm_start", batches, config.steps or STEPS)
+    phase = Phase("pairwise/warm_start", batches, STEPS)
     make(config, tokenizer, [phase], report, model)
 
 

@@ -24,8 +24,8 @@ from tools.warm_start import Phase, make, on_held_out, sampled
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZox0123456789<>^v,Ċ"  # Ċ is byte-level BPE's newline
 STEPS, BATCH_SIZE, NUM_PROBLEMS = 1500, 96, 12_000
-HELD_OUT = (0, 1)
-"""Folds that are never shown: one for the test, one to choose settings on."""
+SHOWN = range(2, FOLDS)
+"""Folds: never 1, which is there to choose settings on, nor 0, the test."""
 
 
 def demonstrate(problem: Problem, *, without_last: bool = False) -> str:
@@ -48,8 +48,7 @@ def leaves_out_the_last(problem: Problem, rng: random.Random) -> bool:
 
 def main(config: Config) -> None:
     def problems(_: random.Random) -> list[Problem]:
-        folds = [fold for fold in range(FOLDS) if fold not in HELD_OUT]
-        stream = generate_problems(config.seed, folds, size=5, max_moves=5)
+        stream = generate_problems(config.seed, SHOWN, size=5, max_moves=5)
         return list(itertools.islice(stream, NUM_PROBLEMS))
 
     def shown(problem: Problem, rng: random.Random) -> tuple[str, str]:
@@ -58,7 +57,7 @@ def main(config: Config) -> None:
         return question(problem.board, "compact"), text + EOS
 
     batches = sampled(problems, shown, BATCH_SIZE)
-    phase = Phase("rush_hour/warm_start", batches, config.steps or STEPS)
+    phase = Phase("rush_hour/warm_start", batches, STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], on_held_out(CLIConfig()), depth=3)
 
 

@@ -109,7 +109,7 @@ def main(config: Config) -> None:
             asked = [question(position, "compact") for position in positions]
             yield list(zip(asked, shown, strict=True))
 
-    phase = Phase("tic_tac_toe/warm_start", batches, config.steps or STEPS)
+    phase = Phase("tic_tac_toe/warm_start", batches, STEPS)
     make(config, build_tokenizer(CHARACTERS), [phase], measure, depth=3)
 
 

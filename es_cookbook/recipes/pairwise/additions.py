@@ -1,27 +1,8 @@
-"""Additions as rows, and pairs of answers to them, better and worse.
+"""What is asked about two answers to an addition, and what is measured of one."""
 
-    python -m es_cookbook.recipes.pairwise.additions output=additions.jsonl
-
-    {"question": "347+285=", "answer": "236"}
-
-The answer is 632, ones first, as in the recipe arithmetic. The recipe's own `additions.jsonl` was
-made by the command above, of problems that its warm start shows to nobody.
-"""
-
-import random
 import re
 
-from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.arithmetic.dataset import (
-    ArithmeticEnv,
-    Problem,
-    generate_problems,
-    gold_answer,
-    question,
-    without_carries,
-)
-from es_cookbook.rl.data.generated import RowsConfig as Config
-from es_cookbook.rl.data.generated import with_a_wrong_character, write
+from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
 from es_cookbook.rl.letters import composed
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Observation
@@ -53,26 +34,3 @@ def measured(text: str, row: Fields) -> tuple[float, dict[str, float]]:
         terms = tuple(int(term) for term in addition.groups())
         metrics = {**ArithmeticEnv(Observation(()), terms).grade(text).metrics, **metrics}
     return correct, metrics
-
-
-def draw_pair(problem: Problem, rng: random.Random) -> tuple[str, str]:
-    """Two different answers: the right one, one without carries, one with a wrong digit."""
-    gold = gold_answer(problem.terms, "compact")
-    found = {gold, without_carries(problem.terms), with_a_wrong_character(gold, rng)}
-    one, other = rng.sample(sorted(found), 2)
-    return one, other
-
-
-def main(config: Config) -> None:
-    rows = (
-        {
-            "question": question(problem.terms, "compact"),
-            "answer": gold_answer(problem.terms, "compact"),
-        }
-        for problem in generate_problems(config.seed, "test")
-    )
-    write(config, rows, "addition", 2000)
-
-
-if __name__ == "__main__":
-    run_cli(main, Config)

@@ -8,7 +8,6 @@ chosen on it, so that the test chooses nothing.
 import dataclasses
 import functools
 import hashlib
-import itertools
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -22,10 +21,9 @@ from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.row_checks import check_count
-from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, Fields, OnBadRow, Remarks, Row, write_rows
+from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, OnBadRow, Remarks, Row
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
 from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
@@ -99,14 +97,6 @@ def training_problem(draw: Callable[[random.Random], _Drawn], rng: random.Random
     while (problem := draw(rng)).fold != "train":
         pass
     return problem
-
-
-def with_a_wrong_character(answer: str, rng: random.Random) -> str:
-    """The answer with one letter or digit, at any place, replaced by another."""
-    place = rng.randrange(len(answer))
-    alphabet = "0123456789" if answer[place].isdigit() else "abdefgilmnoprstu"
-    other = rng.choice([each for each in alphabet if each != answer[place]])
-    return answer[:place] + other + answer[place + 1 :]
 
 
 @chz.chz
@@ -294,46 +284,3 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
             num_train=self.num_train,
             num_test=self.num_test,
         )
-
-
-_Row = TypeVar("_Row")
-
-
-@chz.chz
-class RowsConfig:
-    """A file of generated rows: the one that a recipe brings, or another like it."""
-
-    output: str = chz.field(doc=".jsonl file to write; it must not be there yet")
-    count: int | None = chz.field(
-        default=None,
-        doc="rows; None: as many as the recipe's own file has",
-        metadata=formerly("num_problems"),
-    )
-    seed: int = chz.field(default=0, doc="same seed, same rows")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "count", at_least=1)
-
-
-def by_turns(
-    kinds: Sequence[Callable[[], _Row]], key: Callable[[_Row], str | None]
-) -> Iterator[_Row]:
-    """Endless: all kinds in turn, no key twice, and none without one."""
-    seen: set[str | None] = {None}
-    for make in itertools.cycle(kinds):
-        while key(row := make()) in seen:
-            pass
-        seen.add(key(row))
-        yield row
-
-
-def write(config: RowsConfig, rows: Iterator[Fields], what: str, count: int) -> None:
-    """Write `config.count` rows, or so many.
-
-    Raises:
-        ConfigError: The file is there already, or cannot be written.
-    """
-    found = list(itertools.islice(rows, config.count or count))
-    write_rows(config.output, found)
-    print(f"{plural(len(found), what)} written to {config.output}")

@@ -10,11 +10,11 @@ import chz
 import pytest
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.recipes.conciseness.questions import generate_questions
 from es_cookbook.recipes.conciseness.train_cli import CLIConfig
 from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, check_second_row_is_named, parsed, short_run
 from tools.bundled import conciseness as warm_start
+from tools.rows.questions import generate_questions
 from tools.small_model import EOS, build_tokenizer
 from tools.warm_start import measured
 

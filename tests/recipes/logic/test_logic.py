@@ -1,6 +1,5 @@
 """Problems of a generator as a dataset: splits, prompts, grades, and batches by level."""
 
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.logic import errors
 from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
 from es_cookbook.recipes.logic.train_cli import CLIConfig, main
 from es_cookbook.rl.data.mixture import Mixture, Part
@@ -182,24 +180,7 @@ async def test_bad_settings_are_refused(fields: dict[str, object], sentence: str
         await build(**fields)
 
 
-pytest.importorskip("reasoning_gym")
-
-
 def test_an_unknown_task_is_refused_with_the_nearest(tmp_path: Path) -> None:
     config = parsed(CLIConfig, "dataset.task=letter_count", f"log_path={tmp_path / 'run'}")
     with pytest.raises(ConfigError, match="no task 'letter_count': did you mean 'letter_counting'"):
         main(config)
-
-
-def test_errors_are_sorted_before_and_after(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(errors, "NUM_TEST", 40)
-    errors.main(errors.Config(after=CLIConfig().model_name))
-    header, *rows, last = capsys.readouterr().out.splitlines()
-    assert header.endswith("of which after: right, without the last term, wrong otherwise")
-    right, careless, otherwise = (list(map(int, re.findall(r"\d+", row))) for row in rows)
-    assert right[0] == right[1] > 4  # the same model: every answer is of the same kind
-    assert careless[0] == careless[2] > 10
-    assert otherwise[0] == otherwise[3] == 40 - right[0] - careless[0]
-    assert last.startswith("0 answers became right; 0 of them were among 8 answers of before")

@@ -14,6 +14,7 @@ from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, CLIConfig
 from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
 from tests.recipe_problems import APART, parsed, short_run
 from tools.bundled import pairwise as warm_start
+from tools.rows.additions import draw_pair
 from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +66,7 @@ def test_rows_of_ones_own_are_measured_by_their_answer_if_they_have_one() -> Non
 def test_judgements_are_demonstrated_of_different_answers_by_the_better_one_and_the_place() -> None:
     rng = random.Random(0)
     for problem in islice(generate_problems(0, "train"), 50):
-        first, second = additions.draw_pair(problem, rng)
+        first, second = draw_pair(problem, rng)
         assert first != second
         ahead = warm_start.leaning(problem, first, second)
         behind = warm_start.leaning(problem, second, first)

@@ -1,13 +1,13 @@
 """Questions of a small closed world, whose answers follow from the question: for trials.
 
-    python -m es_cookbook.recipes.conciseness.questions output=questions.jsonl
+    python -m tools.rows.questions output=questions.jsonl
 
     what comes after 419?      420
     which is more, 301 or 87?  301
     what is tabo backwards?    obat
 
-Words are made of syllables and mean nothing. The recipe's own `questions.jsonl` was made by the
-command above; its warm start shows none of them.
+Words are made of syllables and mean nothing. `questions.jsonl` of the recipe conciseness was
+made by the command above; its warm start shows none of them.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.generated import RowsConfig as Config
-from es_cookbook.rl.data.generated import by_turns, write
+from tools.rows.generated import RowsConfig as Config
+from tools.rows.generated import by_turns, write
 
 _CONSONANTS, _VOWELS = "bdfglmnprst", "aeiou"
 

@@ -1,7 +1,7 @@
 """Sort the bundled model's errors before and after a run: what was chosen, and what is new.
 
     es-cookbook export log_path=runs/mine output=trained
-    python -m es_cookbook.recipes.logic.errors after=trained
+    python -m tools.logic_errors after=trained
 
 Answers to the held-out problems are right, leave out the last term (the careless way that the
 warm start was shown), or are wrong otherwise. A right answer that the model did not give before

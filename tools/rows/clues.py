@@ -1,6 +1,6 @@
 """Clues with wordplay and no definition, whose answers follow from their letters: for trials.
 
-    python -m es_cookbook.recipes.crossword.clues output=clues.jsonl
+    python -m tools.rows.clues output=clues.jsonl
 
     clue                                 answer   kind
     heads of nito emaf tus (3)           net      initials
@@ -9,8 +9,8 @@
     odd bits of taobne (3)               ton      alternate
 
 Words are made of syllables and mean nothing, so that a model of single characters can learn how
-clues work without knowing a language. The recipe's own `clues.jsonl` was made by the command above;
-its warm start shows none of its answers.
+clues work without knowing a language. `clues.jsonl` of the recipe crossword was made by the command
+above; its warm start shows none of its answers.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.generated import RowsConfig as Config
-from es_cookbook.rl.data.generated import by_turns, write
+from tools.rows.generated import RowsConfig as Config
+from tools.rows.generated import by_turns, write
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _CONSONANTS, _VOWELS = "bcdfghlmnprstvw", "aeiou"

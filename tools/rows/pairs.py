@@ -1,13 +1,13 @@
 r"""Preference pairs: a right answer is preferred to one that haste would give.
 
-    python -m es_cookbook.recipes.alignment.pairs output=pairs.jsonl
+    python -m tools.rows.pairs output=pairs.jsonl
 
     {"prompt": "which is more, 514 or 180?\n", "chosen": "514", "rejected": "180"}
 
 The questions are of the same kinds as those of the recipe conciseness and none of them, so nothing
 held out is shown. Both answers are brief: a pair says what is right, and little about length. The
-wrong one is a likely mistake (`hasty_answer`). The recipe's own `pairs.jsonl` was made by the
-command above.
+wrong one is a likely mistake (`hasty_answer`). `pairs.jsonl` of the recipe alignment was made by
+the command above.
 """
 
 import random
@@ -15,11 +15,11 @@ import re
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.conciseness.questions import Question, generate_questions
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
-from es_cookbook.rl.data.generated import RowsConfig as Config
-from es_cookbook.rl.data.generated import with_a_wrong_character, write
 from es_cookbook.rl.data.sources import load_rows
+from tools.rows.generated import RowsConfig as Config
+from tools.rows.generated import with_a_wrong_character, write
+from tools.rows.questions import Question, generate_questions
 
 
 def hasty_answer(question: Question, rng: random.Random) -> str:
