@@ -137,12 +137,12 @@ def filled(line: str) -> list[str]:
     return words
 
 
-REQUIRED = {"study": "log_path=x", "errors": "after=x"}
+REQUIRED = {"study": "log_path=x", "logic_errors": "after=x"}
 """Program of a recipe -> what it needs, if not an output."""
 RECIPE_PROGRAMS = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): REQUIRED.get(path.stem, "output=x")
     for folder in ("es_cookbook/recipes", "es_cookbook/plugins", "tools")
-    for path in (ROOT / folder).glob("*/*.py")
+    for path in (ROOT / folder).rglob("*.py")
     if path.stem != "train_cli" and "run_cli(main, Config)" in path.read_text(encoding="utf-8")
 }
 
