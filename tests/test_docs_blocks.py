@@ -95,7 +95,7 @@ def is_run(block: Block, line: str) -> bool:
 
 def why_not_run(block: Block) -> str:
     """What is wrong with a block of which something is not run; "" for most."""
-    if block.kind in ("python", "json", "yaml", "text", "{toctree}"):
+    if block.kind in ("python", "json", "yaml", "toml", "text", "{toctree}"):
         return ""
     if block.kind == "bash" and "#SBATCH" in block.text:
         return ""

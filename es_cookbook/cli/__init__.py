@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered, part
 from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
 
@@ -55,14 +56,11 @@ def command_of(name: str) -> Callable[[], object]:
     else:
         found = nearest(_ALIASES.get(name, name), [*COMMANDS, *RECIPES])
         raise ConfigError(f"unknown command {name!r}: {found}")
-    module, _, attribute = value.partition(":")
-    try:
+    if registered.is_own:  # A mistake in its own code keeps its traceback.
+        module, _, attribute = value.partition(":")
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        if registered.is_own:
-            raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{name}, which {registered} has, cannot be imported: {said}") from error
+    else:
+        found = load(value)
     if registered.group == "recipes":
         from es_cookbook.cli.recipe import program  # It imports all that a run needs.
 

@@ -24,6 +24,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import cast
 
 from es_cookbook.common.errors import ConfigError, did_you_mean
+from es_cookbook.common.registry import part_of
 
 _OWN = "es_cookbook"
 _OWN_MAIN = "es_cookbook.__main__"
@@ -129,9 +130,13 @@ def load(text: str) -> Callable[..., object]:
     Whoever has installed it has trusted it.
 
     Raises:
-        ConfigError: It cannot be imported, or is not there.
+        ConfigError: It cannot be imported, or is not there; names the distribution.
     """
-    return resolve(text, trust=[text.partition(":")[0]])
+    try:
+        return resolve(text, trust=[text.partition(":")[0]])
+    except ConfigError as error:
+        part = part_of(text)
+        raise ConfigError(f"{error} (of {part})" if part else str(error)) from error
 
 
 def is_own(text: str) -> bool:

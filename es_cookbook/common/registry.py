@@ -135,10 +135,10 @@ def check_api(distribution: str) -> None:
     """
     made_for = _versions().get(distribution, ())
     if distribution != _OWN and API not in made_for:
-        said = f"version {', '.join(made_for)}" if made_for else "none that it names"
+        said = f"version {', '.join(made_for)}" if made_for else "no version"
         raise ConfigError(
-            f"{distribution} registers parts for {_API_GROUP} {said}, and this es_cookbook has "
-            f"version {API}: install a version of {distribution} that is made for it"
+            f"{distribution} is made for {said} of the interface that plug-ins have (the group "
+            f"{_API_GROUP}), and this {_OWN} has version {API}: install one that is made for it"
         )
 
 

@@ -37,7 +37,12 @@ from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, check_is_run
-from es_cookbook.runs.directory.trusted import scripts_not_trusted, trust_option, with_sealed
+from es_cookbook.runs.directory.trusted import (
+    missing_distributions,
+    scripts_not_trusted,
+    trust_option,
+    with_sealed,
+)
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.run_config import RunConfig
 
@@ -245,4 +250,11 @@ def config_of_kind(
             f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
             f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
         )
-    return read_config(path, text, kind, trust, typed)
+    try:
+        return read_config(path, text, kind, trust, typed)
+    except ConfigError as error:
+        if missing := missing_distributions(log_path):
+            raise ConfigError(
+                f"{path} has parts of {', '.join(missing)}, which is not installed here"
+            ) from error
+        raise

@@ -36,7 +36,11 @@ def _by_distribution() -> Mapping[str, Mapping[str, Sequence[Part]]]:
     """Distribution and version -> group -> its parts; es-cookbook first."""
     found: dict[str, dict[str, list[Part]]] = {}
     every = [
-        each for names in groups().values() for registered in names.values() for each in registered
+        each
+        for group, names in groups().items()
+        for registered in names.values()
+        for each in registered
+        if group != "api"
     ]
     for each in sorted(every, key=lambda each: (not each.is_own, each.distribution)):
         found.setdefault(str(each), {}).setdefault(each.group, []).append(each)

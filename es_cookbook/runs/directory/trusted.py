@@ -21,6 +21,7 @@ directories.
 
 import hashlib
 import hmac
+import importlib.metadata
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ import re
 import secrets
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -38,12 +39,21 @@ from es_cookbook.common.configs import config_from_json, modules_named, own_word
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.fields.reach import reached
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
-from es_cookbook.common.references import is_module_name, is_script, script_of, was_run
+from es_cookbook.common.references import (
+    is_module_name,
+    is_script,
+    references_in,
+    script_of,
+    was_run,
+)
+from es_cookbook.common.registry import part_of
+from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.files import replace_file
 
 SEAL = "seal"
 SCRIPTS = "scripts"
 INPUTS = "inputs.json"
+_DISTRIBUTION = "distribution "
 _STATE = "ES_COOKBOOK_STATE"
 """Environment variable with the directory of the secret."""
 _LARGEST = 16 * 2**20
@@ -187,15 +197,18 @@ def keep_scripts(log_path: Path, config_json: str) -> None:
 def keep_inputs(log_path: Path, config_json: str) -> None:
     """Keep digests of the files that a Config names, and warn of those that have changed.
 
+    Of parts that plug in it is their distribution, and its version.
+
     Raises:
         RunDirectoryError: The disk refuses.
     """
-    try:
-        kept = parsed(read_file(log_path / INPUTS, LARGEST_CONFIG, log_path))
-    except (OSError, ValueError, RecursionError, RunDirectoryError):
-        kept = None
-    before = cast("dict[str, object]", kept) if isinstance(kept, dict) else {}
-    found: dict[str, str] = {}
+    before = _kept_inputs(log_path)
+    registered = filter(None, map(part_of, references_in(json.loads(config_json))))
+    found = {
+        f"{_DISTRIBUTION}{part.distribution}": part.version
+        for part in registered
+        if not part.is_own
+    }
     for path in _inputs(log_path, config_json):
         with suppress(OSError):
             found[str(path)] = _summary(path)
@@ -205,6 +218,28 @@ def keep_inputs(log_path: Path, config_json: str) -> None:
         )
     if found != before:
         replace_file(log_path / INPUTS, [json.dumps(found, indent=2).encode()])
+
+
+def missing_distributions(log_path: Path) -> Sequence[str]:
+    """Those of which the run in a directory has parts, and which are not installed here."""
+    missing: list[str] = []
+    for name, version in _kept_inputs(log_path).items():
+        if name.startswith(_DISTRIBUTION):
+            distribution = name.removeprefix(_DISTRIBUTION)
+            try:
+                importlib.metadata.version(distribution)
+            except (importlib.metadata.PackageNotFoundError, ValueError):
+                missing.append(one_line(f"{distribution} {version}"))
+    return missing
+
+
+def _kept_inputs(log_path: Path) -> dict[str, object]:
+    """What was kept; nothing where that cannot be read."""
+    try:
+        kept = parsed(read_file(log_path / INPUTS, LARGEST_CONFIG, log_path))
+    except (OSError, ValueError, RecursionError, RunDirectoryError):
+        return {}
+    return cast("dict[str, object]", kept) if isinstance(kept, dict) else {}
 
 
 def _inputs(log_path: Path, config_json: str) -> Iterator[Path]:
