@@ -1,4 +1,4 @@
-"""Models that were made of something else, once: of a GGUF file, of a run's history.
+"""Models that formats made of something else, once: of another program's file, of a run's history.
 
 Each is a model directory under a digest of what it was made of, so it is never out of date. It is
 there whole or not at all, and two processes that come at once make it once.

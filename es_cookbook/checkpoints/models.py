@@ -172,9 +172,9 @@ def _load_quantised(
     held = cast("torch.dtype | None", config.dtype if dtype == "auto" else getattr(torch, dtype))
     if held is None:
         held = quantised[checkpoint.layers[0]].dtype
-    weights = dict(checkpoint.plain_tensors())
-    for layer, weight in quantised.items():
-        weights[f"{layer}.weight"] = weight.dequantised().to(held)
+    weights = {f"{c}.weight": weight.dequantised().to(held) for c, weight in quantised.items()}
+    plain = checkpoint.plain(checkpoint.files, held)
+    weights |= {name: plain[name] for name in plain if name not in weights}
     with torch.device("meta"):
         model_class = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
     model, loading = model_class.from_pretrained(

@@ -73,9 +73,11 @@ class QuantisedCheckpoint(ABC):
     """A checkpoint whose linear weights are quantised, all or some.
 
     Attributes:
+        files: its tensors as they are stored, by name.
         layers: names of the quantised layers.
     """
 
+    files: ReadTensors
     layers: tuple[str, ...]
 
     @property
@@ -96,18 +98,12 @@ class QuantisedCheckpoint(ABC):
         """The parameters of all layers, by name."""
 
     @abstractmethod
-    def plain_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is not quantised, biases of quantised layers too.
-
-        Raises:
-            ModelError: A tensor's numbers mean nothing without scales, and there are none.
-        """
-
-    @abstractmethod
     def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
         """The model's own parameters whose tensors are stored under these names.
 
-        Quantised weights are dequantised, in `dtype`; all else is as stored.
+        Quantised weights are dequantised, in `dtype`; all else, their layers' biases too, is as
+        stored. Reading one raises a ModelError if its numbers mean nothing without scales, and
+        there are none.
         """
 
     @abstractmethod

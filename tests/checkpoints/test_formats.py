@@ -75,9 +75,6 @@ class Checkpoint(QuantisedCheckpoint):
     def parameters(self):
         return ReadTensors((), self.files.__getitem__)
 
-    def plain_tensors(self):
-        return ((name, self.files[name]) for name in self.files if "twice" not in name)
-
     def plain(self, names, dtype):
         def read(name):
             layer = name.removesuffix(".weight")

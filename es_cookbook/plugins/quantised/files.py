@@ -21,7 +21,7 @@ Left out: 3 bits, whose numbers cross words, other floats (nf4, e5m2), and forma
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -240,11 +240,7 @@ class _Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Checkpoint(QuantisedCheckpoint):
-    """A checkpoint in one of the formats.
-
-    Attributes:
-        files: its tensors by name.
-    """
+    """A checkpoint in one of the formats."""
 
     model_name: str
     layout: _Layout
@@ -285,19 +281,6 @@ class _Checkpoint(QuantisedCheckpoint):
         return self.layout.read(stored, layer)
 
     @override
-    def plain_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        quantised = {name for layer in self.layers for name in self._stored_names(layer)}
-        for name in self.files:
-            if name not in quantised:
-                tensor = self.files[name]
-                if tensor.dtype in _BYTES:
-                    raise ModelError(
-                        f"model_name: {name} is {tensor.dtype} and has no scales, which would be "
-                        f"named *.{self.layout.names['scales']}"
-                    )
-                yield name, tensor
-
-    @override
     def plain(self, names: Collection[str], dtype: torch.dtype) -> ReadTensors:
         part_of = {name: layer for layer in self.layers for name in self._stored_names(layer)}
         codes = self.layout.names["codes"]
@@ -308,9 +291,15 @@ class _Checkpoint(QuantisedCheckpoint):
         }
 
         def read(name: str) -> torch.Tensor:
-            if name not in quantised:
-                return self.files[name]
-            return self.weight(quantised[name]).dequantised().to(dtype)
+            if name in quantised:
+                return self.weight(quantised[name]).dequantised().to(dtype)
+            tensor = self.files[name]
+            if tensor.dtype in _BYTES:
+                raise ModelError(
+                    f"model_name: {name} is {tensor.dtype} and has no scales, which would be named "
+                    f"*.{self.layout.names['scales']}"
+                )
+            return tensor
 
         others = [name for name in names if name not in part_of]
         return ReadTensors({*others, *quantised}, read)

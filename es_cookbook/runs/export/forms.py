@@ -114,9 +114,9 @@ class CentreFiles:
 def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
     """The place of an adapter that is written into a directory.
 
-    A base that loaders would not find by its name, as it is made of a GGUF file or of a run, is
-    copied into it, and one that is quantised dequantised: PEFT adapts layers that have weights, and
-    transformers loads no GPTQ and no AWQ by itself.
+    A base that loaders would not find by its name, as a format made it of something else, is copied
+    into it, and one that is quantised dequantised: PEFT adapts layers that have weights, and
+    transformers needs further packages for some.
     """
     final, model_name = final.resolve(), replay.model_name
     base, named = model_directory(model_name), Path(model_name).resolve()
