@@ -3,24 +3,20 @@
 import json
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
 
 from benchmarks.model_families import PAGE, counts, documented, said_of
-from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.message_env import Script
 from es_cookbook.rl.rollouts import run_rollout
-from es_cookbook.runs import program
-from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.program import run
 from tests.causal_lms import CAUSAL_LM_CLASSES, UNBUILDABLE
 from tests.chat_templates import CHATML, tokenizer_with
 
@@ -35,27 +31,23 @@ def test_the_readme_is_at_most_150_lines() -> None:
     assert len(README.splitlines()) <= 150
 
 
-def test_the_readmes_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it stands, but for its length."""
+@pytest.mark.slow
+def test_the_readmes_example_trains_from_an_empty_folder(tmp_path: Path) -> None:
+    """As it stands, but for its length and its model, which is on the Hub."""
     (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    script = tmp_path / "example.py"
-    script.write_text(example, encoding="utf-8")
-    given: list[Config] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(program, "run", given.append)
-        runpy.run_path(str(script))
-    (config,) = given
-    assert isinstance(config.optimizer, ES)
-    assert isinstance(config.dataset, CountdownDatasetBuilder)
-    short = chz.replace(
-        config,
-        optimizer=chz.replace(config.optimizer, population_size=4),
-        dataset=chz.replace(config.dataset, num_train=64, num_test=4, problems_per_generation=2),
-        num_generations=2,
-        log_path=str(tmp_path / "run"),
+    lines = example.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "bundled:countdown")
+    lines = lines.replace("num_generations=50", "num_generations=2")
+    assert lines.count("es_cookbook") == 1, "one import"
+    (tmp_path / "example.py").write_text(lines.replace("population_size=64", "population_size=4"))
+    pairs = [(a, b) for a in range(2, 9) for b in range(2, 9)]
+    rows = [{"question": f"{a},{b},{a + b}\n", "answer": f"{a}+{b}"} for a, b in pairs]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    run(short)
-    assert len(list(read_history(tmp_path / "run/history.jsonl"))) == 2
+    (run,) = (tmp_path / "runs").iterdir()
+    assert done.stdout.endswith(f" runs/{run.name}\n") and run.name.startswith("rows-seed0-")
+    assert len(list(read_history(run / "history.jsonl"))) == 2
 
 
 @pytest.mark.skipif(

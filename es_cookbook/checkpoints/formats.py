@@ -4,10 +4,12 @@ A format makes a model directory of something else once: of a file of another pr
 is registered in the group `formats`, and whatever loads models sees the directory.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, cast
 
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
 
@@ -34,5 +36,9 @@ class Format(ABC):
 
 
 def formats() -> list[Format]:
-    """All registered formats, in the order of their names."""
-    return [cast("type[Format]", load(value))() for value in FORMATS.values()]
+    """All registered formats that can be imported; `es-cookbook plugins` says what others lack."""
+    found: list[Format] = []
+    for name in FORMATS:
+        with contextlib.suppress(ConfigError):
+            found.append(cast("type[Format]", load(FORMATS[name]))())
+    return found

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import re
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 
 from typing_extensions import override
 
@@ -87,6 +87,11 @@ class Registered(Mapping[str, str]):
     def items(self) -> ItemsView[str, str]:
         """The same for all names, as `first`."""
         return {name: self.first(name) for name in self}.items()
+
+    @override
+    def values(self) -> ValuesView[str]:
+        """The same for all names, as `first`."""
+        return {name: self.first(name) for name in self}.values()
 
     def __iter__(self) -> Iterator[str]:
         return iter(parts(self._group))

@@ -1,6 +1,7 @@
 """A Hub name is a directory of the cache, fetched once; a sentence where it cannot be had."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.hub_server import TOKEN, HubServer, Repository
 
 NAME = "some/model"
@@ -203,3 +205,16 @@ def test_an_adapter_and_a_file_are_named_for_what_they_are(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(ModelError, match=f"{name}' is {what}, not a model: a model is a dir"):
             model_directory(str(tmp_path / name))
+
+
+def test_the_model_of_a_recipe_has_a_name() -> None:
+    assert model_directory("bundled:countdown") == BUNDLED_MODEL
+    assert model_directory("bundled:markovian").parent.name == "markovian"
+    for name, said in (
+        ("chat", "no recipe 'chat' brings a model: "),
+        ("countdwn", "did you mean 'countdown'?"),
+        ("../countdown", "no recipe '../countdown' brings a model"),
+        ("", "no recipe '' brings a model"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(said)):
+            model_directory(f"bundled:{name}")

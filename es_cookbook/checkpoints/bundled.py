@@ -1,0 +1,36 @@
+"""The small models that recipes bring along: `bundled:countdown`."""
+
+import importlib.util
+from pathlib import Path
+
+from typing_extensions import override
+
+from es_cookbook.checkpoints.formats import Format
+from es_cookbook.common.errors import ModelError, nearest
+from es_cookbook.common.registry import Registered
+
+_PREFIX = "bundled:"
+_RECIPES = Registered("recipes")
+
+
+class Bundled(Format):
+    """The folder `model` beside the module of a recipe."""
+
+    accepted = f"the model of a recipe ({_PREFIX}countdown)"
+
+    @override
+    def directory(self, model_name: str) -> Path | None:
+        if not model_name.startswith(_PREFIX):
+            return None
+        name = model_name.removeprefix(_PREFIX)
+        if name in _RECIPES and (found := _folder(name)).is_dir():
+            return found
+        have = [each for each in _RECIPES if _folder(each).is_dir()]
+        raise ModelError(
+            f"model_name: no recipe {name!r:.100} brings a model: {nearest(name, have)}"
+        )
+
+
+def _folder(name: str) -> Path:
+    spec = importlib.util.find_spec(_RECIPES.first(name).partition(":")[0])
+    return Path(str(spec and spec.origin)).parent / "model"
