@@ -4,14 +4,15 @@ A format makes a model directory of something else once: of a file of another pr
 is registered in the group `formats`, and whatever loads models sees the directory.
 """
 
-import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, cast
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
+from es_cookbook.common.terminal import say_once
 
 FORMATS = Registered("formats")
 """Name -> a subclass of `Format`, which is made without arguments."""
@@ -35,10 +36,10 @@ class Format(ABC):
         """
 
 
-def formats() -> list[Format]:
-    """All registered formats that can be imported; `es-cookbook plugins` says what others lack."""
-    found: list[Format] = []
+def formats() -> Iterator[Format]:
+    """All registered formats, in the order of their names, but for those that cannot be used."""
     for name in FORMATS:
-        with contextlib.suppress(ConfigError):
-            found.append(cast("type[Format]", load(FORMATS[name]))())
-    return found
+        try:
+            yield cast("type[Format]", load(FORMATS[name]))()
+        except ConfigError as error:
+            say_once(f"the format {name} is not used: {error}")

@@ -15,6 +15,7 @@ from es_cookbook.checkpoints.quantised import quantised_layers
 from es_cookbook.cli.export import ExportConfig, main
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.terminal import as_program
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from tests.distributions import Register
@@ -121,10 +122,21 @@ def test_a_name_of_a_registered_format_is_a_model(
         model_directory("no/model")
 
 
-def test_a_format_that_two_have_registered_is_named_with_both(register: Register) -> None:
-    register({"formats": {"gguf": "shelf:Shelf"}})
-    with pytest.raises(ConfigError, match=r"format 'gguf' is registered by other 1\.0 and"):
-        model_directory("no/model")
+def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
+    register: Register, tiny_model: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = register({"formats": {"gguf": "shelf:Shelf", "gone": "gone:Gone", "my": "my:Shelf"}})
+    (folder / "my.py").write_text(SHELF)
+    (folder / "qwen2").symlink_to(tiny_model("qwen2"))
+    with as_program():
+        for _ in range(2):
+            assert model_directory("shelf:qwen2") == folder / "qwen2"
+            with pytest.raises(ModelError, match="'no/model' is no directory"):
+                model_directory("no/model")
+    said = capsys.readouterr().err
+    assert said.count("format gguf is not used: format 'gguf' is registered by other 1.0 and") == 1
+    assert said.count("format gone is not used: gone:Gone cannot be imported") == 1
+    assert "(of other 1.0)" in said
 
 
 def test_a_repository_is_told_from_what_is_here(tmp_path: Path) -> None:
