@@ -9,12 +9,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered, part
 from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
+
+if TYPE_CHECKING:
+    from es_cookbook.runs.config import Config
 
 COMMANDS = Registered("commands")
 """Name -> "module:function"."""
@@ -62,9 +65,9 @@ def command_of(name: str) -> Callable[[], object]:
     else:
         found = load(value)
     if registered.group == "recipes":
-        from es_cookbook.cli.recipe import program  # It imports all that a run needs.
+        from es_cookbook.cli import recipe  # It imports all that a run needs.
 
-        return program(name, found)[1]
+        return recipe.program(name, cast("type[Config]", found))[1]
     return cast("Callable[[], object]", found)
 
 

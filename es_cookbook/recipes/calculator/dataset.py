@@ -153,8 +153,7 @@ class CalculatorDatasetBuilder(GeneratedDatasetBuilder):
         "for a model that reads",
     )
     chat: ChatOptions = built_field(
-        functools.partial(ChatOptions, max_turns=4),
-        "how chats go, and where words tell of the tool",
+        ChatOptions, "how chats go, and where words tell of the tool", max_turns=4
     )
 
     @override

@@ -19,7 +19,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.math.word_problems import generate_problems
-from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.math_rows import MathProblem, read_problem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
@@ -153,8 +153,7 @@ class MathDatasetBuilder(SourcedDatasetBuilder[MathProblem]):
     @override
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, MathProblem]]:
         """They are read from their rows, as problems of others are."""
-        others = [each for each in range(FOLDS) if each != self.fold]
-        for problem in generate_problems(seed, others if fold == "train" else [self.fold]):
+        for problem in generate_problems(seed, self.folds(fold)):
             name = f"generated problem {problem.question!r}"
             yield name, read_problem(Row(name, problem.row))
 

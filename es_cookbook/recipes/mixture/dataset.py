@@ -1,7 +1,5 @@
 """Countdown in three sizes: small numbers to begin with, the main job's, and four numbers."""
 
-import functools
-
 import chz
 from typing_extensions import override
 
@@ -15,25 +13,28 @@ from es_cookbook.rl.rewards.arithmetic import CountdownReward
 FADING = Table(generations=(0, 10, 20), factors=(0.5, 0.25, 0.0))
 """Share of easy problems: for a run of some tens of generations, `EASY_POOL` for thousands."""
 
-_EASY = functools.partial(
-    CountdownDatasetBuilder, max_number=9, max_target=30, num_train=600, num_test=60
-)
-_HARD = functools.partial(
-    CountdownDatasetBuilder,
-    num_numbers=(4,),
-    num_train=1000,
-    num_test=100,
-    reward=CountdownReward(answer_weight=1.0, format_weight=0.0),
-)
-
 
 @chz.chz
 class CountdownMixture(Mixture):
     """Countdown in three sizes; `dataset.easy`, `dataset.main` and `dataset.hard` say which."""
 
-    easy: CountdownDatasetBuilder = built_field(_EASY, "the pool that fades out")
+    easy: CountdownDatasetBuilder = built_field(
+        CountdownDatasetBuilder,
+        "the pool that fades out",
+        max_number=9,
+        max_target=30,
+        num_train=600,
+        num_test=60,
+    )
     main: CountdownDatasetBuilder = built_field(CountdownDatasetBuilder, "what is to be learned")
-    hard: CountdownDatasetBuilder = built_field(_HARD, "problems beyond it")
+    hard: CountdownDatasetBuilder = built_field(
+        CountdownDatasetBuilder,
+        "problems beyond it",
+        num_numbers=(4,),
+        num_train=1000,
+        num_test=100,
+        reward=CountdownReward(answer_weight=1.0, format_weight=0.0),
+    )
     fading: Table = chz.field(default=FADING, doc="share of easy problems by generation")
     hard_weight: float = chz.field(
         default=0.1, doc="share of hard problems beside the others' 1; 0 for none"

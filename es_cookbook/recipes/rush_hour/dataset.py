@@ -35,7 +35,7 @@ from es_cookbook.recipes.rush_hour.generate import (
     generate_problems,
 )
 from es_cookbook.recipes.rush_hour.solver import MAX_POSITIONS, TooManyPositionsError, solve
-from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder
+from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import (
@@ -208,9 +208,8 @@ class RushHourDatasetBuilder(SourcedDatasetBuilder[Problem]):
 
     @override
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, Problem]]:
-        others = [each for each in range(FOLDS) if each != self.fold]
         shape = {"size": self.size, "max_walls": self.max_walls, "max_moves": self.max_moves}
-        problems = generate_problems(seed, others if fold == "train" else [self.fold], **shape)
+        problems = generate_problems(seed, self.folds(fold), **shape)
         return ((f"generated board {problem.board}", problem) for problem in problems)
 
     @override

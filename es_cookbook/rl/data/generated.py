@@ -229,6 +229,10 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
                 raise DataError(f"{self.origin}: there are no training problems")
             check_count(len(train), self.problems_per_generation)
 
+    def folds(self, fold: Fold) -> list[int]:
+        """The folds of generated problems: the one that is held out, or all others."""
+        return [each for each in range(FOLDS) if (each != self.fold) == (fold == "train")]
+
     @abstractmethod
     def generate(self, seed: int, fold: Fold) -> Iterator[tuple[str, P]]:
         """Distinct problems with their names; not of "train" means of `fold`."""
