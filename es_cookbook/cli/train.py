@@ -29,11 +29,14 @@ of the program.
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import chz
 
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.common.cli import arguments, built, run_cli
+from es_cookbook.common.references import load
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
@@ -50,8 +53,9 @@ SHORT = {
 }
 """What may be typed -> the option that it is."""
 
-_ENVIRONMENTS = {"verifiers": "taskset", "textarena": "game"}
-"""Data sets of others' environments -> the option that says which; the first is the default."""
+_ENVIRONMENTS = Registered("environments")
+"""Data sets of others' environments, whose classes say by which option they are named."""
+_DATASETS = Registered("datasets")
 
 _SAMPLING = functools.partial(SamplingParams, stop=None)
 """Answers end with their line where a plain prompt has examples of such."""
@@ -152,13 +156,20 @@ def whole_names(arguments: Iterable[str]) -> list[str]:
         first, dot, rest = name.partition(".")
         if name == "environment" and equals:
             kind, _, which = value.rpartition(":")
-            kind = kind or next(iter(_ENVIRONMENTS))
-            # One that is not known is refused as a data set, which lists those that are.
-            whole += [f"dataset={kind}", f"dataset.{_ENVIRONMENTS.get(kind, 'name')}={which}"]
-        elif name in ("program", "tools") and equals:
+            whole += _of_environment(kind or "default", which)
+        elif equals and name in _DATASETS and name in chz.chz_fields(load(_DATASETS[name])):
             whole += [f"dataset={name}", f"dataset.{name}={value}"]
         elif equals and first in SHORT:
             whole.append(f"{SHORT[first]}{dot}{rest}={value}")
         else:
             whole.append(argument)
     return whole
+
+
+def _of_environment(kind: str, which: str) -> list[str]:
+    if kind not in _ENVIRONMENTS:  # Refused as a data set, which lists those that there are.
+        return [f"dataset={kind}", f"dataset.name={which}"]
+    value = _ENVIRONMENTS[kind]
+    part = cast("type[RLDatasetBuilder]", load(value))
+    name = next(name for name, of in _DATASETS.items() if of == value)
+    return [f"dataset={name}", f"dataset.{part.environment}={which}"]

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
 import chz
 
@@ -557,7 +557,13 @@ class Datasets:
 
 @chz.chz
 class RLDatasetBuilder(ABC):
-    """Builds the training and the held-out problems."""
+    """Builds the training and the held-out problems.
+
+    Attributes:
+        environment: the field that says which environment of a library it is, if it is of those.
+    """
+
+    environment: ClassVar[str] = ""
 
     @property
     def label(self) -> str:

@@ -120,7 +120,8 @@ def test_what_cannot_be_had_is_one_sentence(hub: HubServer, tmp_path: Path) -> N
     assert str(caught.value) == (
         f"model_name: '{NAME}' is no directory, its files are not all in the cache "
         f"({tmp_path / 'cache'}), and {hub.url} answered with status 500; accepted: a model "
-        "directory, a GGUF file, a run (runs/mine, runs/mine@GENERATION), a name whose files are "
+        "directory, the model of a recipe (bundled:countdown), a GGUF file, a run (runs/mine, "
+        "runs/mine@GENERATION), a name whose files are "
         "in the cache, and with a network a name on the Hub (HF_ENDPOINT for a mirror)"
     )
     assert len(hub.requests) == 1

@@ -28,7 +28,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import chz
 from typing_extensions import override
@@ -273,6 +273,7 @@ def _package(_: "TextArenaDatasetBuilder") -> str:
 class TextArenaDatasetBuilder(RLDatasetBuilder):
     """A game of TextArena with many seeds, and others for the held-out test."""
 
+    environment: ClassVar[str] = "game"
     game: str = chz.field(
         doc="a name of textarena's, for example TowerOfHanoi-v0",
         metadata=needs_trust(_package, "is code of the package textarena, which is run"),

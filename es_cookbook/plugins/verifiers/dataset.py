@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import chz
 import chz.factories
@@ -72,6 +72,7 @@ class TasksetProblems(RLDatasetBuilder):
     every seed has the same test.
     """
 
+    environment: ClassVar[str] = "taskset"
     taskset: type = chz.field(
         meta_factory=_Package(), doc="installed package that exports a taskset of verifiers (v1)"
     )
