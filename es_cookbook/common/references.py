@@ -24,7 +24,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import cast
 
 from es_cookbook.common.errors import ConfigError, did_you_mean
-from es_cookbook.common.registry import part_of
+from es_cookbook.common.registry import parts_of
 
 _OWN = "es_cookbook"
 _OWN_MAIN = "es_cookbook.__main__"
@@ -135,8 +135,8 @@ def load(text: str) -> Callable[..., object]:
     try:
         return resolve(text, trust=[text.partition(":")[0]])
     except ConfigError as error:
-        part = part_of(text)
-        raise ConfigError(f"{error} (of {part})" if part else str(error)) from error
+        whose = "".join(f" (of {part})" for part in parts_of(text)[:1])
+        raise ConfigError(f"{error}{whose}") from error
 
 
 def is_own(text: str) -> bool:

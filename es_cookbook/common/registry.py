@@ -19,6 +19,7 @@ Source: https://packaging.python.org/en/latest/specifications/entry-points/
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import re
 from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 
@@ -127,9 +128,9 @@ def groups() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
     return _registered()
 
 
-def part_of(value: str) -> Part | None:
-    """The part that is registered as this "module:Class", if one is."""
-    return _by_value().get(value)
+def parts_of(value: str) -> tuple[Part, ...]:
+    """The parts that are registered as this "module:Class", in whatever groups."""
+    return _by_value().get(value, ())
 
 
 def check_api(distribution: str) -> None:
@@ -174,9 +175,12 @@ def _registered() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
 
 
 @functools.cache
-def _by_value() -> Mapping[str, Part]:
-    every = (each for names in _registered().values() for same in names.values() for each in same)
-    return {each.value: each for each in every}
+def _by_value() -> Mapping[str, tuple[Part, ...]]:
+    found: dict[str, tuple[Part, ...]] = {}
+    for names in _registered().values():
+        for each in itertools.chain.from_iterable(names.values()):
+            found[each.value] = (*found.get(each.value, ()), each)
+    return found
 
 
 @functools.cache

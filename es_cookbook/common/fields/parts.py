@@ -13,7 +13,7 @@ from typing import TypeVar
 import chz
 
 from es_cookbook.common.fields.declared_types import ANYTHING, arms
-from es_cookbook.common.registry import Part, Registered, part_of
+from es_cookbook.common.registry import Registered, parts_of
 
 FUNCTIONS = Registered("functions")
 """Functions that a config may name: rewards of recipes, which only grade a text."""
@@ -41,7 +41,7 @@ def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -
 
 def may_be_named(text: str, declared: object) -> bool:
     """Whether a config may name this class, "module:Class", at a field of that type."""
-    found = part_of(text)
+    found = {part.group for part in parts_of(text)}
     for arm in arms(declared):
         of_arm = arm if isinstance(arm, type) else None
         if of_arm is not None and text == f"{of_arm.__module__}:{of_arm.__qualname__}":
@@ -49,10 +49,6 @@ def may_be_named(text: str, declared: object) -> bool:
         for kind, groups in _GROUPS.items():
             fits = arm in ANYTHING or (of_arm is not None and issubclass(of_arm, kind))
             named = text == f"{kind.__module__}:{kind.__qualname__}"
-            if fits and (named or _is_in(found, groups)):
+            if fits and (named or found.intersection(groups)):
                 return True
     return False
-
-
-def _is_in(part: Part | None, groups: tuple[str, ...]) -> bool:
-    return part is not None and part.group in groups

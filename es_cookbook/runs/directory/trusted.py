@@ -46,7 +46,7 @@ from es_cookbook.common.references import (
     script_of,
     was_run,
 )
-from es_cookbook.common.registry import part_of
+from es_cookbook.common.registry import parts_of
 from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.files import replace_file
 
@@ -203,7 +203,7 @@ def keep_inputs(log_path: Path, config_json: str) -> None:
         RunDirectoryError: The disk refuses.
     """
     before = _kept_inputs(log_path)
-    registered = filter(None, map(part_of, references_in(json.loads(config_json))))
+    registered = chain.from_iterable(map(parts_of, references_in(json.loads(config_json))))
     found = {
         f"{_DISTRIBUTION}{part.distribution}": part.version
         for part in registered
