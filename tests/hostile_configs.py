@@ -196,7 +196,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
     yield "dataset", {"$class": textarena, "game": "evil_env"}
     logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
     yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
-    pushing = "es_cookbook.plugins.hub.background_push:CheckpointPush"
+    pushing = "es_cookbook.plugins.hub.background_push:HubPush"
     options = {"$tuple": ["recipe=countdown", "engine=evil_env:Builder"]}
     yield "trackers", {"$class": pushing, "repo_id": "me/run", "evaluate": options}
 

@@ -34,7 +34,7 @@ from es_cookbook.checkpoints import models  # noqa: F401 - for the same reason
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.tiny_run import TinyConfig, untimed, write_tiny_model
 
 IN_START_UP = 0.25
@@ -113,7 +113,7 @@ def campaign(directory: Path, kills: int, seed: int = 0, num_generations: int = 
             model_name=str(directory / "model"),
             log_path=str(directory / f"killed{found.runs}"),
             engine=TorchEngineBuilder(num_lanes=1),
-            trackers=StandardTrackersBuilder(),
+            trackers=TrackersBuilder(),
             seed=found.runs,
             num_generations=num_generations,
             behavior_if_log_dir_exists="resume",

@@ -22,7 +22,6 @@ import pytest
 from docs.pages import GENERATED, config_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
-from es_cookbook.cli.compare import Compare, runs
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.fork import Fork
 from es_cookbook.cli.options import recipe_config
@@ -42,6 +41,7 @@ from es_cookbook.plugins.gradients.commands.grpo import for_trl
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
 from es_cookbook.plugins.gradients.commands.sft import SFTCommand, configured
 from es_cookbook.plugins.gradients.grpo import config as grpo
+from es_cookbook.plugins.report.commands.compare import Compare, runs
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder

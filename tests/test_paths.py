@@ -49,8 +49,8 @@ IMPORTED = {
     "es_cookbook.plugins.gradients.sft": "cli main",
     "es_cookbook.plugins.report.frames": "frames",
     "es_cookbook.runs.files": "replace_file",
-    "es_cookbook.runs.tracking.curves": "grouped lines_of table",
-    "es_cookbook.plugins.report.plots": "Line draw",
+    "es_cookbook.runs.tracking.curves": "grouped shared_points table",
+    "es_cookbook.plugins.report.plots": "Line draw lines_of",
     "es_cookbook.runs.tracking.jsonl": "JsonlTrackerBuilder read_metrics",
 }
 """Module -> the names in it that scripts use."""

@@ -29,7 +29,6 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
 _VALUES, _RANGE = "values", "range"
-_TRACKERS = "es_cookbook.runs.tracking.jsonl:JsonlTrackerBuilder"
 
 
 @chz.chz
@@ -108,7 +107,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
 
     def make(options: Mapping[str, Value]) -> Config:
         given = {**of_all, **{name: str(value) for name, value in options.items()}}
-        return built_for(config.recipe, {"trackers": _TRACKERS, **given})
+        return built_for(config.recipe, {"trackers.live": "None", **given})
 
     return make, space
 

@@ -57,6 +57,7 @@ _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
 _RECORDED_WITHOUT = "recorded_without"
+_NOT_RECORDED = "not_recorded_while_none"
 _LONGEST_LINE = 500
 
 
@@ -286,9 +287,11 @@ class Names(chz.factories.MetaFactory):
         """The field of a config for such a part, with the default, or None where there is none.
 
         An `optional` part is None until it is chosen; giving it a field alone chooses the default.
+        While it is None a config does not record it: the part may not be there for who reads it.
         """
         default = (lambda: None) if optional else self.build_default
-        return chz.field(meta_factory=self, default_factory=default, doc=doc)
+        metadata = {_NOT_RECORDED: optional}
+        return chz.field(meta_factory=self, default_factory=default, doc=doc, metadata=metadata)
 
     def build_default(self) -> object:
         """The default part itself."""
@@ -388,8 +391,10 @@ def _to_plain(value: object, where: str) -> object:
         return {"$dict": [_to_plain(pair, f"{where}[{pair[0]!r}]") for pair in pairs]}
     if chz.is_chz(value) and not isinstance(value, type):
         return {"$class": _at(where, reference, type(value))} | {
-            name: _to_plain(getattr(value, field.x_name), f"{where}.{name}")
+            name: _to_plain(part, f"{where}.{name}")
             for name, field in chz.chz_fields(value).items()
+            if (part := getattr(value, field.x_name)) is not None
+            or not (field.metadata or {}).get(_NOT_RECORDED)
         }
     if isinstance(value, functools.partial):
         bound = cast("functools.partial[object]", value)

@@ -94,6 +94,10 @@ class Registered(Mapping[str, str]):
         """The same for all names, as `first`."""
         return {name: self.first(name) for name in self}.values()
 
+    def distribution(self, name: str) -> str:
+        """Which distribution has registered a name; the first of several."""
+        return parts(self._group)[name][0].distribution
+
     def __iter__(self) -> Iterator[str]:
         return iter(parts(self._group))
 

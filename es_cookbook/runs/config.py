@@ -31,7 +31,6 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
-from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
@@ -50,7 +49,6 @@ MAY_DIFFER = (
     "log_path",
     "behavior_if_log_dir_exists",
     "trackers",
-    "hub",
     "model_name",
     "engine",
     "num_generations",
@@ -127,9 +125,6 @@ class Config(RunConfig):
     minutes: float = chz.field(default=10.0, doc="that a run may take whose sizes are chosen")
     profile: bool = chz.field(
         default=False, doc="write a trace of the first generations, profile.json, and print a table"
-    )
-    hub: HubPush | None = chz.field(
-        default=None, doc="pushes the run to the Hugging Face Hub while it goes on: hub.repo_id=..."
     )
 
     @chz.validate

@@ -30,15 +30,11 @@ from es_cookbook.runs.setup import opened, prepared, resuming, to_go_on
 from es_cookbook.runs.signals import advice, advise, result_until_signal
 from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _AGAIN = "nothing has changed: run the same command again"
 """What to do before a run has begun."""
-_CAME_LATER = (
-    *("profile", "trackers.tensorboard", "trackers.trackio"),
-    *("dataset.gold", "dataset.examples"),
-)
+_CAME_LATER = ("profile", "dataset.gold", "dataset.examples")
 """Fields that older versions had not, and that no step depends on: their runs keep their names."""
 
 
@@ -146,19 +142,14 @@ def default_log_path(config: RunConfig, name: str) -> str:
 
     Where and how a run is kept and shown does not count.
     """
-    what = chz.replace(
-        config,
-        log_path="",
-        trackers=StandardTrackersBuilder(),
-        hub=None,
-        behavior_if_log_dir_exists="ask",
-    )
+    what = chz.replace(config, log_path="", behavior_if_log_dir_exists="ask")
     return path_for(what, f"{name}-seed{config.seed}")
 
 
 def path_for(config: object, name: str) -> str:
     """`runs/<name>-<digest>`, the same for the same config."""
     plain = json.loads(config_to_json(config))
+    plain.pop("trackers", None)
     for path in _CAME_LATER:
         *parts, last = path.split(".")
         functools.reduce(lambda part, key: part.get(key, {}), parts, plain).pop(last, None)

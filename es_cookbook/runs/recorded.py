@@ -90,7 +90,7 @@ def open_run(
         HistoryError: Its history is damaged.
     """
     check_is_run(log_path, or_of_gradients)
-    unused = (*typed, "hub", "trackers", "trl")
+    unused = (*typed, "trackers", "trl")
     if is_of_gradients(log_path):
         config = config_of_kind(RunConfig, log_path, trust, unused)
     else:

@@ -28,7 +28,7 @@ from es_cookbook.runs.directory.directory import add_to_log
 from es_cookbook.runs.directory.opening import Behavior
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 ENGINES = Names(ENGINE_NAMES, default="torch")
 
@@ -69,8 +69,8 @@ class RunConfig(ABC):
         default=0.1, doc="stop when more of a generation's rollouts are lost"
     )
     trackers: TrackerBuilder = chz.field(
-        default_factory=StandardTrackersBuilder,
-        blueprint_unspecified=StandardTrackersBuilder,
+        default_factory=TrackersBuilder,
+        blueprint_unspecified=TrackersBuilder,
         doc="where metrics and rollouts go",
     )
     behavior_if_log_dir_exists: Behavior = chz.field(

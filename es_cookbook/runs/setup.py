@@ -23,7 +23,6 @@ from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, Optimizer, number
-from es_cookbook.plugins.report.writing import ReportWriter
 from es_cookbook.population.centre_answers import (
     CentreAnswers,
     centre_answers,
@@ -118,7 +117,6 @@ async def prepared(config: Config) -> AsyncGenerator[tuple[Config, RunState]]:
 def _check_outside(config: Config) -> None:
     """Refuse what would fail outside of this process, before a model is loaded."""
     for builder in (
-        config.hub,
         config.trackers,
         one_by_one(config).dataset,
         config.kl,
@@ -537,9 +535,7 @@ def _tracker(config: Config, run: RunInfo, profile: Profile | None) -> Tracker:
     # In this order: a disk that refuses the first leaves no thread of the last behind.
     trust = trust_of(run.config_json)
     snapshots = SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust)
-    trackers = [config.trackers(run), snapshots, ReportWriter(run.path)]
+    trackers = [config.trackers(run), snapshots]
     if profile is not None:
         trackers.insert(0, profile)  # It sees the end of a generation first, and closes last.
-    if config.hub is not None:
-        trackers.append(config.hub(run))
     return Trackers(trackers)

@@ -49,8 +49,6 @@ def run_directory(config: GradientConfig) -> Generator[tuple[Checkpoint | None, 
         checkpoint, is_complete = _state_of(config)
         if not is_complete:
             config.trackers.check()
-            if config.hub is not None:
-                config.hub.check()
             config.dataset.check()
             model_directory(config.model_name)
         yield checkpoint, is_complete

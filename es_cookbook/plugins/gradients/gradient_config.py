@@ -11,14 +11,13 @@ from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.hub.background_push import CheckpointPush
 from es_cookbook.rl.data.mixture import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.run_config import RunConfig
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
 MAY_DIFFER = (
-    *("log_path", "behavior_if_log_dir_exists", "trackers", "hub"),
+    *("log_path", "behavior_if_log_dir_exists", "trackers"),
     *("engine", "checkpoint_every"),
 )
 """What a resumed run may change: where it is kept, shown and run."""
@@ -59,9 +58,6 @@ class GradientConfig(RunConfig):
     checkpoint_every: int = chz.field(
         default=20,
         doc="generations between checkpoints, from which a run is resumed; 0: after the last only",
-    )
-    hub: CheckpointPush | None = chz.field(
-        default=None, doc="pushes checkpoints to the Hugging Face Hub: hub.repo_id=..."
     )
 
     @chz.validate

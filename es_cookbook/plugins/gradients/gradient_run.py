@@ -42,7 +42,6 @@ from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.plugins.gradients.checkpoints import begin
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
-from es_cookbook.plugins.report.writing import ReportWriter
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.golds import validate
 from es_cookbook.rl.rollouts import (
@@ -63,22 +62,17 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.runs.centre.checkpoints import (
-    MODEL,
-    STATE,
-    Checkpoint,
-    next_checkpoint,
-    state_json,
-)
+from es_cookbook.runs.centre.checkpoints import STATE, Checkpoint, next_checkpoint, state_json
 from es_cookbook.runs.directory.directory import (
     LOG,
     METRICS,
+    MODEL,
     keep_date,
     keep_options,
     keep_trained_on,
 )
 from es_cookbook.runs.run_config import closing
-from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, Trackers
+from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
 from es_cookbook.runs.tracking.measures import Progress
 
@@ -272,9 +266,15 @@ async def opened(
         begin(log_path, config, start)
         keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start)
-        info = RunInfo(log_path, config_to_json(config), config.seed, config.num_generations, start)
-        trackers = [config.trackers(info), ReportWriter(log_path)]
-        tracker = Trackers([*trackers, *([config.hub(info)] if config.hub else [])])
+        info = RunInfo(
+            log_path,
+            config_to_json(config),
+            config.seed,
+            config.num_generations,
+            start,
+            learns="model",
+        )
+        tracker = config.trackers(info)
         stack.callback(tracker.close)
         if start == 0 and datasets.test_P:
             say(

@@ -51,7 +51,7 @@ def main(config: SFTConfig) -> None:
     if Path(config.output).exists():
         raise ConfigError(f"output {config.output!r} is there already; give another one")
     measured = None if config.evaluation is None else config.evaluation.dataset
-    for builder in (config.hub, config.trackers, config.dataset, measured):
+    for builder in (config.trackers, config.dataset, measured):
         if builder is not None:
             builder.check()
     from es_cookbook.plugins.gradients.sft_run import opened  # with torch

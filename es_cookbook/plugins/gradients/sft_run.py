@@ -35,10 +35,11 @@ from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Metrics, Tokenizer
-from es_cookbook.runs.centre.checkpoints import MODEL, last_directory, next_checkpoint
+from es_cookbook.runs.centre.checkpoints import last_directory, next_checkpoint
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     METRICS,
+    MODEL,
     PUSHED,
     TENSORBOARD,
     checked_names,
@@ -46,10 +47,10 @@ from es_cookbook.runs.directory.directory import (
     locked,
 )
 from es_cookbook.runs.directory.opening import decided
-from es_cookbook.runs.tracking.base import RunInfo, Trackers
+from es_cookbook.runs.tracking.base import RunInfo
 
 WEIGHTS = "weights.safetensors"
-_MAY_DIFFER = ("output", "log_every", "checkpoint_every", "trackers", "hub")
+_MAY_DIFFER = ("output", "log_every", "checkpoint_every", "trackers")
 _KEPT = (METRICS, PUSHED, TENSORBOARD, "wandb")
 """What is written into the output directory as well, where it is there."""
 
@@ -87,9 +88,15 @@ class _SFTRun:
         self._tokenizer = tokenizer
         self._evaluated = evaluated
         self._measured: Metrics = {}
-        info = RunInfo(log_path, config_to_json(config), config.seed, self.num_steps, self.start)
-        builders = [config.trackers, *([config.hub] if config.hub else [])]
-        self._tracker = Trackers([builder(info) for builder in builders])
+        info = RunInfo(
+            log_path,
+            config_to_json(config),
+            config.seed,
+            self.num_steps,
+            self.start,
+            learns="adapter" if config.rank else "model",
+        )
+        self._tracker = config.trackers(info)
         self.close = self._tracker.close
 
     def begin(self, step: int) -> None:
@@ -112,7 +119,7 @@ class _SFTRun:
         """Measure the last weights, write the output, and remove what it took to get there."""
         self._log(self.num_steps, self._held_out())
         last = last_directory(self._log_path)
-        if self._config.hub is not None and (last is None or int(last.name) < self.num_steps):
+        if self._tracker.takes_models and (last is None or int(last.name) < self.num_steps):
             self._write_checkpoint(self.num_steps)  # Which is pushed.
         self._tracker.recorded(self.num_steps)
         self._tracker.finish()
@@ -148,7 +155,7 @@ class _SFTRun:
             weights = {name: w.detach().contiguous() for name, w in self.learner.weights.items()}
             save_file(weights, path / WEIGHTS)
             self.learner.save_moments(path)
-            if self._config.hub is not None:
+            if self._tracker.takes_models:
                 self._save(path / MODEL)
 
 

@@ -19,7 +19,6 @@ from es_cookbook.common.errors import ConfigError, DataError, ModelError
 from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.plugins.hub.background_push import CheckpointPush
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.data.rows import (
     ON_BAD_ROW_DOC,
@@ -38,7 +37,7 @@ from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
 from es_cookbook.runs.run_config import ENGINES
 from es_cookbook.runs.tracking.base import TrackerBuilder
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
 
 T = TypeVar("T")
 Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
@@ -114,7 +113,7 @@ _ROWS = Names({"rows": "es_cookbook.plugins.gradients.supervised:SupervisedRows"
 _PROBLEMS = Names({"rows": "es_cookbook.rl.data.task:Task"}, default=None)
 
 
-_TRACKERS = functools.partial(StandardTrackersBuilder, live=None)
+_TRACKERS = functools.partial(TrackersBuilder, **FILES_ALONE)
 
 
 @chz.chz
@@ -170,10 +169,6 @@ class SFTConfig:
         blueprint_unspecified=_TRACKERS,
         doc="where metrics go, beside the terminal",
     )
-    hub: CheckpointPush | None = chz.field(
-        default=None,
-        doc="pushes checkpoints and the result to the Hugging Face Hub: hub.repo_id=...",
-    )
     evaluation: Evaluation | None = chz.field(
         default=None, doc="problems on which the model is measured: evaluation.dataset=..."
     )
@@ -185,11 +180,6 @@ class SFTConfig:
         check_range(self, "max_length", at_least=2)
         check_range(self, "rank", "checkpoint_every", at_least=0)
         check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
-        if self.rank and self.hub and self.hub.evaluate:
-            raise ConfigError(
-                "hub.evaluate measures whole models, and rank above 0 pushes adapters: give "
-                "rank=0, or evaluation.dataset=..., which measures them while they learn"
-            )
         if self.rank and not self.targets:
             raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
 

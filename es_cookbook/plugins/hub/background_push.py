@@ -28,7 +28,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import chz
 from typing_extensions import override
@@ -39,8 +38,7 @@ from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.plugins.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
-from es_cookbook.runs.centre.checkpoints import MODEL
-from es_cookbook.runs.directory.directory import CHECKPOINTS, PUSHED, TRAINED_ON
+from es_cookbook.runs.directory.directory import PUSHED, TRAINED_ON
 from es_cookbook.runs.directory.trusted import SEAL
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
@@ -64,7 +62,10 @@ def _command(push: "HubPush") -> str | None:
 
 @chz.chz
 class HubPush(TrackerBuilder):
-    """Builds the tracker that pushes a run every few generations."""
+    """Builds the tracker that pushes a run every few generations.
+
+    Of a run of gradients it pushes checkpoints, each to a branch of its own.
+    """
 
     repo_id: str = chz.field(
         doc="repository on the Hub: owner/name; made if there is none",
@@ -73,7 +74,8 @@ class HubPush(TrackerBuilder):
     every: int = chz.field(default=10, doc="generations between pushes; the last is pushed anyway")
     revision: str = chz.field(
         default=MAIN,
-        doc="branch; {generation} stands for how many are recorded: generation-{generation:05d}",
+        doc="branch; {generation} stands for how many are recorded: generation-{generation:05d}. "
+        "Checkpoints go to <revision>-step-<generation, nine digits> unless it stands there",
     )
     private: bool = chz.field(
         default=True, doc="make the repository private; a public one is then refused"
@@ -86,6 +88,9 @@ class HubPush(TrackerBuilder):
         doc="options of the evaluate command, recipe=countdown,attempts=4, by which what was "
         "pushed is measured; it writes pushed/<generation or branch>.json",
         metadata=needs_trust(_command, "would be options of a command"),
+    )
+    then: Callable[[Path, str], object] | None = chz.field(
+        default=None, doc="called with a directory of what was pushed, and the branch"
     )
 
     @chz.validate
@@ -102,9 +107,12 @@ class HubPush(TrackerBuilder):
                 f"{self.revision!r:.80}"
             )
 
-    def revision_of(self, generations: int) -> str:
-        """The branch for a run of so many recorded generations."""
-        return _NUMBER.sub(lambda found: format(generations, found[1] or ""), self.revision)
+    def revision_of(self, generations: int, *, is_model: bool = False) -> str:
+        """The branch for a run of so many recorded generations, or for its model."""
+        named = self.revision
+        if is_model and not _NUMBER.search(named):
+            named += "-step-{generation:09d}"
+        return _NUMBER.sub(lambda found: format(generations, found[1] or ""), named)
 
     @override
     def check(self) -> None:
@@ -120,54 +128,36 @@ class HubPush(TrackerBuilder):
             unknown = check_push(self.repo_id, self.private, min(self.timeout, _CHECK_SECONDS))
         except HubError as error:
             raise HubError(
-                f"{error}; a run without hub.repo_id pushes nothing, and resume with hub=None"
+                f"{error}; a run without trackers.hub pushes nothing, and resume with "
+                "trackers.hub=None"
             ) from error
         if unknown is not None:
-            logger.warning("%s; the run goes on, and tries it every hub.every generations", unknown)
+            logger.warning(
+                "%s; the run goes on, and tries it every trackers.hub.every generations", unknown
+            )
 
     def __call__(self, run: RunInfo) -> Tracker:
-        return _Pushes(self, run.path)
+        if run.learns == "adapter" and self.evaluate:
+            raise ConfigError(
+                "trackers.hub.evaluate measures whole models, and rank above 0 pushes adapters: "
+                "give rank=0, or evaluation.dataset=..., which measures them while they learn"
+            )
+        return _Pushes(self, run)
 
 
-@chz.chz
-class CheckpointPush(HubPush):
-    """Builds the tracker that pushes the checkpoints of a run of gradients.
+class _Pushes(Tracker):
+    """Copies a run's files, or its model, and pushes the copy in a process of its own."""
 
-    The weights go to `<revision>-step-<generation>`, nine digits. After a push a function of the
-    user's may do anything with the very files that were pushed.
-    """
+    takes_models = True
 
-    every: int = chz.field(
-        default=1, doc="generations between pushes, of those with a checkpoint; the last anyway"
-    )
-    revision: str = chz.field(
-        default="main", doc="beginning of the branches: <revision>-step-<generation, nine digits>"
-    )
-    then: Callable[[Path, str], object] | None = chz.field(
-        default=None, doc="called with the directory of what was pushed, and the branch"
-    )
-
-    @override
-    def revision_of(self, generations: int) -> str:
-        return f"{self.revision}-step-{generations:09d}"
-
-    @override
-    def __call__(self, run: RunInfo) -> Tracker:
-        return _CheckpointPushes(self, run.path)
-
-
-_Config = TypeVar("_Config", bound=HubPush)
-
-
-class _Pushes(Tracker, Generic[_Config]):
-    """Copies a run's files and pushes the copy in a process of its own."""
-
-    def __init__(self, config: _Config, run_path: Path) -> None:
+    def __init__(self, config: HubPush, run: RunInfo) -> None:
         self._config = config
-        self._run_path = run_path
+        self._run_info = run
+        self._run_path = run.path
+        self._is_history = run.learns == "history"
         self._changed = threading.Condition()
         self._wanted: tuple[int, Mapping[str, int]] | None = None
-        self._recorded = 0
+        self._recorded = self._last_wanted = 0
         self._process: subprocess.Popen[str] | None = None
         self._busy = False
         self._closed = False
@@ -178,8 +168,8 @@ class _Pushes(Tracker, Generic[_Config]):
 
     def recorded(self, generations: int) -> None:
         """Push the run if it is time. Returns at once."""
-        is_new, self._recorded = generations > self._recorded, generations
-        if is_new and generations % self._config.every == 0:
+        every, self._recorded = self._config.every, generations
+        if generations // every > self._last_wanted // every and self._is_there(generations):
             self._want(generations)
 
     def metrics(self) -> Mapping[str, float]:
@@ -188,7 +178,8 @@ class _Pushes(Tracker, Generic[_Config]):
 
     def finish(self) -> None:
         """Push the run as it is at its end, and wait until that is done or the time is over."""
-        if self._is_due_at_end():
+        is_pushed = self._last_wanted == self._recorded and not self._is_history
+        if not is_pushed and self._is_there(self._recorded):
             self._want(self._recorded)
         with self._changed:
             done = self._changed.wait_for(
@@ -211,7 +202,12 @@ class _Pushes(Tracker, Generic[_Config]):
             self._changed.notify_all()
         self._thread.join()
 
+    def _is_there(self, generations: int) -> bool:
+        """Whether there is something to push of so many generations: of a model, a checkpoint."""
+        return self._is_history or self._run_info.model_path(generations).is_dir()
+
     def _want(self, generations: int) -> None:
+        self._last_wanted = generations
         sizes: dict[str, int] = {}
         for name in RUN_FILES:
             with contextlib.suppress(FileNotFoundError):
@@ -246,7 +242,7 @@ class _Pushes(Tracker, Generic[_Config]):
         """Push a copy of so many bytes of each file. Returns what went wrong, if anything did."""
         with scratch() as directory:
             self._fill(directory, generations, sizes)
-            revision = self._config.revision_of(generations)
+            revision = self._config.revision_of(generations, is_model=not self._is_history)
             options = {
                 "path": str(directory),
                 "repo_id": self._config.repo_id,
@@ -259,16 +255,14 @@ class _Pushes(Tracker, Generic[_Config]):
                 self._follow(directory, generations, revision)
             return reason
 
-    def _is_due_at_end(self) -> bool:
-        """Whether there is more to push at the end than was, or will be, pushed already."""
-        return True
-
     def _fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
-        """Copy what is to be pushed to a directory: the beginnings of files that only grow.
+        """Copy what is to be pushed: a checkpoint, or the beginnings of files that only grow.
 
         Raises:
             OSError: It cannot be copied.
         """
+        if not self._is_history:
+            return _copy_model(self._run_info.model_path(generations), directory)
         for name, size in sizes.items():
             source, target = self._run_path / name, directory / name
             with opened(source, ANY_SIZE, self._run_path) as reader, target.open("wb") as writer:
@@ -277,11 +271,18 @@ class _Pushes(Tracker, Generic[_Config]):
 
     def _follow(self, directory: Path, generations: int, revision: str) -> None:
         """What a directory holds was pushed to a branch: measure it. Called in a thread."""
-        del revision  # The same for all, where it has no number.
-        for name in (SEAL, TRAINED_ON):
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(self._run_path / name, directory / name)
-        self._measure(f"log_path={directory}", f"generation-{generations:09d}")
+        if self._is_history:
+            for name in (SEAL, TRAINED_ON):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(self._run_path / name, directory / name)
+            self._measure(f"log_path={directory}", f"generation-{generations:09d}")
+        else:
+            self._measure(f"model_name={directory}", revision.replace("/", "-"))
+        if self._config.then is not None:
+            try:
+                self._config.then(directory, revision)
+            except Exception as error:  # The user's own; the run goes on.
+                self._log_once(f"trackers.hub.then: {type(error).__name__}: {error}")
 
     def _measure(self, subject: str, name: str) -> None:
         """Evaluate what an option names, as the user said, unless it was before."""
@@ -328,40 +329,17 @@ class _Pushes(Tracker, Generic[_Config]):
             logger.warning(sentence)
 
 
-class _CheckpointPushes(_Pushes[CheckpointPush]):
-    @override
-    def recorded(self, generations: int) -> None:
-        if self._model(generations).is_dir():
-            super().recorded(generations)
-
-    @override
-    def _is_due_at_end(self) -> bool:
-        return self._recorded % self._config.every != 0
-
-    @override
-    def _fill(self, directory: Path, generations: int, sizes: Mapping[str, int]) -> None:
-        try:
-            shutil.copytree(
-                self._model(generations),
-                directory,
-                copy_function=_link_or_copy,
-                dirs_exist_ok=True,
-                symlinks=True,  # Which the push then refuses.
-            )
-        except (FileNotFoundError, shutil.Error) as error:
-            raise OSError("its checkpoint was replaced before it could be copied") from error
-
-    @override
-    def _follow(self, directory: Path, generations: int, revision: str) -> None:
-        self._measure(f"model_name={directory}", revision.replace("/", "-"))
-        if self._config.then is not None:
-            try:
-                self._config.then(directory, revision)
-            except Exception as error:  # The user's own; the run goes on.
-                self._log_once(f"hub.then: {type(error).__name__}: {error}")
-
-    def _model(self, generations: int) -> Path:
-        return self._run_path / CHECKPOINTS / str(generations) / MODEL
+def _copy_model(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(
+            source,
+            target,
+            copy_function=_link_or_copy,
+            dirs_exist_ok=True,
+            symlinks=True,  # Which the push then refuses.
+        )
+    except (FileNotFoundError, shutil.Error) as error:
+        raise OSError("its checkpoint was replaced before it could be copied") from error
 
 
 def _link_or_copy(source: str, target: str) -> None:

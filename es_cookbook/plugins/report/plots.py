@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import io
 import textwrap
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -22,6 +22,8 @@ from numpy.typing import ArrayLike
 from es_cookbook.common.errors import not_installed
 from es_cookbook.common.terminal import printable
 from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.tracking.curves import Spent, shared_points
+from es_cookbook.runs.tracking.reading import RunFiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,6 +68,18 @@ class Line:
     x_M: ArrayLike
     values_R_M: ArrayLike
     range_2_M: tuple[ArrayLike, ArrayLike] | None = None
+
+
+def lines_of(
+    groups: Mapping[str, Sequence[RunFiles]], metric: str, over: Spent, scale: float = 1.0
+) -> dict[str, Line]:
+    """A curve a group of runs, with values times `scale`.
+
+    Raises:
+        ConfigError: The runs of a group were never measured at the same point.
+    """
+    points = {name: shared_points(runs, metric, over) for name, runs in groups.items()}
+    return {name: Line(x_M, scale * values_R_M) for name, (x_M, values_R_M) in points.items()}
 
 
 def require_matplotlib() -> None:

@@ -18,16 +18,18 @@ from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 
+import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, show_bytes
 from es_cookbook.plugins.report.charted import page_data
+from es_cookbook.plugins.report.frames import table_of, write_table
 from es_cookbook.plugins.report.rollouts import RolloutTable, compressed_json
 from es_cookbook.runs.directory.directory import REPORT, ROLLOUTS
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.tracking.base import Tracker
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.reading import RunFiles, State, read_run
 
 MOST_ROLLOUTS = 150_000
@@ -133,8 +135,31 @@ def write_report(
     return f"{output}: {show_bytes(sum(map(len, chunks)))}"
 
 
-class ReportWriter(Tracker):
-    """Leaves `report.html` in the directory of a complete run, from the files it has written."""
+@chz.chz
+class ReportBuilder(TrackerBuilder):
+    """Builds the tracker that leaves `report.html` in the directory of a complete run.
+
+    Of several runs, such as a sweep's, it writes their table, `results.parquet`, and in the end a
+    report of all of them.
+    """
+
+    @override
+    def summarise(
+        self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
+    ) -> str:
+        write_table(table_of(rows), log_path / "results.parquet")
+        paths = [log_path / str(row["run"]) for row in rows if row["generations"]]
+        if not (is_over and paths):
+            return ""
+        written = write_report(paths, log_path / REPORT)
+        return f"their table is in {log_path / 'results.parquet'}, and all runs in {written}"
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        return _ReportWriter(run.path)
+
+
+class _ReportWriter(Tracker):
+    """Writes the page from the files that the run has written."""
 
     def __init__(self, log_path: Path) -> None:
         self._log_path = log_path

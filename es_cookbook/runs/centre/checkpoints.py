@@ -16,9 +16,9 @@ from typing import Any, cast
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_directory
 from es_cookbook.rl.types import ProblemResult
-from es_cookbook.runs.directory.directory import CHECKPOINTS
+from es_cookbook.runs.directory.directory import CHECKPOINTS, MODEL
 
-MODEL, STATE = "model", "state.json"
+STATE = "state.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from es_cookbook.checkpoints.model_cache import cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_CONFIG, opened, parsed, read_file
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.runs.centre.checkpoints import MODEL, last_directory
+from es_cookbook.runs.centre.checkpoints import last_directory
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     HISTORY,
+    MODEL,
     check_is_run,
     is_config_of_run,
     is_of_gradients,

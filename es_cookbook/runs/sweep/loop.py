@@ -4,10 +4,10 @@ Whoever decides is here, and only here: the next run goes to the first worker th
 that falls behind is interrupted, one whose process was killed goes on, and a mistake in one is told
 in the end while the others are made. A run that was stopped early is marked in `pruned.json`.
 
-What came out is read from the run directories: a row a run in `results.parquet`, a line a trial in
-`results.md`. The metric's value is its last; the spread over seeds is the sample standard
-deviation, shown from two runs on. Runs that were stopped early or failed are listed, and do not
-count.
+What came out is read from the run directories: a line a trial in `results.md`, and a row a run for
+the trackers of the runs (by default the report's writes `results.parquet`). The metric's value is
+its last; the spread over seeds is the sample standard deviation, shown from two runs on. Runs that
+were stopped early or failed are listed, and do not count.
 """
 
 import collections
@@ -33,10 +33,8 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, HistoryError, SweepError, did_you_mean
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import markdown, plural
-from es_cookbook.plugins.report.frames import table_of, write_table
-from es_cookbook.plugins.report.writing import write_report
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import CONFIG, METRICS, REPORT
+from es_cookbook.runs.directory.directory import CONFIG, METRICS
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.signals import end_on_signals
@@ -51,7 +49,7 @@ from es_cookbook.runs.sweep.search import (
     corners,
     grid,
 )
-from es_cookbook.runs.tracking.base import GENERATION
+from es_cookbook.runs.tracking.base import GENERATION, TrackerBuilder
 from es_cookbook.runs.tracking.curves import is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 
@@ -144,8 +142,9 @@ class Result:
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
     """Run every trial under every seed, what is complete already excepted.
 
-    Results are written to `results.parquet` and `results.md` in `settings.log_path` whenever a run
-    has ended, and a report of all runs, `report.html`, in the end.
+    Results are written to `results.md` in `settings.log_path` whenever a run has ended, and told to
+    the trackers of the runs (`TrackerBuilder.summarise`): by default to the report's, which writes
+    `results.parquet`, and in the end `report.html`.
 
     Args:
         settings: how.
@@ -159,9 +158,10 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         KeyboardInterrupt: It was stopped; says how to go on.
     """
     trials = _known(settings, space)
-    for trial in trials:
-        for run in _runs_of(trial, settings, make):
-            config_to_json(run.config)
+    configs = [run.config for trial in trials for run in _runs_of(trial, settings, make)]
+    for config in configs:
+        config_to_json(config)
+    trackers = configs[0].trackers
     log_path = Path(settings.log_path)
     if (log_path / CONFIG).exists():
         raise ConfigError(f"log_path {log_path} holds a run; a sweep has a directory of its own")
@@ -174,10 +174,10 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         if settings.sampler != "optuna":
             num_runs = len(trials) * len(settings.seeds)
             ask = functools.partial(next, iter(trials), None)
-            return _Sweep(settings, make, num_runs, ask, None).run()
+            return _Sweep(settings, make, trackers, num_runs, ask, None).run()
         seed, num_runs = settings.sampler_seed, settings.trials * len(settings.seeds)
         sampler = OptunaSampler(space, settings.trials, seed, settings.metric, log_path)
-        return _Sweep(settings, make, num_runs, sampler.ask, sampler.tell).run()
+        return _Sweep(settings, make, trackers, num_runs, sampler.ask, sampler.tell).run()
     finally:
         lock.release()
 
@@ -245,12 +245,14 @@ class _Sweep:
         self,
         settings: SweepSettings,
         make: Make,
+        trackers: TrackerBuilder,
         num_runs: int,
         ask: Callable[[], Trial | None],
         tell: Callable[[Trial, float, bool], None] | None,
     ) -> None:
         self._settings = settings
         self._make = make
+        self._trackers = trackers
         self._num_runs = num_runs
         self._ask = ask
         self._tell = tell
@@ -271,16 +273,16 @@ class _Sweep:
                 worker.end(run.process for run in self._in("running"))
         for run in self._in("running"):
             run.state = "interrupted"
-        results, table = self._write()
-        if self._stopped.is_set():
+        is_over = not self._stopped.is_set()
+        results, table, said = self._write(is_over=is_over)
+        if not is_over:
             raise KeyboardInterrupt(
                 f"interrupted with {plural(len(self._in('complete')), 'run')} complete; give the "
                 "same command again to go on"
             )
-        print(f"\n{table}\n\nwritten to {self._path / 'results.md'} and .parquet", flush=True)
-        pairs = zip(self._runs, results, strict=True)
-        if paths := [run.path for run, result in pairs if result.generations]:
-            print(f"all runs are shown in {write_report(paths, self._path / REPORT)}")
+        print(f"\n{table}\n\nwritten to {self._path / 'results.md'}", flush=True)
+        if said:
+            print(said)
         if failed := self._in("failed"):
             first = failed[0]
             raise SweepError(
@@ -406,10 +408,13 @@ class _Sweep:
             "What was done is kept: give the same command with another metric=... to go on"
         )
 
-    def _write(self) -> tuple[list[Result], str]:
-        """Write what there is so far; returns the results and their table."""
+    def _write(self, *, is_over: bool = False) -> tuple[list[Result], str, str]:
+        """Write what there is so far; returns the results, their table, and what trackers say."""
         results = [run.result(self._settings.metric) for run in self._runs]
-        return results, write_results(self._path, results, self._settings.metric)
+        text = table(results, self._settings.metric)
+        replace_file(self._path / "results.md", [text.encode(), b"\n"])
+        said = self._trackers.summarise(self._path, _rows(results), is_over=is_over)
+        return results, text, said
 
 
 def falls_behind(
@@ -467,21 +472,14 @@ def curve(rows: Sequence[Mapping[str, float]], metric: str) -> Curve:
     return [(int(g), value) for g, value in pairs if math.isfinite(g) and math.isfinite(value)]
 
 
-def write_results(log_path: Path, results: Sequence[Result], metric: str) -> str:
-    """Write `results.parquet` and `results.md`; returns the table of the latter.
-
-    Raises:
-        RunDirectoryError: The disk refuses.
-    """
+def _rows(results: Sequence[Result]) -> list[dict[str, object]]:
+    """A row a run, with its options among its fields."""
     rows: list[dict[str, object]] = []
     for result in results:
         row = dataclasses.asdict(result)
         options = row.pop("options")
         rows.append({"run": result.run, "trial": result.trial, **options, **row})
-    write_table(table_of(rows), log_path / "results.parquet")
-    text = table(results, metric)
-    replace_file(log_path / "results.md", [text.encode(), b"\n"])
-    return text
+    return rows
 
 
 def table(results: Sequence[Result], metric: str) -> str:

@@ -15,7 +15,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import chz
 
@@ -23,6 +23,7 @@ from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.underway import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup
+from es_cookbook.runs.directory.directory import CHECKPOINTS, MODEL
 
 GENERATION = "progress/generation"
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -37,7 +38,8 @@ class RunInfo:
     `start_generation` is the first that this process runs, above 0 when it goes on with a recorded
     run; `path` the run directory; `run_seed` also seeds the choice of rollouts that are shown.
     Between held-out evaluations there are `eval_every` generations, with 0 all of them; `underway`
-    is what happens in the meantime.
+    is what happens in the meantime. What it has learned is in its history, or in models or adapters
+    at `model_path`.
     """
 
     path: Path
@@ -47,10 +49,25 @@ class RunInfo:
     start_generation: int = 0
     eval_every: int = 0
     underway: Underway = dataclasses.field(default_factory=Underway)
+    learns: Literal["history", "model", "adapter"] = "history"
+
+    def model_path(self, generations: int) -> Path:
+        """Where the weights after so many generations are, of a run without a history.
+
+        They are there if a checkpoint is written then, until the next one replaces it.
+        """
+        return self.path / CHECKPOINTS / str(generations) / MODEL
 
 
 class Tracker:
-    """Takes what a run measures; by default nothing."""
+    """Takes what a run measures; by default nothing.
+
+    Attributes:
+        takes_models: whether it reads the directories of `RunInfo.model_path`, which a run may
+            leave out where nobody does.
+    """
+
+    takes_models = False
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a generation; NaN and infinities are allowed."""
@@ -86,16 +103,36 @@ class TrackerBuilder(ABC):
         """
         return
 
+    def summarise(
+        self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
+    ) -> str:
+        """Write what there is to say of several runs, such as a sweep's; by default nothing.
+
+        Args:
+            log_path: directory of all of them.
+            rows: of their table; `run` names a directory in it, `generations` counts what it has.
+            is_over: whether no more are to come.
+
+        Returns:
+            A sentence about it for the end, or nothing.
+
+        Raises:
+            ESCookbookError: It cannot be written.
+        """
+        del log_path, rows, is_over
+        return ""
+
     @abstractmethod
     def __call__(self, run: RunInfo) -> Tracker:
         """Open whatever the tracker writes to.
 
         Raises:
             RunDirectoryError: It cannot be written.
+            ConfigError: It does not go with such a run.
         """
 
 
-plugs_in(TrackerBuilder, "trackers")
+plugs_in(TrackerBuilder, "trackers", "default_trackers")
 
 
 class Trackers(Tracker):
@@ -103,6 +140,7 @@ class Trackers(Tracker):
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
+        self.takes_models = any(tracker.takes_models for tracker in trackers)
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import markdown, one_line
-from es_cookbook.plugins.report.plots import Line
 from es_cookbook.runs.tracking.naming import class_name, is_of_training, method_of
 from es_cookbook.runs.tracking.reading import RunFiles
 
@@ -111,34 +110,29 @@ def _name(method: str, run: RunFiles, paths: Sequence[str]) -> str:
     return ", ".join([method, *told])
 
 
-def lines_of(
-    groups: Mapping[str, Sequence[RunFiles]], metric: str, over: Spent, scale: float = 1.0
-) -> dict[str, Line]:
-    """A curve a group, with values times `scale`, at the points that all runs of it have.
+def shared_points(
+    runs: Sequence[RunFiles], metric: str, over: Spent
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`x_M` and `values_R_M` of some runs, at the points that all of them have.
 
     Seconds differ from run to run: there the n-th measurements are put at their mean.
 
     Raises:
-        ConfigError: The runs of a group were never measured at the same point.
+        ConfigError: They were never measured at the same point.
     """
-    return {name: _line(runs, metric, over, scale) for name, runs in groups.items()}
-
-
-def _line(runs: Sequence[RunFiles], metric: str, over: Spent, scale: float) -> Line:
     points_R = [points(run, metric, over) for run in runs]
     if over == "seconds":
         count = min(map(len, points_R))
         x_R_M = [list(each)[:count] for each in points_R]
         first_R_M = [list(each.values())[:count] for each in points_R]
-        return Line(np.mean(x_R_M, axis=0), scale * np.array(first_R_M))
+        return np.mean(x_R_M, axis=0), np.array(first_R_M)
     shared = sorted(set(points_R[0]).intersection(*points_R[1:]))
     if not shared:
         raise ConfigError(
             f"log_path: {runs[0].path} and the runs that differ from it in their seed alone were "
             f"never measured after the same number of {over}"
         )
-    values_R_M: NDArray[np.float64] = np.array([[each[x] for x in shared] for each in points_R])
-    return Line(np.array(shared), scale * values_R_M)
+    return np.array(shared), np.array([[each[x] for x in shared] for each in points_R])
 
 
 def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
@@ -151,13 +145,12 @@ def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
         ConfigError: A run did not measure the metric, or does not count rollouts and time.
     """
     head = ["", "runs", f"{metric} at the end", "over the run", "rollouts", "s a generation"]
-    lines = lines_of(groups, metric, "rollouts")
-    rows = [[name, *_cells(runs_R, lines[name], metric)] for name, runs_R in groups.items()]
+    rows = [[name, *_cells(runs_R, metric)] for name, runs_R in groups.items()]
     return markdown([*head, "ask + tell of it", "terms a step"], rows)
 
 
-def _cells(runs_R: Sequence[RunFiles], line: Line, metric: str) -> list[str]:
-    x_M, values_R_M = np.asarray(line.x_M, np.float64), np.asarray(line.values_R_M)
+def _cells(runs_R: Sequence[RunFiles], metric: str) -> list[str]:
+    x_M, values_R_M = shared_points(runs_R, metric, "rollouts")
     last_R, span = values_R_M[:, -1], x_M[-1] - x_M[0]
     heights_R = np.trapezoid(values_R_M, x_M, axis=1) / span if span else last_R
     costs_R = np.array([_costs(run) for run in runs_R])

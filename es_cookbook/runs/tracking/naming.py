@@ -18,7 +18,7 @@ _RECIPE = re.compile(r"es_cookbook\.recipes\.([a-z0-9_]+)\.[\w.]+:\w+")
 _CLASS = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_][\w.]*)")
 _TASKS = ("dataset.taskset", "dataset.game", "dataset.source")
 """Fields of data sets that are no recipe's, and name what they hold."""
-_KEPT_OR_SHOWN = ("log_path", "behavior_if_log_dir_exists", "trackers", "hub", "profile")
+_KEPT_OR_SHOWN = ("log_path", "behavior_if_log_dir_exists", "trackers", "profile")
 _MEASURES: dict[str, str] = dict(
     zip(MEASURES, ("correct", "reward", "training reward"), strict=True)
 )

@@ -13,7 +13,8 @@ import pytest
 from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
-from es_cookbook.plugins.hub.background_push import CheckpointPush, HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
+from es_cookbook.plugins.hub.command import HubCommand
 from es_cookbook.rl.judging.judges import PairJudge
 from es_cookbook.rl.objectives import Objective
 from es_cookbook.rl.rewards.base import Reward
@@ -63,7 +64,7 @@ def _subclasses(of: type) -> list[type]:
     return [*direct, *(each for kind in direct for each in _subclasses(kind))]
 
 
-def test_what_runs_a_command_is_no_part_where_pushes_and_trackers_are() -> None:
-    pushing = f"{CheckpointPush.__module__}:CheckpointPush"
-    assert may_be_named(pushing, CheckpointPush | None)
-    assert not may_be_named(pushing, HubPush | None) and not may_be_named(pushing, TrackerBuilder)
+def test_a_push_is_a_tracker_and_its_command_is_none() -> None:
+    pushing = f"{HubPush.__module__}:HubPush"
+    assert may_be_named(pushing, TrackerBuilder | None)
+    assert not may_be_named(f"{HubCommand.__module__}:HubCommand", TrackerBuilder | None)

@@ -25,7 +25,7 @@ SERVER = {"$class": "es_cookbook.rl.judging.judges:ServerJudge", "url": "http://
 EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
 JUDGED = TASK | {"$class": "es_cookbook.rl.judging.task:JudgedTask", "reward": EXACT}
 HUB = {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "evil/run"}
-TRACKERS = {"$class": "es_cookbook.runs.tracking.standard:StandardTrackersBuilder"}
+TRACKERS = {"$class": "es_cookbook.runs.tracking.trackers:TrackersBuilder"}
 WANDB = {"$class": "es_cookbook.plugins.trackers.libraries:WandbTrackerBuilder"}
 TRACKIO = {"$class": "es_cookbook.plugins.trackers.libraries:TrackioTrackerBuilder"}
 RAY = {"$class": "es_cookbook.engines.ray.pool:RayPoolBuilder"}
@@ -62,7 +62,9 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     # The field, the part of the Config that has it, and the word.
     ("dataset.reward.url", TASK | {"reward": JUDGE | {"model": "m"}}, "https://evil.example:1"),
     ("dataset.judge.url", JUDGED | {"judge": SERVER | {"model": "m"}}, "http://evil.example"),
-    ("hub.repo_id", HUB, "hub:evil/run"),
+    ("trackers.repo_id", HUB, "hub:evil/run"),
+    ("trackers.hub.repo_id", TRACKERS | {"hub": HUB}, "hub:evil/run"),
+    ("trackers.report.repo_id", TRACKERS | {"report": HUB}, "hub:evil/run"),
     ("trackers.wandb.wandb_project", TRACKERS | {"wandb": PROJECT}, "wandb:p"),
     ("trackers.trackio.project", TRACKERS | {"trackio": TRACKIO | {"project": "p"}}, "trackio:p"),
     ("engine.address", RAY | {"address": "evil.example:6379"}, "ray"),
@@ -153,20 +155,20 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
     ],
 )
 def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
-    """`hub.evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
-    push = HUB | {"$class": "es_cookbook.plugins.hub.background_push:CheckpointPush"}
+    """`evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
     options = ["recipe=countdown", "engine=t.helper2:X"]
     plain = {
         "$class": written,
         **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
     }
     for name, value, word in (
-        ("hub", push | {"evaluate": {"$tuple": options}}, "options:evaluate"),
+        ("trackers", HUB | {"evaluate": {"$tuple": options}}, "options:evaluate"),
         ("trl", {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}, "options:trl"),
     ):
         text = json.dumps(plain | {name: value})
         with pytest.raises(ConfigError, match=f"add trust={re.escape(word)}$"):
             read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
-        read_config(Path("c"), text, GradientConfig, (), ("hub", "trl"))
-    with pytest.raises(ConfigError, match=r"config\.hub must be HubPush \| None, found an object"):
-        read("hub", push | {"evaluate": {"$tuple": options}}, "hub:evil/run")
+        read_config(Path("c"), text, GradientConfig, (), ("trackers", "trl"))
+    then = HUB | {"then": {"$import": "es_cookbook.common.cli:run_cli"}}
+    with pytest.raises(ConfigError, match=r"config\.trackers\.hub\.then: .* es_cookbook's own"):
+        read("trackers", TRACKERS | {"hub": then}, "hub:evil/run")

@@ -23,7 +23,7 @@ from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.plugins.gradients.policy_gradient import PPO, Expert, Group
 from es_cookbook.plugins.gradients.sft import learn, likelihood, main
 from es_cookbook.plugins.gradients.supervised import Evaluation, SFTConfig, SupervisedRows
-from es_cookbook.plugins.hub.background_push import CheckpointPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.trackers.libraries import TensorboardTrackerBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
@@ -31,7 +31,8 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
 from tests.causal_lms import build
 from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
 from tests.hub_server import HubServer
@@ -417,11 +418,12 @@ def test_checkpoints_are_tracked_pushed_and_measured(
     pytest.importorskip("tensorboard")
     model, output = tiny_model("qwen2"), tmp_path / "out"
     options = ("recipe=arithmetic", "dataset.num_test=2", "sampling.max_tokens=2")
-    push = CheckpointPush(repo_id="me/tuned", evaluate=options)
-    trackers = StandardTrackersBuilder(live=None, tensorboard=TensorboardTrackerBuilder())
+    push = HubPush(repo_id="me/tuned", every=1, evaluate=options)
+    tensorboard = TensorboardTrackerBuilder()
+    trackers = TrackersBuilder(**FILES_ALONE, tensorboard=tensorboard, hub=push)
     with HubServer() as hub:
         hub.lead_here(monkeypatch)
-        main(config(model, rows, output, hub=push, trackers=trackers))
+        main(config(model, rows, output, trackers=trackers))
         names = {f"main-step-{step:09d}" for step in (3, 6, 8)}
         assert set(hub.repositories["me/tuned"].branches) <= {"main", *names}
         pushed = hub.files("me/tuned", "main-step-000000008")
@@ -520,7 +522,8 @@ def test_bad_input(
         with pytest.raises(ConfigError, match=f"{field} must be"):
             chz.replace(good, **{field: value})
     with pytest.raises(ConfigError, match=r"hub\.evaluate measures whole models"):
-        chz.replace(good, rank=4, hub=CheckpointPush(repo_id="me/x", evaluate=("attempts=2",)))
+        push = HubPush(repo_id="me/x", evaluate=("attempts=2",))
+        push(RunInfo(tmp_path, "{}", 0, 1, learns="adapter"))
     with pytest.raises(DataError, match="none is left to learn from"):
         main(chz.replace(good, dataset=SupervisedRows(source=rows, num_test=20)))
     with pytest.raises(DataError, match="max_length=2 leaves nothing to learn"):

@@ -21,6 +21,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
 from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
 from tests.fakes import NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
 from tests.said import after_start
@@ -38,10 +39,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 async def test_the_end_of_a_run_is_on_the_hub_byte_for_byte(hub: HubServer, tmp_path: Path) -> None:
-    await train(tiny(tmp_path, hub=HubPush(repo_id="me/run", every=5)))
+    await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run", every=5))))
     names = ("config.json", "history.jsonl", "metrics.jsonl")
     assert hub.files("me/run") == {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
     assert hub.repositories["me/run"].private
+
+
+def pushed(push: HubPush) -> TrackersBuilder:
+    return TrackersBuilder(**FILES_ALONE, hub=push)
 
 
 def run_info(path: Path) -> RunInfo:
@@ -142,8 +147,9 @@ async def test_a_run_is_the_same_whatever_the_server_does_after_its_start(
     else:
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # Nobody listens to "discard".
     await train(tiny(tmp_path / "alone"))
+    push = pushed(HubPush(repo_id="a/b", every=1, timeout=4))
     with anyio.fail_after(30):
-        await train(tiny(tmp_path / "pushed", hub=HubPush(repo_id="a/b", every=1, timeout=4)))
+        await train(tiny(tmp_path / "pushed", trackers=push))
     histories = [(tmp_path / n / "history.jsonl").read_bytes() for n in ("alone", "pushed")]
     assert histories[0] == histories[1]
     rows = read_metrics(tmp_path / "pushed" / "metrics.jsonl")
@@ -177,10 +183,10 @@ async def test_a_push_that_the_hub_would_refuse_ends_the_run_before_a_model_is_l
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     push = HubPush(repo_id="me/run")
     with pytest.raises(HubError) as caught:
-        await train(tiny(tmp_path / "run", hub=push, engine=NoEngineBuilder()))
+        await train(tiny(tmp_path / "run", trackers=pushed(push), engine=NoEngineBuilder()))
     assert str(caught.value).startswith(sentence.format(hub.url[7:]))
     assert str(caught.value).endswith(
-        "; a run without hub.repo_id pushes nothing, and resume with hub=None"
+        "; a run without trackers.hub pushes nothing, and resume with trackers.hub=None"
     )
     assert not (tmp_path / "run" / "history.jsonl").exists()
 
@@ -204,14 +210,14 @@ def test_a_hub_that_is_out_of_reach_at_the_start_is_a_warning(
     HubPush(repo_id="me/run", timeout=0.2 if trouble == "hangs" else 20).check()
     (warning,) = caplog.messages
     assert expected in warning
-    assert warning.endswith("; the run goes on, and tries it every hub.every generations")
+    assert warning.endswith("; the run goes on, and tries it every trackers.hub.every generations")
 
 
 async def test_the_token_is_in_no_file_and_no_log(
     hub: HubServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    await train(tiny(tmp_path, hub=HubPush(repo_id="me/run")))
+    await train(tiny(tmp_path, trackers=pushed(HubPush(repo_id="me/run"))))
     assert hub.files("me/run"), "the token was used"
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(kept) >= 4
@@ -228,8 +234,8 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, tmp_path: Path) -> None:
         "engine=tests.fakes:FakeEngineBuilder",
         "num_generations=1000000",
     ]
-    options += [f"log_path={tmp_path}", "trackers=JsonlTrackerBuilder"]
-    options += ["hub.repo_id=me/run", "hub.every=1", "hub.timeout=500"]
+    options += [f"log_path={tmp_path}", "trackers.live=None", "trackers.hub.repo_id=me/run"]
+    options += ["trackers.hub.every=1", "trackers.hub.timeout=500"]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.tiny_run", *options],
         cwd=ROOT,
@@ -249,7 +255,7 @@ def test_ctrl_c_ends_a_push_that_hangs(hub: HubServer, tmp_path: Path) -> None:
     assert after_start(said).startswith("interrupted after generation ")
     assert not psutil.pid_exists(pusher)
     recorded = load_config(tmp_path / "config.json", Config, ["tests", "hub:me/run"])
-    assert recorded.hub == HubPush(repo_id="me/run", every=1, timeout=500)
+    assert recorded.trackers.hub == HubPush(repo_id="me/run", every=1, timeout=500)
 
 
 def pushers_of(pid: int) -> list[int]:
@@ -288,7 +294,7 @@ async def test_what_was_pushed_is_measured_beside_the_run(
 ) -> None:
     options = ("attempts=2", "temperature=1", "trust=tests")
     push = HubPush(repo_id="me/run", every=2, evaluate=options)
-    await train(tiny(tmp_path, num_generations=4, hub=push))
+    await train(tiny(tmp_path, num_generations=4, trackers=pushed(push)))
     measured = json.loads((tmp_path / "pushed/generation-000000004.json").read_bytes())
     assert (measured["generation"], measured["settings"]["attempts"]) == (4, 2)
     assert "not measured" not in caplog.text

@@ -26,7 +26,7 @@ from es_cookbook.plugins.trackers.libraries import (
 )
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.standard import StandardTrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 pytestmark = pytest.mark.slow
 
@@ -199,7 +199,7 @@ def test_a_project_without_a_login_is_told_at_the_start(
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     if mode:
         monkeypatch.setenv("WANDB_MODE", mode)
-    StandardTrackersBuilder(wandb=WandbTrackerBuilder(wandb_project=project)).check()
+    TrackersBuilder(wandb=WandbTrackerBuilder(wandb_project=project)).check()
     told = [message for message in caplog.messages if "nobody is logged in to W&B" in message]
     assert len(told) == is_told
 
@@ -210,15 +210,15 @@ def test_a_library_that_is_not_installed_is_told_at_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     builders = {
-        "wandb": StandardTrackersBuilder(wandb=WandbTrackerBuilder()),
-        "tensorboard": StandardTrackersBuilder(tensorboard=TensorboardTrackerBuilder()),
-        "trackio": StandardTrackersBuilder(trackio=TrackioTrackerBuilder(project="mine")),
+        "wandb": TrackersBuilder(wandb=WandbTrackerBuilder()),
+        "tensorboard": TrackersBuilder(tensorboard=TensorboardTrackerBuilder()),
+        "trackio": TrackersBuilder(trackio=TrackioTrackerBuilder(project="mine")),
     }
     with pytest.raises(
         ConfigError, match=rf"trackers\.{name} needs {name}, which is not installed"
     ):
         builders[name].check()
-    StandardTrackersBuilder().check()
+    TrackersBuilder().check()
 
 
 HOSTILE = "<script>alert(1)</script> \x1b[31m\u202e" + "x" * 1_000_000

@@ -33,11 +33,13 @@ from es_cookbook.runs.directory.branches import rewind_run
 from es_cookbook.runs.directory.opening import RunState, open_run_directory
 from es_cookbook.runs.directory.trusted import keep_scripts, with_sealed
 from es_cookbook.runs.history.store import read_header
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.chat_server import chat_server
 from tests.every_reference import PACKAGE
 
 RECORDED = Path(__file__).parents[2] / "data/recorded/low_rank"
 HUB = "hub:me/run"
+PUSHED = TrackersBuilder(hub=HubPush(repo_id="me/run"))
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +56,7 @@ def config() -> Config:
     judge = Judge(url="https://judge.example/v1", model="m")
     dataset = Task(source="rows.jsonl", reward=judge)
     model_name = str(PACKAGE / "recipes/countdown/model")
-    return chz.replace(base, dataset=dataset, model_name=model_name, hub=HubPush(repo_id="me/run"))
+    return chz.replace(base, dataset=dataset, model_name=model_name, trackers=PUSHED)
 
 
 def begun(log_path: Path, config: Config, recorded: str | None = None) -> Path:
@@ -111,8 +113,8 @@ def test_a_changed_config_another_machine_and_no_seal_are_asked(
     host = "https://evil.example" if change == "config" else "https://judge.example"
     with pytest.raises(ConfigError, match=rf"add trust={HUB}$"):
         recorded_config(run, [host])
-    assert recorded_config(run, [host, HUB]).hub == config.hub
-    assert recorded_config(run, [host], typed=["hub"]).hub == config.hub
+    assert recorded_config(run, [host, HUB]).trackers == PUSHED
+    assert recorded_config(run, [host], typed=["trackers.hub"]).trackers == PUSHED
 
 
 def test_runs_work_where_nothing_can_be_remembered(
@@ -131,14 +133,15 @@ def test_a_run_that_goes_on_is_sealed_only_as_far_as_it_is_the_users_word(
 ) -> None:
     run = stranger(tmp_path / "run", config)
     text = (run / "config.json").read_text()
-    begun(run, chz.replace(config, hub=None, num_generations=9), text)  # hub=None was typed.
+    unpushed = chz.replace(config, trackers=TrackersBuilder())  # trackers.hub=None was typed.
+    begun(run, chz.replace(unpushed, num_generations=9), text)
     with pytest.raises(ConfigError, match="add trust=https"):
         recorded_config(run)
     text = (run / "config.json").read_text()
     begun(run, chz.replace(config, num_generations=10), text)  # All of it was named.
     assert recorded_config(run) == chz.replace(config, num_generations=10)
     text = (run / "config.json").read_text()
-    begun(run, chz.replace(config, hub=None, num_generations=11), text)
+    begun(run, chz.replace(unpushed, num_generations=11), text)
     assert recorded_config(run) == chz.replace(config, num_generations=11)
 
 
@@ -174,8 +177,8 @@ def test_a_strangers_run_is_forked_only_when_what_it_reaches_is_named_or_left_ou
     with pytest.raises(ConfigError, match="add trust=https"):
         fork(Fork(**options), {})
     assert not output.exists()
-    fork(Fork(**options, trust=("https://judge.example",)), {"hub": "None"})
-    assert recorded_config(output).hub is None
+    fork(Fork(**options, trust=("https://judge.example",)), {"trackers.hub": "None"})
+    assert recorded_config(output).trackers == TrackersBuilder()
 
 
 def test_the_key_of_a_judge_goes_nowhere_that_the_user_did_not_name(

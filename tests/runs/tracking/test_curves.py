@@ -10,7 +10,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import HistoryStore
-from es_cookbook.runs.tracking.curves import grouped, lines_of, table
+from es_cookbook.runs.tracking.curves import grouped, shared_points, table
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
 from tests.plugins.report.made_runs import ES, make_run
 
@@ -47,9 +47,9 @@ def written_run(
 def test_the_table_has_the_numbers_of_the_metrics_files(tmp_path: Path) -> None:
     a = written_run(tmp_path / "a", [0.25, None, 0.5, 0.75])
     b = written_run(tmp_path / "b", [0.25, None, 0.0, 0.5], seconds=4.0)
-    line = lines_of({"": [a, b]}, METRIC, "rollouts")[""]
+    x_M, _ = shared_points([a, b], METRIC, "rollouts")
     # Measured before a generation, so after the rollouts of those before it.
-    assert list(line.x_M) == [0, 4, 6]  # pyright: ignore
+    assert list(x_M) == [0, 4, 6]
     # Heights: (0.375 · 4 + 0.625 · 2) / 6 and (0.125 · 4 + 0.25 · 2) / 6. Shares of ask and tell:
     # 0.12 / 9 and 0.12 / 15.
     unmeasured = written_run(tmp_path / "c", [0.25, 0.75], ask=None)

@@ -64,7 +64,7 @@ from es_cookbook.plugins.gradients.commands.measured_runs import (
 )
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe
 from es_cookbook.plugins.gradients.grpo import config as grpo
-from es_cookbook.plugins.report.plots import draw, require_matplotlib
+from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Metrics
@@ -73,9 +73,10 @@ from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.sweep import batch_of, rollouts_of
-from es_cookbook.runs.tracking.curves import Spent, lines_of, mean_and_range, points
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from es_cookbook.runs.tracking.curves import Spent, mean_and_range, points
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "rewards", *PRESETS, "surrogate", *GRADIENTS)
@@ -282,7 +283,7 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
         "seed": seed,
         "log_path": str(log_path),
         "behavior_if_log_dir_exists": "resume",
-        "trackers": JsonlTrackerBuilder(),
+        "trackers": TrackersBuilder(live=None),
     }
     if not isinstance(config, Config):
         return chz.replace(config, learning_rate=rate, **how)

@@ -48,6 +48,7 @@ from es_cookbook.plugins.report.plots import (
     SizeName,
     draw,
     draw_map,
+    lines_of,
     require_matplotlib,
 )
 from es_cookbook.population.results import Results
@@ -57,7 +58,7 @@ from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
 from es_cookbook.runs.run_config import closing
 from es_cookbook.runs.signals import result_until_signal
-from es_cookbook.runs.tracking.curves import Spent, grouped, is_share, lines_of
+from es_cookbook.runs.tracking.curves import Spent, grouped, is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, finite
 from es_cookbook.runs.tracking.live import label
 from es_cookbook.runs.tracking.naming import task_of, task_of_dataset

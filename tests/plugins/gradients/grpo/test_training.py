@@ -19,7 +19,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLos
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.grpo import main
-from es_cookbook.plugins.hub.background_push import CheckpointPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.rl.types import (
     Action,
     Datasets,
@@ -35,6 +35,7 @@ from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.directory.directory import check_is_run
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
 from tests.fakes import Pieces, SmallDataset
 from tests.grpo_runs import (
     Echoes,
@@ -294,6 +295,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
+def pushed(push: HubPush) -> TrackersBuilder:
+    return TrackersBuilder(**FILES_ALONE, hub=push)
+
+
 class Seen:
     """What a function of the user's was called with."""
 
@@ -309,9 +314,9 @@ async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
     hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Seen.pushed.clear()
-    push = CheckpointPush(repo_id="me/model", revision="tuned", then=look)
+    push = HubPush(repo_id="me/model", revision="tuned", then=look)
     short = {"num_generations": 2, "checkpoint_every": 2, "eval_every": 0}
-    await main(grpo_config(model, tmp_path, **short, hub=push))
+    await main(grpo_config(model, tmp_path, **short, trackers=pushed(push)))
     checkpoint = latest_checkpoint(tmp_path)
     assert checkpoint is not None
     branch = "tuned-step-000000002"
@@ -319,7 +324,7 @@ async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
     kept = {path.name: path.read_bytes() for path in checkpoint.model.iterdir()}
     assert hub.files("me/model", branch) == kept
     assert Seen.pushed == [(branch, kept["model.safetensors"])]
-    assert "hub.then: ValueError: the run goes on" in caplog.text
+    assert "trackers.hub.then: ValueError: the run goes on" in caplog.text
     assert metrics_of(tmp_path)[-1]["test/reward/mean"] > 0
 
 
@@ -328,12 +333,12 @@ async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
 async def test_what_was_pushed_is_measured_on_other_problems(
     hub: HubServer, model: Path, tmp_path: Path
 ) -> None:
-    push = CheckpointPush(
+    push = HubPush(
         repo_id="me/model",
         evaluate=("recipe=arithmetic", "dataset.num_test=2", "sampling.max_tokens=2"),
     )
     short = {"num_generations": 1, "eval_every": 0}
-    await main(grpo_config(model, tmp_path, **short, hub=push))
+    await main(grpo_config(model, tmp_path, **short, trackers=pushed(push)))
     found = json.loads((tmp_path / "pushed" / "main-step-000000001.json").read_text())
     assert found["settings"]["problems"] == "arithmetic"
     assert len(found["problems"]) == 2
@@ -342,9 +347,8 @@ async def test_what_was_pushed_is_measured_on_other_problems(
 async def test_a_hub_that_fails_does_not_stop_the_run(
     hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    push = CheckpointPush(repo_id="me/model")
+    push = HubPush(repo_id="me/model")
     hub.fail_with = 501
-    await main(grpo_config(model, tmp_path, num_generations=1, eval_every=0, hub=push))
+    await main(grpo_config(model, tmp_path, num_generations=1, eval_every=0, trackers=pushed(push)))
     assert "it answered with status 501; the run goes on" in caplog.text
     assert not (tmp_path / "pushed").exists()
-    assert chz.asdict(push)["every"] == 1

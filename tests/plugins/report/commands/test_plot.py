@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from es_cookbook.plugins.report.commands.plot import Plot, main, read_study
+from es_cookbook.plugins.report.plots import lines_of
 from es_cookbook.runs.program import train
-from es_cookbook.runs.tracking.curves import grouped, lines_of, points
+from es_cookbook.runs.tracking.curves import grouped, points
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.reading import read_run
 from tests.runs.directory.test_damaged_directories import RUNS

@@ -7,11 +7,12 @@ import chz
 import numpy as np
 import pytest
 
-from es_cookbook.cli import command_of, compare
-from es_cookbook.cli.compare import METRIC, Compare
+from es_cookbook.cli import command_of
 from es_cookbook.common.cli import run_cli, run_with_fields
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.report.commands import compare
+from es_cookbook.plugins.report.commands.compare import METRIC, Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.tracking.reading import read_run

@@ -32,13 +32,13 @@ from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.plugins.report.plots import draw, require_matplotlib
+from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.sweep import refuse_unequal_rollouts, run_all
-from es_cookbook.runs.tracking.curves import is_share, lines_of, table
-from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.curves import is_share, table
 from es_cookbook.runs.tracking.reading import read_run
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 METRIC = "test/env/all/correct"
 _REFUSED = {
@@ -115,7 +115,7 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]
         _check(own, compare.taken, prefix=f"{label}.")
     _check(of_all, [*compare.taken, *of_one])
 
-    default = compare.config_class(trackers=JsonlTrackerBuilder())
+    default = compare.config_class(trackers=TrackersBuilder(live=None))
     found: dict[str, list[Config]] = {}
     for label, name in compare.labelled:
         config = changed(default, {"optimizer": name, **of_all, **of_one[label]})

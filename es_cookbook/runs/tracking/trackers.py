@@ -1,0 +1,83 @@
+"""The trackers of a run by their names: the core's two, and all that are registered.
+
+    trackers.wandb.wandb_project=mine  trackers.hub.repo_id=me/run  trackers.report=None
+
+A tracker plugs in as an entry point. In the group `es_cookbook.trackers` it is off until it, or an
+option of it, is given; in `es_cookbook.default_trackers` it is on unless it is None.
+"""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import chz
+from typing_extensions import override
+
+from es_cookbook.common.configs import Names
+from es_cookbook.common.registry import Registered
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.live import LiveTrackerBuilder
+
+_Class = TypeVar("_Class")
+_OFF, _ON = Registered("trackers"), Registered("default_trackers")
+FILES_ALONE: Mapping[str, None] = {"live": None, **dict.fromkeys(_ON)}
+"""Fields of a `TrackersBuilder` that writes `metrics.jsonl` and `rollouts.jsonl` and nothing else.
+"""
+
+
+def _with_registered(builder: type[_Class]) -> type[_Class]:
+    """The class with a field for every tracker that is registered; imports none of them."""
+    own = f"{builder.__module__}:{builder.__qualname__}"
+    for registered in (_OFF, _ON):
+        for name in registered:
+            is_free = name.isidentifier() and not hasattr(builder, name)
+            if is_free and registered.first(name) != own:
+                part = Names(registered, default=name, only=(name,))
+                doc = f"the tracker {name} of {registered.distribution(name)}; None leaves it out"
+                setattr(builder, name, part.field(doc, optional=registered is _OFF))
+                builder.__annotations__[name] = TrackerBuilder | None
+    return builder
+
+
+@chz.chz
+@_with_registered
+class TrackersBuilder(TrackerBuilder):
+    """Builds the trackers of a run: its files, the live view, and those that are registered."""
+
+    jsonl: JsonlTrackerBuilder = chz.field(
+        default_factory=JsonlTrackerBuilder, doc="metrics.jsonl and rollouts.jsonl"
+    )
+    live: LiveTrackerBuilder | None = chz.field(
+        default_factory=LiveTrackerBuilder, doc="the view in the terminal; None shows nothing"
+    )
+
+    @override
+    def check(self) -> None:
+        for builder in self._builders():
+            builder.check()
+
+    @override
+    def summarise(
+        self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
+    ) -> str:
+        said = [b.summarise(log_path, rows, is_over=is_over) for b in self._builders()]
+        return "\n".join(filter(None, said))
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        """Open them all, the files first: what is shown is also on the disk."""
+        trackers: list[Tracker] = []
+        with contextlib.ExitStack() as opened:
+            for builder in self._builders():
+                trackers.append(builder(run))
+                opened.callback(trackers[-1].close)
+            opened.pop_all()
+        return Trackers(trackers)
+
+    def _builders(self) -> list[TrackerBuilder]:
+        fields = chz.chz_fields(self).values()
+        builders: list[TrackerBuilder | None] = [getattr(self, each.x_name) for each in fields]
+        # The live view last: from then on it has the terminal.
+        builders.sort(key=lambda builder: builder is self.live)
+        return [builder for builder in builders if builder is not None]
