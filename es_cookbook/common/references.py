@@ -38,18 +38,8 @@ _loaded_scripts: dict[str, Path] = {}
 _is_importing = False
 ANYTHING_REACHED = "(anything)"
 """Stands in `trust` for all that a config reaches: one of this process, or only compared."""
-_WORDS = (
-    "http://",
-    "https://",
-    "hub:",
-    "wandb:",
-    "trackio:",
-    "options:",
-    "program:",
-    "mcp:",
-    f"{_OWN}.",
-)
-"""How what is trusted begins that is no package and no script."""
+_WORD = re.compile(rf"[a-z]+:|{_OWN}\.[^:]*:")
+"""How what is trusted begins that is no package and no script: an address, hub:me/run, a class."""
 _LONGEST = 300
 """Characters of a name that is followed."""
 
@@ -199,7 +189,7 @@ def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
 
 
 def _is_word(trusted: str) -> bool:
-    return trusted == ANYTHING_REACHED or (":" in trusted and trusted.startswith(_WORDS))
+    return trusted == ANYTHING_REACHED or _WORD.match(trusted) is not None
 
 
 def is_script(trusted: str) -> bool:

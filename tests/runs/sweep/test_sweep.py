@@ -25,6 +25,7 @@ from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.sweep import Range, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.sweep.loop import Curve, falls_behind
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import tiny
 
@@ -44,6 +45,7 @@ def make(
         optimizer=ES(population_size=4, sigma=float(sigma), learning_rate=0.05),
         num_generations=generations,
         eval_every=50,
+        trackers=TrackersBuilder(live=None),
     )
 
 

@@ -1,4 +1,3 @@
-import chz
 import pytest
 
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
@@ -56,12 +55,3 @@ def test_every_tracker_is_told_and_closed_also_when_one_fails_to_close() -> None
     with pytest.raises(OSError, match="no space left"):
         together.close()
     assert all(tracker.closed and tracker.generations == [3] for tracker in trackers)
-
-
-def test_the_command_line_reaches_a_tracker_that_is_off_by_default() -> None:
-    from es_cookbook.runs.tracking.trackers import TrackersBuilder
-
-    blueprint = chz.Blueprint(TrackersBuilder)
-    assert blueprint.make_from_argv([]).wandb is None
-    asked = blueprint.make_from_argv(["wandb.wandb_project=mine", "live=None"])
-    assert asked.wandb is not None and asked.wandb.wandb_project == "mine" and asked.live is None

@@ -1,0 +1,134 @@
+"""Trackers by their names: the core's, the plug-ins', and those that others have registered."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import chz
+import pytest
+
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder
+from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
+from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
+from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
+from tests.distributions import Register
+
+ROOT = Path(__file__).parents[3]
+OTHER = """\
+import chz
+from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.runs.tracking.base import Tracker, TrackerBuilder
+
+print("imported")
+
+def word(mine):
+    return f"mine:{mine.project}" if mine.project else None
+
+@chz.chz
+class Mine(TrackerBuilder):
+    project: str = chz.field(default="", doc="p", metadata=needs_trust(word, "is reached"))
+
+    def __call__(self, run):
+        return Tracker()
+"""
+CHOSEN = """\
+import sys
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
+
+def show(builder):
+    text = config_to_json(builder)
+    print(builder.always is None, builder.mine, "mine" in text)
+    print(config_from_json(text, ["mine:p"]) == builder)
+
+run_cli(show, TrackersBuilder, sys.argv[1:])
+"""
+
+
+def test_the_command_line_reaches_a_tracker_that_is_off_by_default() -> None:
+    blueprint = chz.Blueprint(TrackersBuilder)
+    assert blueprint.make_from_argv([]).wandb is None
+    asked = blueprint.make_from_argv(["wandb.wandb_project=mine", "live=None", "report=None"])
+    assert asked == TrackersBuilder(
+        live=None, report=None, wandb=WandbTrackerBuilder(wandb_project="mine")
+    )
+
+
+def test_what_another_distribution_has_registered_is_chosen_like_the_plug_ins(
+    tmp_path: Path, register: Register
+) -> None:
+    """Its module is imported when it is chosen; one in the other group is there by default."""
+    (tmp_path / "other.py").write_text(OTHER)
+    (tmp_path / "always.py").write_text(OTHER.replace("imported", "imported by default"))
+    folder = register(
+        {"trackers": {"mine": "other:Mine"}, "default_trackers": {"always": "always:Mine"}}
+    )
+
+    path = [str(folder), str(tmp_path), *sys.path]
+
+    def said(*options: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", CHOSEN, *options],
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(map(str, (folder, tmp_path, *sys.path)))},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    default = "imported by default"
+    assert said() == [default, "False None False", "True"]
+    assert said("always=None") == [default, "True None False", "True"]
+    assert said("mine.project=p") == [default, "imported", "False Mine(project='p') True", "True"]
+
+
+def test_a_config_does_not_record_trackers_that_are_off() -> None:
+    text = config_to_json(TrackersBuilder())
+    assert "wandb" not in text and "hub" not in text and "report" in text
+    assert config_from_json(text) == TrackersBuilder()
+
+
+@chz.chz
+class Telling(TrackerBuilder):
+    """Says what it is told of several runs."""
+
+    word: str = chz.field(default="", doc="what it says")
+
+    def summarise(
+        self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
+    ) -> str:
+        return f"{self.word} {len(rows)} {is_over}" if self.word else ""
+
+    def __call__(self, run: RunInfo) -> Tracker:
+        raise ConfigError("not such a run")
+
+
+def test_all_trackers_are_told_of_several_runs(tmp_path: Path) -> None:
+    told = {"hub": Telling(word="a"), "wandb": Telling(), "trackio": Telling(word="b")}
+    builder = TrackersBuilder(**FILES_ALONE, **told)
+    assert builder.summarise(tmp_path, [{}], is_over=True) == "a 1 True\nb 1 True"
+    assert JsonlTrackerBuilder().summarise(tmp_path, [{}], is_over=True) == ""
+
+
+def test_trackers_that_are_open_are_closed_where_another_refuses(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    class Closing(Tracker):
+        def close(self) -> None:
+            closed.append("closed")
+
+    @chz.chz
+    class Opening(Telling):
+        def __call__(self, run: RunInfo) -> Tracker:
+            return Closing()
+
+    builder = TrackersBuilder(**FILES_ALONE, hub=Opening(), wandb=Telling())
+    with pytest.raises(ConfigError, match="not such a run"):
+        builder(RunInfo(tmp_path, "{}", 0, 1))
+    assert closed == ["closed"]
