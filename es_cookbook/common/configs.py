@@ -274,6 +274,7 @@ class Names(chz.factories.MetaFactory):
         self._settings = dict(settings or {})
         self._accepted = accepted
         self._only = only
+        self._is_optional = False
         self.default = default
 
     @property
@@ -289,6 +290,7 @@ class Names(chz.factories.MetaFactory):
         An `optional` part is None until it is chosen; giving it a field alone chooses the default.
         While it is None a config does not record it: the part may not be there for who reads it.
         """
+        self._is_optional = optional
         default = (lambda: None) if optional else self.build_default
         metadata = {_NOT_RECORDED: optional}
         return chz.field(meta_factory=self, default_factory=default, doc=doc, metadata=metadata)
@@ -299,8 +301,18 @@ class Names(chz.factories.MetaFactory):
         return None if factory is None else factory()
 
     def unspecified_factory(self) -> Callable[..., object] | None:
-        """What chz builds when nothing, or only fields of the part, are given."""
-        return None if self.default is None else self._load(self.default)
+        """What chz builds when nothing, or only fields of the part, are given.
+
+        chz asks for it also where a part stays None: whoever does not choose it must not fail.
+        """
+        if self.default is None:
+            return None
+        try:
+            return self._load(self.default)
+        except ConfigError:
+            if self._is_optional:
+                return None
+            raise
 
     def from_string(self, factory: str) -> Callable[..., object]:
         """The class (or partial of it) that a user's word stands for.
