@@ -433,7 +433,7 @@ NOT_OPTIONS = {
 
 CONTEXT = {
     "docs/multi_gpu.md": ["engine=ray", "engine.engine=vllm"],
-    "docs/runs.md": ["hub.repo_id=me/run"],
+    "docs/runs.md": ["trackers.hub.repo_id=me/run"],
     "docs/trust.md": ["engine=ray"],
     "docs/objectives.md": ["objective=length_penalty", "attempts=4", "sampling.temperature=1"],
 }
