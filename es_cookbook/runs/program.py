@@ -8,7 +8,6 @@ makes a script whose Config is what it says there, with every option of it on th
 
 import functools
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.setup import opened, prepared, resuming, to_go_on
 from es_cookbook.runs.signals import advice, advise, result_until_signal
-from es_cookbook.runs.tracking.jsonl import read_metrics, whole_lines
+from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 
 _Config = TypeVar("_Config", bound=RunConfig)
@@ -120,13 +119,8 @@ def run_and_tell(
     `name` is in that of the directory, where `log_path` is empty.
     """
     config = with_log_path(config, name)
-    metrics = Path(config.log_path) / METRICS
-    before = whole_lines(metrics)
     result = run(config)
-    kept = itertools.takewhile(
-        lambda pair: pair[0] == pair[1], zip(before, whole_lines(metrics), strict=False)
-    )
-    took = elapsed(time.monotonic() - began, read_metrics(metrics), sum(1 for _ in kept))
+    took = elapsed(time.monotonic() - began, read_metrics(result.path / METRICS))
     print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
 
 

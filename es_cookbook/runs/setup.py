@@ -107,7 +107,7 @@ async def prepared(config: Config) -> AsyncGenerator[tuple[Config, RunState]]:
             MAY_DIFFER,
         )
         if state.config_json is not None and not state.is_complete:
-            _check_schedules(state.config_json, state, config)
+            _check_schedules(state.config_json, config_json, state, config)
             await asyncio.to_thread(_check_base, state, config)
         if not state.is_complete:
             await asyncio.to_thread(_check_outside, config)
@@ -152,10 +152,10 @@ def forking(config: Config, generation: int) -> str:
     return longer + trust
 
 
-def _check_schedules(recorded_json: str, state: RunState, config: Config) -> None:
+def _check_schedules(recorded_json: str, config_json: str, state: RunState, config: Config) -> None:
     """Refuse a longer run of which a schedule would have made other steps from the beginning."""
     try:
-        recorded = config_from_json(recorded_json, trust_of(config_to_json(config)))
+        recorded = config_from_json(recorded_json, trust_of(config_json))
     except ConfigError:  # Of a class that is not here: the steps will show it.
         return
     then, now = getattr(recorded, "num_generations", None), config.num_generations
@@ -226,7 +226,8 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         sampler = config.sampler(engine, log_path)
         found, seconds_looked = await _found(config, engine, datasets.train, state, looked)
         optimizer = _optimizer(config, engine, datasets.train, found)
-        directory = await _directory(config, engine, state, found)
+        config_json = config_to_json(config)
+        directory = await _directory(config, config_json, engine, state, found)
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train, scoring)
         start = directory.history.next_generation
@@ -238,7 +239,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         if config.evaluates(start) and datasets.test_P:
             say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
         profile = Profile(log_path / PROFILE) if config.profile else None
-        info = _info(config, directory, sampler.underway)
+        info = _info(config, config_json, directory, sampler.underway)
         tracker = _tracker(config, info, profile)
         stack.callback(tracker.close)
         stack.enter_context(rare_garbage_collection())
@@ -411,7 +412,7 @@ async def _found(
 
 
 async def _directory(
-    config: Config, engine: Engine, state: RunState, found: Mapping[str, float]
+    config: Config, config_json: str, engine: Engine, state: RunState, found: Mapping[str, float]
 ) -> RunDirectory:
     """Open it, with what a run begins with here; the base of a recorded one has been compared."""
     then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
@@ -426,8 +427,7 @@ async def _directory(
         header = await asyncio.to_thread(header_of, name, dtype)
         header = dataclasses.replace(header, found=found, products=engine.traits.products)
     length = config.num_generations
-    log_path, config_json = Path(config.log_path), config_to_json(config)
-    return open_run_directory(log_path, config_json, length, header, state)
+    return open_run_directory(Path(config.log_path), config_json, length, header, state)
 
 
 def _optimizer(
@@ -519,10 +519,10 @@ async def _go_on(
     return records[-1] if len(taken) < len(records) else None
 
 
-def _info(config: Config, directory: RunDirectory, underway: Underway) -> RunInfo:
+def _info(config: Config, config_json: str, directory: RunDirectory, underway: Underway) -> RunInfo:
     return RunInfo(
         path=directory.path,
-        config_json=config_to_json(config),
+        config_json=config_json,
         run_seed=config.seed,
         num_generations=config.num_generations,
         start_generation=directory.history.next_generation,

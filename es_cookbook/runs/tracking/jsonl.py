@@ -166,19 +166,13 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Raises:
         HistoryError: A line is no such dict, or the file cannot be read; names it.
     """
-    numbered = enumerate(whole_lines(path), start=1)
-    return [metrics_of_line(line, f"{path}, line {number}") for number, line in numbered]
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a `metrics.jsonl`, without a torn last one; none where there is no file.
-
-    Raises:
-        HistoryError: It cannot be read.
-    """
     try:
         with opened(path, ANY_SIZE, path.parent) as file:
-            return [line[:-1] for line in lines(file) if line.endswith(b"\n")]
+            return [
+                metrics_of_line(line[:-1], f"{path}, line {number}")
+                for number, line in enumerate(lines(file), start=1)
+                if line.endswith(b"\n")
+            ]
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -8,7 +8,7 @@ from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.rl.rollouts import count_tokens
 from es_cookbook.rl.types import TrajectoryGroup
-from es_cookbook.runs.tracking.jsonl import metrics_of_line, whole_lines
+from es_cookbook.runs.tracking.jsonl import read_metrics
 
 
 class Progress:
@@ -18,13 +18,12 @@ class Progress:
         metrics_path: `metrics.jsonl` of the run that goes on, if it does.
 
     Raises:
-        HistoryError: Its last line is damaged.
+        HistoryError: It is damaged.
     """
 
     def __init__(self, metrics_path: Path) -> None:
-        lines = whole_lines(metrics_path)
-        where = f"{metrics_path}, line {len(lines)}"
-        last = metrics_of_line(lines[-1], where) if lines else {}
+        rows = read_metrics(metrics_path)
+        last = rows[-1] if rows else {}
         counts = [last.get(key, 0) for key in ("progress/rollouts", "progress/tokens")]
         if any(math.isnan(count) for count in counts):
             raise HistoryError(f"{metrics_path} is damaged: its last line does not count rollouts")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -82,15 +83,15 @@ def result_of(log_path: Path) -> Result:
     return Result(log_path, first, last)
 
 
-def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], before: int = 0) -> str:
+def elapsed(seconds: float, rows: Sequence[Mapping[str, float]]) -> str:
     """The wall time of a process that ran a run, and how much of that its generations did.
 
     Args:
-        seconds: all of them: start, loading, evaluations and generations.
-        rows: of `metrics.jsonl`.
-        before: how many of them another process had written.
+        seconds: all of them, until now: start, loading, evaluations and generations.
+        rows: of `metrics.jsonl`; those from before are another process's.
     """
-    own = [row for row in rows[before:] if "time/total" in row]
+    began = time.time() - seconds
+    own = [row for row in rows if "time/total" in row and row.get("time/unix", 0.0) >= began]
     took = duration_in_words(seconds)
     if not own:
         return f"{took} (no generation was left to run)"
