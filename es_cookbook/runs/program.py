@@ -118,9 +118,9 @@ def run_and_tell(
 
     `name` is in that of the directory, where `log_path` is empty.
     """
-    config = with_log_path(config, name)
+    config, since = with_log_path(config, name), time.time()
     result = run(config)
-    took = elapsed(time.monotonic() - began, read_metrics(result.path / METRICS))
+    took = elapsed(time.monotonic() - began, read_metrics(result.path / METRICS), since)
     print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
 
 

@@ -27,6 +27,7 @@ from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import Result
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import FakeEngineBuilder, SmallDatasetBuilder
 from tests.tiny_run import BASE, TinyConfig, tiny
 
@@ -84,8 +85,12 @@ def test_recipes_tell_of_their_own_measure() -> None:
     assert Alignment().main_metric == "test/env/all/correct"
 
 
+def reported(log_path: Path) -> TinyConfig:
+    return chz.replace(short(log_path), trackers=TrackersBuilder(live=None))
+
+
 def test_a_complete_run_leaves_its_report(tmp_path: Path) -> None:
-    anyio.run(train, short(tmp_path / "run"))
+    anyio.run(train, reported(tmp_path / "run"))
     page = (tmp_path / "run/report.html").read_text("utf-8")
     found = re.search(r'id="charts-data">(.*?)<', page)
     assert found is not None
@@ -99,10 +104,10 @@ def test_a_report_that_cannot_be_written_is_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    anyio.run(train, short(run))
+    anyio.run(train, reported(run))
     (run / "report.html.partial").mkdir()
     (run / "report.html.partial/somebody's").touch()
-    longer = chz.replace(short(run), num_generations=3, behavior_if_log_dir_exists="resume")
+    longer = chz.replace(reported(run), num_generations=3, behavior_if_log_dir_exists="resume")
     with caplog.at_level(logging.WARNING, "es_cookbook"):
         anyio.run(train, longer)
     assert len(list(read_history(run / "history.jsonl"))) == 3

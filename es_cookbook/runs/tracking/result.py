@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -83,15 +82,15 @@ def result_of(log_path: Path) -> Result:
     return Result(log_path, first, last)
 
 
-def elapsed(seconds: float, rows: Sequence[Mapping[str, float]]) -> str:
+def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -> str:
     """The wall time of a process that ran a run, and how much of that its generations did.
 
     Args:
-        seconds: all of them, until now: start, loading, evaluations and generations.
-        rows: of `metrics.jsonl`; those from before are another process's.
+        seconds: all of them: start, loading, evaluations and generations.
+        rows: of `metrics.jsonl`.
+        since: when it began, as `time/unix` in rows; those from before are another process's.
     """
-    began = time.time() - seconds
-    own = [row for row in rows if "time/total" in row and row.get("time/unix", 0.0) >= began]
+    own = [row for row in rows if "time/total" in row and row.get("time/unix", 0.0) >= since]
     took = duration_in_words(seconds)
     if not own:
         return f"{took} (no generation was left to run)"

@@ -2,8 +2,8 @@
 
     trackers.wandb.wandb_project=mine  trackers.hub.repo_id=me/run  trackers.report=None
 
-A tracker plugs in as an entry point. In the group `es_cookbook.trackers` it is off until it, or an
-option of it, is given; in `es_cookbook.default_trackers` it is on unless it is None.
+A tracker plugs in as an entry point. In the group `trackers` it is off until it, or an option of
+it, is given; in `default_trackers` it is on unless it is None.
 """
 
 import contextlib
@@ -76,8 +76,8 @@ class TrackersBuilder(TrackerBuilder):
         return Trackers(trackers)
 
     def _builders(self) -> list[TrackerBuilder]:
-        fields = chz.chz_fields(self).values()
-        builders: list[TrackerBuilder | None] = [getattr(self, each.x_name) for each in fields]
+        others = chz.chz_fields(self).keys() - {"jsonl", "live"}
+        registered: list[TrackerBuilder | None] = [getattr(self, name) for name in sorted(others)]
         # The live view last: from then on it has the terminal.
-        builders.sort(key=lambda builder: builder is self.live)
+        builders = [self.jsonl, *registered, self.live]
         return [builder for builder in builders if builder is not None]
