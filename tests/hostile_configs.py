@@ -186,7 +186,11 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
         {"$import": "es_cookbook.common.cli:run_cli"},
         {"$import": "__main__:main"},
         {"$class": "es_cookbook.evolution.optimizers.momentum:Momentum"},
-        {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "http://10.0.0.1/v1", "model": "m"},
+        {
+            "$class": "es_cookbook.plugins.judges.reward:Judge",
+            "url": "http://10.0.0.1/v1",
+            "model": "m",
+        },
     ):
         yield "dataset", task | {"reward": reward}
     verifiers = "es_cookbook.plugins.verifiers.dataset:TasksetProblems"

@@ -324,7 +324,7 @@ def parse_train(options: Sequence[str]) -> None:
         others = [option for option in options if not option.startswith("environment=")]
         run_cli(lambda _: None, InstalledConfig, ["model_name=x", *whole_names(others)])
         return
-    function = "es_cookbook.rl.judging.task:unscored"
+    function = "es_cookbook.plugins.judges.task:unscored"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
     if "dataset=mixture" in options:

@@ -13,6 +13,8 @@ import functools
 import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import anyio
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     import httpx2
 
+LONGEST_WAIT = 60.0
+"""Seconds between two attempts, whatever the server wishes."""
 MOST_BYTES = 4 << 20
 """Read of one reply."""
 _PIECE = 1 << 16
@@ -159,3 +163,15 @@ def brief(text: str) -> str:
     """The beginning of what a server said, on one line and without control characters."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text[:200])
     return " ".join(shown.split())
+
+
+def retry_after(header: str) -> float:
+    """What a `Retry-After` header asks for: seconds, or a time of day; 0 for what is neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0

@@ -27,8 +27,13 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 
 from es_cookbook.common.errors import HubError
-from es_cookbook.common.servers.chat import LONGEST_WAIT, retry_after
-from es_cookbook.common.servers.http import NoReplyError, Reply, fetched
+from es_cookbook.common.servers.http import (
+    LONGEST_WAIT,
+    NoReplyError,
+    Reply,
+    fetched,
+    retry_after,
+)
 from es_cookbook.common.servers.hub import endpoint, is_direct, within
 
 SECONDS = 60.0

@@ -25,8 +25,8 @@ from typing import TypeAlias
 
 from es_cookbook.common.errors import ServerError, WorkerError, not_installed
 from es_cookbook.common.machine.scratch import scratch
-from es_cookbook.common.servers.chat import Completion
 from es_cookbook.common.terminal import one_line, plural
+from es_cookbook.plugins.judges.chat import Completion
 
 Asked: TypeAlias = tuple[str, str, int | None]
 """A question: the key of its answer, the prompt, and the seed; None is the server's own."""

@@ -45,8 +45,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.plugins.judges.tournament import PlayerPair, round_robin, swiss
 from es_cookbook.rl.data.generated import Fold
-from es_cookbook.rl.judging.tournament import PlayerPair, round_robin, swiss
 from es_cookbook.rl.messages.thoughts import spoken
 
 Mark: TypeAlias = Literal["X", "O"]

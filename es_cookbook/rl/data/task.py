@@ -16,7 +16,6 @@ seed, and the checks before the first generation. Fields that a subclass adds ar
 own: `dataset.seed=8`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -65,10 +64,8 @@ from es_cookbook.rl.rewards.base import (
 )
 from es_cookbook.rl.rewards.values import Scalar, printed
 from es_cookbook.rl.types import (
-    Action,
     Datasets,
     Observation,
-    StepResult,
     Tokenizer,
 )
 
@@ -335,10 +332,7 @@ def check_row(reward: object, row: Row) -> None:
 
 
 class TaskEnv(ProblemEnv):
-    """One row: its prompt, and what scores the answer.
-
-    With a `weight` the score counts with it, and is reported as the metric `task_reward`.
-    """
+    """One row: its prompt, and what scores the answer."""
 
     def __init__(
         self,
@@ -346,10 +340,9 @@ class TaskEnv(ProblemEnv):
         reward: RewardFunction,
         row: Row,
         full_reward: float | None,
-        weight: float | None = None,
     ) -> None:
         super().__init__(observation)
-        self._reward, self._row, self._weight = reward, row, weight
+        self._reward, self._row = reward, row
         if full_reward is not None:
             self.full_reward = full_reward
         self.gold_hint = (
@@ -361,11 +354,3 @@ class TaskEnv(ProblemEnv):
     async def graded(self, text: str) -> Grade:
         text = whole_turn(text, self.opened)
         return await graded(self._reward, text, self._row.fields, self._row.where)
-
-    @override
-    async def step(self, action: Action) -> StepResult:
-        result = await super().step(action)
-        if self._weight is None:
-            return result
-        metrics = {**result.metrics, "task_reward": result.reward}
-        return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)

@@ -15,7 +15,7 @@ from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.hub.command import HubCommand
-from es_cookbook.rl.judging.judges import PairJudge
+from es_cookbook.plugins.judges.judges import PairJudge
 from es_cookbook.rl.objectives import Objective
 from es_cookbook.rl.rewards.base import Reward
 from es_cookbook.rl.types import RLDatasetBuilder

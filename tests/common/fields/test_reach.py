@@ -20,10 +20,13 @@ from tests.every_reference import found_in_source
 ROOT = Path(__file__).parents[3]
 CONFIG = json.loads((ROOT / "tests/data/recorded/low_rank/config.json").read_text())
 TASK = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
-JUDGE = {"$class": "es_cookbook.rl.rewards.judge:Judge", "url": "https://evil.example:1/v1"}
-SERVER = {"$class": "es_cookbook.rl.judging.judges:ServerJudge", "url": "http://evil.example/v1"}
+JUDGE = {"$class": "es_cookbook.plugins.judges.reward:Judge", "url": "https://evil.example:1/v1"}
+SERVER = {
+    "$class": "es_cookbook.plugins.judges.judges:ServerJudge",
+    "url": "http://evil.example/v1",
+}
 EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
-JUDGED = TASK | {"$class": "es_cookbook.rl.judging.task:JudgedTask", "reward": EXACT}
+JUDGED = TASK | {"$class": "es_cookbook.plugins.judges.task:JudgedTask", "reward": EXACT}
 HUB = {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "evil/run"}
 TRACKERS = {"$class": "es_cookbook.runs.tracking.trackers:TrackersBuilder"}
 WANDB = {"$class": "es_cookbook.plugins.trackers.libraries:WandbTrackerBuilder"}

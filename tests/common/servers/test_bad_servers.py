@@ -24,7 +24,7 @@ from es_cookbook.common.servers.hub import repository_files
 from es_cookbook.plugins.generate.generate import GenerateConfig
 from es_cookbook.plugins.generate.generate import main as generate
 from es_cookbook.plugins.hub.client import check_push
-from es_cookbook.rl.rewards.judge import Judge
+from es_cookbook.plugins.judges.reward import Judge
 from tests.bad_servers import BEHAVIOURS, fails, serving
 
 SETTING = "HF_HUB_ETAG_TIMEOUT"
@@ -93,7 +93,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setenv(SETTING, str(SECONDS))
-    monkeypatch.setattr("es_cookbook.common.servers.chat.LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("es_cookbook.plugins.judges.chat.LONGEST_WAIT", 0.05)
     Path("rows.jsonl").write_text('{"question": "6 * 7?"}\n')
 
 

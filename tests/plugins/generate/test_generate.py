@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
-from es_cookbook.common.servers import chat
+from es_cookbook.common.servers.http import LONGEST_WAIT
 from es_cookbook.plugins.generate.generate import HOPELESS, KEY, PARTS, GenerateConfig, main
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
@@ -176,15 +177,14 @@ def test_a_server_says_itself_when_to_ask_again(monkeypatch: pytest.MonkeyPatch)
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(chat.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     late = "Fri, 31 Dec 9999 23:59:59 GMT"
     replies = iter(["7", "0", "soon", "-5", "inf", late, "Fri, 31 Dec 1999 23:59:59 GMT"])
     with chat_server(
         lambda body: (429, {"Retry-After": after}) if (after := next(replies, "")) else right(body)
     ) as server:
         generate(server, num_rows=1, attempts=8, backoff=0.5)
-    longest = chat.LONGEST_WAIT
-    assert waits == [7, 1, 2, 4, longest, longest, 32]
+    assert waits == [7, 1, 2, 4, LONGEST_WAIT, LONGEST_WAIT, 32]
 
 
 @pytest.mark.parametrize(

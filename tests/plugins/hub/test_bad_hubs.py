@@ -14,8 +14,7 @@ import pytest
 from huggingface_hub import close_session, get_session
 
 from es_cookbook.common.errors import HubError
-from es_cookbook.common.servers.chat import LONGEST_WAIT
-from es_cookbook.common.servers.http import fetched
+from es_cookbook.common.servers.http import LONGEST_WAIT, fetched
 from es_cookbook.plugins.hub.client import push
 from tests.bad_servers import BEHAVIOURS, fails, http, serving
 from tests.hub_server import TOKEN, HubServer

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.plugins.judges.judges import TEMPLATE, BaseJudge, ServerJudge
 from es_cookbook.recipes.arithmetic.dataset import Problem, generate_problems
 from es_cookbook.recipes.pairwise import additions
 from es_cookbook.recipes.pairwise.train_cli import ADDITIONS, CLIConfig
-from es_cookbook.rl.judging.judges import TEMPLATE, BaseJudge, ServerJudge
 from tests.recipe_problems import APART, parsed, short_run
 from tools.bundled import pairwise as warm_start
 from tools.rows.additions import draw_pair

@@ -16,12 +16,12 @@ import pyarrow.parquet
 import pytest
 
 from es_cookbook.common.errors import DataError
+from es_cookbook.plugins.judges.reward import filled_message
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row, filled, with_choices
 from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.base import Reward
-from es_cookbook.rl.rewards.judge import filled_message
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number
 from es_cookbook.rl.rewards.values import printed
 from tests.tiny_models import character_tokenizer

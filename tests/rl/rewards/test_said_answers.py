@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from es_cookbook.plugins.judges.judges import verdict_in
+from es_cookbook.plugins.judges.reward import Judge, mark_in
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.judging.judges import verdict_in
 from es_cookbook.rl.messages.thoughts import THOUGHTS
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, reward_and_metrics
 from es_cookbook.rl.rewards.crossword import Crossword
 from es_cookbook.rl.rewards.format import Format
-from es_cookbook.rl.rewards.judge import Judge, mark_in
 from es_cookbook.rl.rewards.length import Conciseness, Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
 from es_cookbook.rl.rewards.math_answers import Math

@@ -23,10 +23,10 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.hub.background_push import HubPush
+from es_cookbook.plugins.judges.reward import Judge
 from es_cookbook.plugins.mcp.dataset import ToolRows
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.rewards.judge import Judge
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.branches import rewind_run

@@ -8,17 +8,21 @@ change is not repeated.
 import json
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping
-from email.utils import parsedate_to_datetime
 from http.client import responses
-from time import time
 from typing import NamedTuple, TypeVar
 
 import anyio
 
-from es_cookbook.common.servers.http import NoReplyError, Reply, brief, fetched, json_in
+from es_cookbook.common.servers.http import (
+    LONGEST_WAIT,
+    NoReplyError,
+    Reply,
+    brief,
+    fetched,
+    json_in,
+    retry_after,
+)
 
-LONGEST_WAIT = 60.0
-"""Seconds between two attempts, whatever the server wishes."""
 _TOO_EARLY = (408, 409, 425, 429)
 _T = TypeVar("_T")
 
@@ -125,15 +129,3 @@ def _failure(reply: Reply) -> AskAgainError | RefusedError:
     if reply.status_code < 500 and reply.status_code not in _TOO_EARLY:
         return RefusedError(what, reply.status_code)
     return AskAgainError(what, retry_after(reply.headers.get("retry-after", "")))
-
-
-def retry_after(header: str) -> float:
-    """What a `Retry-After` header asks for: seconds, or a time of day; 0 for what is neither."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0

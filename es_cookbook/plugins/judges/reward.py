@@ -2,7 +2,7 @@
 
 The server gets one chat message, made of a template, what the answer says and the row, and answers
 with one mark, which `mark_in` reads; a reply with two that differ has none. How it is asked again
-stands in `es_cookbook.common.servers.chat`.
+stands in `es_cookbook.plugins.judges.chat`.
 
     reward=judge reward.url=http://127.0.0.1:8000/v1 reward.model=my-judge
 
@@ -28,8 +28,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.fields.reach import address_of, needs_trust
-from es_cookbook.common.servers.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.common.servers.http import key_in
+from es_cookbook.plugins.judges.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import text_of
 from es_cookbook.rl.rewards.base import Fields, Reward

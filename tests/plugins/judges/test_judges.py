@@ -9,8 +9,8 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, RequestError
-from es_cookbook.common.servers.chat import AskAgainError
-from es_cookbook.rl.judging.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
+from es_cookbook.plugins.judges.chat import AskAgainError
+from es_cookbook.plugins.judges.judges import BaseJudge, PairJudge, ServerJudge, verdict_in
 from es_cookbook.rl.types import Policy, Tokenizer
 from tests.chat_server import chat_server
 from tests.fakes import FakePolicy

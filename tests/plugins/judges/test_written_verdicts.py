@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.servers.chat import AskAgainError
-from es_cookbook.rl.judging.judges import verdict_in
-from es_cookbook.rl.rewards.judge import mark_in
+from es_cookbook.plugins.judges.chat import AskAgainError
+from es_cookbook.plugins.judges.judges import verdict_in
+from es_cookbook.plugins.judges.reward import mark_in
 
 VERDICTS = """
 {x}|**{x}**|[[{x}]]|\\boxed{{{x}}}|Answer {x}.|{x} is better.|Answer {x} is better than answer {y}.

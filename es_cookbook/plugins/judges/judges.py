@@ -31,12 +31,12 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, RequestError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
-from es_cookbook.common.servers.chat import AskAgainError
+from es_cookbook.plugins.judges.chat import AskAgainError
+from es_cookbook.plugins.judges.reward import JudgeServer, filled_message
 from es_cookbook.rl.messages.encoder import Controls
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import render_prompt
 from es_cookbook.rl.rewards.base import Fields
-from es_cookbook.rl.rewards.judge import JudgeServer, filled_message
 from es_cookbook.rl.types import Policy, Tokenizer
 
 FIRST, SECOND = "first", "second"

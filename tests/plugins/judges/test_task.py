@@ -10,10 +10,10 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError, TooManyLostError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
+from es_cookbook.plugins.judges.judges import BaseJudge, ServerJudge
+from es_cookbook.plugins.judges.task import JudgedTask
+from es_cookbook.plugins.judges.tournament import Tournament
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.judging.judges import BaseJudge, ServerJudge
-from es_cookbook.rl.judging.task import JudgedTask
-from es_cookbook.rl.judging.tournament import Tournament
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, rollout_metrics
 from es_cookbook.rl.types import SamplingParams, Trajectory

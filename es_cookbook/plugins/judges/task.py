@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import chz
 from typing_extensions import override
@@ -19,18 +20,20 @@ from typing_extensions import override
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.plugins.judges.judges import JUDGE_NAMES, PairJudge
+from es_cookbook.plugins.judges.tournament import Tournament
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, Task, TaskEnv
-from es_cookbook.rl.judging.judges import JUDGE_NAMES, PairJudge
-from es_cookbook.rl.judging.tournament import Tournament
 from es_cookbook.rl.messages.thoughts import whole_turn
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Fields, Reward, RewardFunction
 from es_cookbook.rl.types import (
+    Action,
     GroupReward,
     LostRollout,
     Observation,
     Policy,
+    StepResult,
     Tokenizer,
     Trajectory,
 )
@@ -87,8 +90,22 @@ class JudgedTask(Task):
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row
     ) -> Callable[[], ProblemEnv]:
-        given = observation, reward, row, self.full_reward, self.task_weight
-        return functools.partial(TaskEnv, *given)
+        given = self.task_weight, observation, reward, row, self.full_reward
+        return functools.partial(JudgedEnv, *given)
+
+
+class JudgedEnv(TaskEnv):
+    """One row, whose own score counts with a weight and is the metric `task_reward`."""
+
+    def __init__(self, weight: float, *given: Any) -> None:  # noqa: ANN401
+        super().__init__(*given)
+        self._weight = weight
+
+    @override
+    async def step(self, action: Action) -> StepResult:
+        result = await super().step(action)
+        metrics = {**result.metrics, "task_reward": result.reward}
+        return dataclasses.replace(result, reward=self._weight * result.reward, metrics=metrics)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.rl.judging.tournament import (
+from es_cookbook.plugins.judges.tournament import (
     Compare,
     Judgements,
     PlayerPair,

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
-from es_cookbook.common.servers.chat import AskAgainError, Completion
+from es_cookbook.plugins.judges.chat import AskAgainError, Completion
+from es_cookbook.plugins.judges.reward import KEY, Judge, mark_in
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.judge import KEY, Judge, mark_in
 from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from tests.chat_server import HANG, ChatServer, chat_server
 
@@ -116,7 +116,7 @@ async def test_no_more_questions_at_a_time_than_allowed(monkeypatch: pytest.Monk
         now -= 1
         return Completion("5", "stop")
 
-    monkeypatch.setattr("es_cookbook.rl.rewards.judge.completion", slow)
+    monkeypatch.setattr("es_cookbook.plugins.judges.reward.completion", slow)
     async with anyio.create_task_group() as group:
         for _ in range(12):
             group.start_soon(judge("http://127.0.0.1", max_concurrent=2).grade, "42", ROW)
