@@ -164,8 +164,8 @@ NOT_LINES = {
 """Beginnings of lines, and what is none."""
 PARSED_ONLY = {
     r"hub path=.*": "the Hub",
-    r"countdown hub\..*": "the Hub",
-    r"policy_gradient .* hub\..*": "the Hub",
+    r"countdown trackers\.hub\..*": "the Hub",
+    r"policy_gradient .* trackers\.hub\..*": "the Hub",
     r".*model_name=(Qwen/|/shared/).*": "GPUs, vLLM, and a model of the Hub or a shared disk",
     r"(arithmetic|rush_hour) model_name=elsewhere .*": "a model that takes minutes to make",
     r"policy_gradient recipe=chat model_name=elsewhere .*": "the chat model, and minutes",
