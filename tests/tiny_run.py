@@ -88,11 +88,5 @@ def contents(log_path: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in log_path.iterdir()}
 
 
-def assert_measured_as(old: Path, new: Path) -> None:
-    """Rows of metrics are alike in all that the older run knew how to measure."""
-    for of_old, of_new in zip(untimed(old), untimed(new), strict=True):
-        assert of_old.items() <= of_new.items()
-
-
 if __name__ == "__main__":
     run_cli(run, TinyConfig)

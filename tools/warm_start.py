@@ -17,7 +17,6 @@ import torch
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
 from es_cookbook.rl.messages.message_env import MessageEnv, Script
@@ -58,7 +57,6 @@ class Config:
     steps: int | None = chz.field(
         default=None,
         doc="optimizer steps; None: as many as made the bundled model",
-        metadata=formerly("ability_steps"),
     )
 
     @chz.validate

@@ -51,7 +51,7 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
     is_alike = type(forked.optimizer) is type(recorded.optimizer)
     forked.optimizer.settled(header.found if header and is_alike else {})  # Or it cannot begin.
     config = config_to_json(forked)
-    taken = fork_run(source, fork.generation, output, config, recorded.model_name)
+    taken = fork_run(source, fork.generation, output, config)
     begins = (
         f"with generations 1 to {taken} of {fork.log_path}; to go on"
         if taken

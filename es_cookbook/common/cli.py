@@ -43,7 +43,6 @@ from es_cookbook.common.fields.chz_fields import (
     Reference,
     cast_text,
     default_of,
-    former_value,
     path_of_failure,
 )
 from es_cookbook.common.fields.options import (
@@ -349,9 +348,7 @@ def _made(
         if path in options:
             _check_value(options[path], text)
         elif not _is_for_chz(path):
-            hint = _renamed(path, text, options) or _suggested(
-                path, text, options, given, config is not None
-            )
+            hint = _suggested(path, text, options, given, config is not None)
             raise OptionError(f"unknown option {path!r}{hint or ';'} --help lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
@@ -413,16 +410,6 @@ def _located(sentence: str, part: str, options: Iterable[str]) -> str:
     first, values = rf"^(?:\w+\.)*(?=(?:{fields})\b)", rf"(?<![\w.])(?=(?:{fields})\b[\w.]*=)"
     sentence = re.sub(f"{first}|{values}", f"{part}.", sentence)
     return sentence if part in sentence else f"{part}: {sentence}"
-
-
-def _renamed(path: str, text: str, options: Mapping[str, Option]) -> str:
-    """A clause with the name that an option has now, if it had this one; else nothing."""
-    part, _, name = path.rpartition(".")
-    for option in options.values():
-        now = former_value(option.field, name, text)
-        if option.path.rpartition(".")[0] == part and now is not None:
-            return f": it is {option.path}={now} now;"
-    return ""
 
 
 def _suggested(

@@ -24,8 +24,8 @@ from typing import Any, TypeVar, cast
 import chz
 import chz.factories
 
-from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.chz_fields import CastError, by_present_names, type_name
+from es_cookbook.common.errors import ConfigError, nearest, other_format
+from es_cookbook.common.fields.chz_fields import CastError, type_name
 from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
@@ -56,13 +56,17 @@ _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
-_RECORDED_WITHOUT = "recorded_without"
 _NOT_RECORDED = "not_recorded_while_none"
+FORMAT = "$format"
+"""Beside the fields of a whole config: the version of how it is written."""
+FORMAT_VERSION = 1
 _LONGEST_LINE = 500
 
 
 def config_to_json(config: object) -> str:
     """The whole config as indented JSON, every default written out; it can be read back.
+
+    Of an object it also says the version of the format (`FORMAT`).
 
     Raises:
         ConfigError: A value that cannot be rebuilt from text, for example a lambda, or that is not
@@ -70,6 +74,8 @@ def config_to_json(config: object) -> str:
     """
     plain = _to_plain(config, "config")
     _Reader(_trust_of(plain)).read(plain, "config", object)
+    if isinstance(plain, dict):
+        plain = {FORMAT: FORMAT_VERSION, **cast("dict[str, object]", plain)}
     return json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
 
 
@@ -83,21 +89,14 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     but the chz classes. What it would reach (an address, a repository) has to be in `trust` too
     (`es_cookbook.common.fields.reach`).
 
-    A field that a class has gained since takes its default, or what `recorded_without` says. One
-    that was renamed is read by its former name too (`formerly`). One it has lost is refused, unless
-    it has the value that is how the class behaves now.
+    A field that is missing takes its default.
 
     Raises:
-        ConfigError: Not such JSON, a class or function that is unknown or not trusted, an unknown
-            or missing field, or a value that its type or the class itself refuses.
+        ConfigError: Not such JSON or another version of it, a class or function that is unknown or
+            not trusted, an unknown or missing field, or a value that its type or the class itself
+            refuses.
     """
     return _read(text, object, trust)
-
-
-_DROPPED: Mapping[str, Mapping[str, object]] = {
-    "es_cookbook.plugins.genetic.optimizer:Genetic": {"antithetic": False},
-}
-"""Fields that a class no longer has, each with the value that is how the class behaves now."""
 
 
 def load_config(
@@ -187,11 +186,6 @@ def modules_named(text: str) -> list[str]:
         return sorted(_modules_in(_parsed(text)))
 
 
-def recorded_without(value: object) -> dict[str, object]:
-    """Metadata of a field that a class has gained: what a config that lacks it means by that."""
-    return {_RECORDED_WITHOUT: value}
-
-
 def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
     modules = trusted_modules(trust)
     plain = _parsed(text)
@@ -218,9 +212,24 @@ def text_of(path: Path) -> str:
 def _parsed(text: str) -> object:
     with _not_too_deep():
         try:
-            return in_whole_characters(text, json.loads(text))
+            plain = in_whole_characters(text, json.loads(text))
         except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
             raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
+    return without_format(plain)
+
+
+def without_format(plain: object) -> object:
+    """A config as JSON values, which may say the version of their format, without that.
+
+    Raises:
+        ConfigError: It is another version.
+    """
+    if not isinstance(plain, dict) or FORMAT not in plain:
+        return plain
+    entries = {**cast("dict[str, object]", plain)}
+    if (version := entries.pop(FORMAT)) != FORMAT_VERSION:
+        raise ConfigError(other_format(version, FORMAT_VERSION))
+    return entries
 
 
 @contextlib.contextmanager
@@ -504,13 +513,8 @@ class _Reader:
         if not holds_class(config_class, declared):
             raise _unfit(where, declared, f"an object of {text}")
         known = chz.chz_fields(config_class)
-        plain_fields = _without_dropped(config_class, plain_fields, where)
-        values: dict[str, object] = {
-            name: metadata[_RECORDED_WITHOUT]
-            for name, field in known.items()
-            if _RECORDED_WITHOUT in (metadata := field.metadata or {})
-        }
-        for name, plain in by_present_names(known, plain_fields).items():
+        values: dict[str, object] = {}
+        for name, plain in plain_fields.items():
             if name not in known:
                 raise ConfigError(
                     f"{where}: {config_class.__name__} has no field {name!r:.60}: "
@@ -585,19 +589,6 @@ class _Reader:
             )
         if not may_be_named(of_program(text), declared):
             raise _unfit(where, declared, f"an object of {text!r:.200}")
-
-
-def _without_dropped(
-    config_class: type, plain_fields: Mapping[str, object], where: str
-) -> dict[str, object]:
-    dropped = _DROPPED.get(f"{config_class.__module__}:{config_class.__qualname__}", {})
-    for name in dropped.keys() & plain_fields.keys():
-        if plain_fields[name] != dropped[name]:
-            raise ConfigError(
-                f"{where}: {config_class.__name__} no longer has the option {name}, so it can only "
-                f"be {dropped[name]!r}; found {plain_fields[name]!r:.60}"
-            )
-    return {name: item for name, item in plain_fields.items() if name not in dropped}
 
 
 def _unfit(where: str, declared: object, found: str) -> ConfigError:

@@ -131,6 +131,20 @@ def not_installed(what: str, package: str, install: str) -> ConfigError:
     return ConfigError(f"{what} needs {package}, which is not installed: pip install {install!r}")
 
 
+def other_format(found: object, read: int) -> str:
+    """A clause for a file that is of another version of its format, None where it says none.
+
+    >>> other_format(2, 1)
+    'it has format version 2, and this es_cookbook reads 1'
+    """
+    if found is None:
+        return (
+            "it was written before version 1 of es_cookbook's files; the last commit that reads it "
+            "is cc874d88"
+        )
+    return f"it has format version {found!r:.20}, and this es_cookbook reads {read}"
+
+
 @contextlib.contextmanager
 def serving(what: str) -> Generator[None]:
     """Inside, import what an endpoint needs.

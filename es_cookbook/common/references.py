@@ -87,8 +87,6 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
             function of that name is defined in it; names the nearest.
     """
     module_name, _, qualname = text.partition(":")
-    if module_name in _MAIN and len(scripts := _loaded_scripts.keys() & set(trust)) == 1:
-        (module_name,) = scripts  # Written before scripts had names of their own.
     is_main = module_name in (*_MAIN, _module_that_was_run())
     pieces = qualname.split(".") if is_main else [*module_name.split("."), *qualname.split(".")]
     if len(text) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, pieces)):

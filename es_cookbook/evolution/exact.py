@@ -30,7 +30,6 @@ from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.rules import (
     AdamRule,
     ErrorFeedbackRule,
-    FullRankMuonRule,
     MuonRule,
     Offsets,
     Rule,
@@ -226,10 +225,7 @@ def _muon_(
     total = torch.zeros(shape, dtype=torch.float32, device=weight.device)
     add_terms_(name, total, Part.whole(shape))
     update = orthogonalised(total, rule.iterations)
-    if isinstance(rule, FullRankMuonRule):
-        # U Vᵀ · RMS of the plain sum · √max(rows, columns), of that RMS if all directions are there
-        update *= rule.scale * math.sqrt(max(shape))
-    elif length := norm(update):
+    if length := norm(update):
         update *= norm(total) / length
     own = update[slice(*part.rows), slice(*part.columns)]
     weight.add_(own.reshape(weight.shape).to(torch.float32))

@@ -149,11 +149,6 @@ class MuonRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FullRankMuonRule(MuonRule):
-    """The same, scaled as if all directions were there: in histories of older versions."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class OffsetsRule(Rule):
     """Sets the centre to the base plus these offsets, wherever it was.
 
@@ -212,8 +207,7 @@ class ErrorFeedbackRule(Rule):
 
 RULES: Mapping[str, type[Rule]] = {
     "adam": AdamRule,
-    "muon": FullRankMuonRule,
-    "muon_by_matrix": MuonRule,
+    "muon": MuonRule,
     "offsets": OffsetsRule,
     "error_feedback": ErrorFeedbackRule,
 }

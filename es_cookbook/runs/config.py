@@ -15,7 +15,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import Preset
 from es_cookbook.common.configs import Names, read_config, text_of
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import is_script
 from es_cookbook.common.schedules import (
     Constant,
     Schedule,
@@ -234,10 +233,10 @@ def config_of_kind(
     path = log_path / CONFIG
     text = text_of(path)
     trust = with_sealed(log_path, text, trust)
-    if '"__main__:' in text and not any(map(is_script, trust)):
+    if '"__main__:' in text:
         raise ConfigError(
-            f"{path} names classes of the script that wrote it, as __main__; give that script as "
-            f"trust=path/to/script.py, or run it again with log_path={shlex.quote(str(log_path))} "
+            f"{path} names classes of the program that wrote it, as __main__, and only that has "
+            f"them: run it again with log_path={shlex.quote(str(log_path))} "
             "behavior_if_log_dir_exists=resume"
         )
     if scripts := scripts_not_trusted(log_path, text, trust):

@@ -33,8 +33,6 @@ from es_cookbook.runs.tracking.result import Result, elapsed, result_of
 _Config = TypeVar("_Config", bound=RunConfig)
 _AGAIN = "nothing has changed: run the same command again"
 """What to do before a run has begun."""
-_CAME_LATER = ("profile", "dataset.gold", "dataset.examples")
-"""Fields that older versions had not, and that no step depends on: their runs keep their names."""
 
 
 async def train(config: Config) -> None:
@@ -136,20 +134,9 @@ def default_log_path(config: RunConfig, name: str) -> str:
 
     Where and how a run is kept and shown does not count.
     """
-    what = chz.replace(config, log_path="", behavior_if_log_dir_exists="ask")
-    return path_for(what, f"{name}-seed{config.seed}")
-
-
-def path_for(config: object, name: str) -> str:
-    """`runs/<name>-<digest>`, the same for the same config."""
-    plain = json.loads(config_to_json(config))
+    own = {"profile": False} if isinstance(config, Config) else {}
+    what = chz.replace(config, log_path="", behavior_if_log_dir_exists="ask", **own)
+    plain = json.loads(config_to_json(what))
     plain.pop("trackers", None)
-    for path in _CAME_LATER:
-        *parts, last = path.split(".")
-        functools.reduce(lambda part, key: part.get(key, {}), parts, plain).pop(last, None)
-    if not plain.get("size"):
-        for name in ("size", "minutes"):
-            plain.pop(name, None)
-    text = json.dumps(plain, indent=2, ensure_ascii=False)
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return str(Path("runs") / f"{name}-{digest}")
+    digest = hashlib.blake2b(json.dumps(plain).encode(), digest_size=4).hexdigest()
+    return str(Path("runs") / f"{name}-seed{config.seed}-{digest}")

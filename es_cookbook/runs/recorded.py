@@ -12,7 +12,6 @@ from a snapshot where there is one, and must have the recorded fingerprint.
 """
 
 import asyncio
-import dataclasses
 import functools
 import math
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -29,9 +28,8 @@ from es_cookbook.common.errors import ConfigError, HistoryError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line
 from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest, Target
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
-from es_cookbook.evolution.rules import FullRankMuonRule, MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.population.group import RolloutGroup, finished, running
 from es_cookbook.population.policy import Residents
@@ -52,7 +50,7 @@ from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.config import Config, config_of_kind
 from es_cookbook.runs.directory.directory import HISTORY, check_is_run, is_of_gradients, keep_date
 from es_cookbook.runs.directory.opening import refuse_lost_history
-from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import (
     check_fingerprint,
     check_same_base,
@@ -103,7 +101,7 @@ class RecordedRun:
     """What a run directory says, read and never written.
 
     Attributes:
-        header: what the run began with; None where that is not recorded, and of gradients.
+        header: what the run began with; None before that is recorded, and of gradients.
         records: a generation each, in order; none of a run of gradients.
         checkpoint: the last one of a run of gradients.
     """
@@ -328,7 +326,7 @@ class RebuiltRun:
     async def _restore(self, generation: int) -> None:
         run, records = self.run, self.run.records[:generation]
         if run.checkpoint is None:
-            await restore(self.engine, run.history, run.header, records, run.model_name)
+            await restore(self.engine, run.history, records, run.model_name)
         self._at = generation
 
     async def answer(
@@ -495,20 +493,11 @@ def replay_optimizer(
             )
         fitness_G = np.array(record.fitness_G)
         step = optimizer.tell(record.generation, genomes_G, scores_P_G, fitness_G)
-        if not _is_same(step, record.step):
+        if step != record.step:
             raise HistoryError(
                 f"generation {record.generation}: the recorded fitness does not give the recorded "
                 f"step any more{advice}"
             )
-
-
-def _is_same(step: Step, recorded: Step) -> bool:
-    """Whether a step is the recorded one, which by an older rule of Muon was scaled otherwise."""
-    mine, its = step.rule, recorded.rule
-    if isinstance(mine, MuonRule) and isinstance(its, FullRankMuonRule):
-        older = FullRankMuonRule(mine.scale, mine.iterations)
-        step = dataclasses.replace(step, rule=older)
-    return step == recorded
 
 
 def replay_dataset(
@@ -527,7 +516,7 @@ def replay_dataset(
 
 
 async def restore(
-    engine: Engine, history: Path, header: Header | None, records: Sequence[Record], model_name: str
+    engine: Engine, history: Path, records: Sequence[Record], model_name: str
 ) -> None:
     """Bring an engine's centre to where it was after these generations, and check that it is.
 
@@ -541,7 +530,7 @@ async def restore(
     )
 
     fingerprints = [record.fingerprint for record in records]
-    snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints, header)
+    snapshot = await asyncio.to_thread(latest_snapshot, history.parent, fingerprints)
     found = await engine.restore([record.step for record in records], snapshot and snapshot.path)
     if records:
         check_fingerprint(len(records), fingerprints[-1], found, model_name)

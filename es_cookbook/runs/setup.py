@@ -194,7 +194,7 @@ def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
 def _check_base(state: RunState, config: Config) -> None:
     """Refuse another base before it is loaded; its dtype is the engine's to say."""
     then = state.header
-    if then is not None and then.dtype is not None and state.generations:
+    if then is not None and state.generations:
         say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
         now = header_of(config.model_name, then.dtype)
         check_same_base(Path(config.log_path) / HISTORY, then, now)
@@ -416,7 +416,7 @@ async def _directory(
 ) -> RunDirectory:
     """Open it, with what a run begins with here; the base of a recorded one has been compared."""
     then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
-    if state.generations and then is not None and then.weights is not None:
+    if state.generations and then is not None:
         if then.products is not None and then.products != (now := engine.traits.products):
             say(
                 f"going on with products in {now or dtype}: the run began with {then.products}, so "
@@ -515,7 +515,7 @@ async def _go_on(
     taken = records[: config.centre_of(len(records))]
     if records:
         say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
-        await restore(engine, history.path, history.header, taken, config.model_name)
+        await restore(engine, history.path, taken, config.model_name)
     return records[-1] if len(taken) < len(records) else None
 
 

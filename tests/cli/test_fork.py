@@ -25,7 +25,7 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.programs import Programs
 from tests.said import refused, typed
-from tests.tiny_run import TinyConfig, assert_measured_as, untimed
+from tests.tiny_run import TinyConfig, untimed
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "tests/data/base"
@@ -219,23 +219,6 @@ def test_a_fork_saves_what_is_before_the_damage(tmp_path: Path, recorded: Path) 
     same_run(tmp_path / "a-from-3", recorded)
 
 
-def test_a_history_of_version_1_can_be_forked_by_the_name_of_its_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
-    shutil.copytree(BASE, tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    forks("log_path=run_v1", "generation=2", "output=b")
-    header = read_header(Path("b/history.jsonl"))
-    assert header is not None and (header.model_name, header.weights) == ("model", None)
-    resumes(Path("b"))
-    resumes(Path("run_v1"))
-    b, run_v1 = (list(read_history(Path(run) / "history.jsonl")) for run in ("b", "run_v1"))
-    assert b == run_v1
-    assert_measured_as(Path("run_v1/metrics.jsonl"), Path("b/metrics.jsonl"))
-    refused("resume", "b", "trust=tests", f"model_name={BASE}")
-
-
 # Rewind.
 
 
@@ -335,7 +318,7 @@ def test_what_may_not_differ_is_refused(tmp_path: Path, recorded: Path) -> None:
     path = tmp_path / "script/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"$class": "__main__:Config"}))
     said = refused("resume", str(tmp_path / "script"), "trust=tests")
-    assert "give that script as trust=path/to/script.py, or run it again" in said
+    assert "names classes of the program that wrote it, as __main__, and only that has" in said
     assert files(recorded) == before
 
 

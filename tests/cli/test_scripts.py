@@ -103,12 +103,6 @@ def test_a_script_is_found_by_its_path_with_what_lies_beside_it(
     config = recorded_config(written / "run", trust)
     assert type(config.dataset).__module__ == "a_script_of_mine"
     assert recorded_config(written / "run", trust).dataset == config.dataset
-    # Of a run that was recorded before scripts had names of their own.
-    path = written / "run/config.json"
-    path.write_text(path.read_text().replace("a_script_of_mine:", "__main__:"))
-    assert recorded_config(written / "run", trust).dataset == config.dataset
-    with pytest.raises(ConfigError, match="give that script as trust=path/to/script"):
-        recorded_config(written / "run", ["tests"])
     # And another of the same name is not taken for it.
     (written / "other").mkdir()
     other = shutil.copy(written / "a_script_of_mine.py", written / "other")

@@ -25,10 +25,8 @@ from es_cookbook.common.configs import (
     trust_of,
 )
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.plugins.genetic.optimizer import Genetic
 
 TRUST = ["tests"]
 
@@ -126,6 +124,7 @@ def test_partials_and_functions_are_written_by_name_and_rebuilt() -> None:
 
 def test_defaults_are_written_out_so_that_later_defaults_do_not_change_an_old_run() -> None:
     assert json.loads(config_to_json(Large())) == {
+        "$format": 1,
         "$class": f"{__name__}:Large",
         "size": 1,
         "weight": 2.0,
@@ -194,6 +193,9 @@ def graded_by(marker: str, name: str, **more: object) -> str:
         ('{"$class": "tests.fakes:digest"}', "tests.fakes:digest is not a chz class"),
         (written("Large", wieght=1), "no field 'wieght': did you mean 'weight'"),
         (written("Large", weight=-1), "config: weight must be 0 or more"),
+        (written("Large", **{"$format": 2}), "it has format version 2, and this es_cookbook reads"),
+        (written("Large", **{"$format": None}), "it was written before version 1"),
+        (written("Whole", part={"$format": 1}), r"config.part: '\$format' is not how a config is"),
         ('{"$pickle": "gASV"}', r"'\$pickle' is not how a config is written"),
         ('{"$import": "sys:exit"}', "a class or a function itself may stand only where"),
         ('{"$class": "tests.fakes:asyncio"}', "must be a class or a function, found module"),
@@ -268,51 +270,6 @@ def test_only_the_name_of_a_package_can_be_trusted(name: str) -> None:
         config_from_json("1", [name])
 
 
-def test_a_field_that_was_dropped_may_have_the_value_that_holds_now_and_no_other() -> None:
-    text = json.dumps(
-        {
-            "$class": "es_cookbook.plugins.genetic.optimizer:Genetic",
-            "antithetic": False,
-            "sigma": 0.25,
-        }
-    )
-    assert config_from_json(text) == Genetic(sigma=0.25)
-    with pytest.raises(ConfigError, match=r"the option antithetic, .* be False; found True"):
-        config_from_json(text.replace("false", "true"))
-
-
-@chz.chz
-class Renamed:
-    """Two former fields, `part` and `fold`, are one."""
-
-    count: int = chz.field(default=8, doc="", metadata=formerly("batch"))
-    fold: int = chz.field(default=0, doc="", metadata=formerly("part", {"test": 0, "other": 1}))
-
-
-@pytest.mark.parametrize(
-    ("recorded", "fields"),
-    [
-        ({}, {}),
-        ({"batch": 3, "part": "other"}, {"count": 3, "fold": 1}),
-        ({"count": 3, "fold": 2}, {"count": 3, "fold": 2}),
-        ({"fold": 3, "part": "test"}, {"fold": 3}),
-        ({"fold": 0, "part": "other"}, {"fold": 1}),
-    ],
-)
-def test_a_field_is_read_by_its_former_name_and_values(
-    recorded: dict[str, object], fields: dict[str, int]
-) -> None:
-    text = json.dumps({"$class": f"{__name__}:Renamed", **recorded})
-    assert config_from_json(text, trust=["tests"]) == Renamed(**fields)
-
-
-@pytest.mark.parametrize("value", ["banana", [1], None, {"$class": "os:system"}])
-def test_a_former_name_takes_no_more_than_the_present_one(value: object) -> None:
-    text = json.dumps({"$class": f"{__name__}:Renamed", "part": value})
-    with pytest.raises(ConfigError):
-        config_from_json(text, trust=["tests"])
-
-
 def test_a_file_that_holds_another_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config_to_json(Small()))
@@ -367,7 +324,7 @@ def test_a_class_of_the_module_that_was_run_keeps_its_real_name(tmp_path: Path) 
     )
     command = [sys.executable, "-m", "dish"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == {"$class": "dish:Dish", "salt": 2.0}
+    assert json.loads(done.stdout) == {"$format": 1, "$class": "dish:Dish", "salt": 2.0}
 
 
 def test_half_a_character_and_a_name_of_80_000_letters_are_one_sentence_at_once() -> None:

@@ -11,7 +11,6 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import (
     AdamRule,
     ErrorFeedbackRule,
-    FullRankMuonRule,
     MuonRule,
     Offsets,
     OffsetsRule,
@@ -23,7 +22,7 @@ from es_cookbook.evolution.rules import (
 ADAM = AdamRule(counts=(1, 2), first=(0.1, 0.9), second=(0.5, 0.5), rate=1e-3, epsilon=1e-8)
 RULES = (
     ADAM,
-    FullRankMuonRule(0.25, 5),
+    MuonRule(0.25, 5),
     OffsetsRule(Offsets.of(np.array([0.5, -1.0])), 0.1),
     ErrorFeedbackRule((2, 0, 1), (0.1, -0.2, 1e-9), 0.9, 255),
 )
@@ -48,14 +47,13 @@ def test_offsets_come_back_to_the_bit(values: list[float]) -> None:
     [
         (
             {"kind": "sgd"},
-            "kind must be one of adam, muon, muon_by_matrix, offsets, error_feedback",
+            "kind must be one of adam, muon, offsets, error_feedback",
         ),
         ({"kind": "muon", "scale": 0.5}, "has the fields scale, iterations"),
         ({"kind": "muon", "scale": "0.5", "iterations": 5}, "scale must be <class"),
         ({"kind": "muon", "scale": 0.5, "iterations": 5.0}, "iterations must be"),
         ({"kind": "muon", "scale": 0.5, "iterations": 0}, "iterations 1 to 100"),
         ({"kind": "muon", "scale": 0.5, "iterations": 10**12}, "iterations 1 to 100"),
-        ({"kind": "muon_by_matrix", "scale": 0.5, "iterations": 0}, "iterations 1 to 100"),
         ({"kind": "muon", "scale": [0.5], "iterations": 5}, "a rule.s scale must be"),
         ({"kind": "muon", "scale": 1.1e100, "iterations": 5}, "a rule.s scale must be"),
         (
@@ -110,7 +108,7 @@ def test_a_muon_step_that_cannot_be_is_refused(scale: float, iterations: int) ->
 
 def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
     assert Step(TERMS, rule=ADAM).groups == [TERMS[:1], TERMS[1:]]
-    assert Step(TERMS, rule=FullRankMuonRule(0.1, 5)).groups == [TERMS]
+    assert Step(TERMS, rule=MuonRule(0.1, 5)).groups == [TERMS]
     assert Step(TERMS).groups == [TERMS]
     assert Step().groups == []
     with pytest.raises(ValueError, match="about 3 terms cannot have 2"):
@@ -122,7 +120,7 @@ def test_a_step_has_the_terms_that_its_rule_is_about() -> None:
 def test_the_rms_of_a_step_follows_from_its_numbers() -> None:
     assert Step(TERMS).rms == pytest.approx(14**0.5)
     assert Step(TERMS).mean_square == 14.0
-    assert Step(TERMS, rule=FullRankMuonRule(0.25, 5)).rms == 0.25
+    assert Step(TERMS, rule=MuonRule(0.25, 5)).rms == 0.25
     # m² = 0.1² · 9 + 0.9² · 5, v = 0.5 · 9 + 0.5 · 5
     assert Step(TERMS, rule=ADAM).rms == pytest.approx(1e-3 * (4.14 / 7) ** 0.5)
     assert AdamRule((1,), (1.0,), (1.0,), 0.1, 2.0).rms([3.0]) == pytest.approx(0.1 * 3 / (3 + 2))

@@ -154,21 +154,3 @@ def test_compare_and_sweep_say_once_what_an_optimizer_has_otherwise(
     own, fields = split_options(Sweep, ["recipe=arithmetic", "optimizer=adam"])
     run_cli(functools.partial(sweep, fields=fields), Sweep, own)
     assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize(
-    ("recipe", "option", "sentence"),
-    [
-        ("arithmetic", "dataset.held_out=development", "it is dataset.fold=1 now"),
-        ("tic_tac_toe", "dataset.held_out=test", "it is dataset.fold=0 now"),
-        ("crossword", "dataset.batch=9", "it is dataset.problems_per_generation=9 now"),
-        ("mixture", "dataset.batch=9", "it is dataset.problems_per_generation=9 now"),
-    ],
-)
-def test_an_option_that_was_renamed_is_answered_with_its_name_now(
-    recipe: str, option: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        run_cli(print, recipe_config(recipe), [option])
-    name = option.partition("=")[0]
-    assert capsys.readouterr().err == (f"unknown option {name!r}: {sentence}; --help lists all\n")

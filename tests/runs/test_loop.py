@@ -54,7 +54,6 @@ from tests.said import after_start
 from tests.tiny_run import (
     BASE,
     TinyConfig,
-    assert_measured_as,
     assert_same_run,
     contents,
     tiny,
@@ -641,30 +640,6 @@ async def test_behaviour_is_recorded_where_it_is_watched_and_told_again_on_resum
     alike = [dataclasses.replace(record, scores_P_G=((1.0,) * 8,) * 2) for record in records[:5]]
     with pytest.raises(HistoryError, match=r"does not give the recorded step"):
         await go_on(alike)
-
-
-async def test_a_run_of_an_older_version_goes_on_to_what_it_would_have_become(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(ROOT / "tests/runs/data/run_v1", tmp_path / "run_v1")
-    shutil.copytree(BASE, tmp_path / "model")
-    monkeypatch.chdir(tmp_path)
-    old = load_config(Path("run_v1/config.json"), TinyConfig, ["tests"])
-    recorded = len(list(read_history(Path("run_v1/history.jsonl"))))
-    with pytest.raises(RunDirectoryError, match='model_name was "model", is'):
-        await train(chz.replace(old, model_name=str(BASE), behavior_if_log_dir_exists="resume"))
-    await train(chz.replace(old, behavior_if_log_dir_exists="resume"))
-    await train(chz.replace(old, log_path="now"))
-    assert list(read_history(Path("run_v1/history.jsonl"))) == list(
-        read_history(Path("now/history.jsonl"))
-    )
-    # Which of a generation's rollouts the older version wrote down is its own.
-    later = [
-        [row for row in untimed(Path(run) / "rollouts.jsonl") if row["generation"] >= recorded]
-        for run in ("run_v1", "now")
-    ]
-    assert later[0] and later[0] == later[1]
-    assert_measured_as(Path("run_v1/metrics.jsonl"), Path("now/metrics.jsonl"))
 
 
 def test_importing_the_loop_imports_no_engine() -> None:

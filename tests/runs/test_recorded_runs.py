@@ -1,25 +1,27 @@
-"""Runs of an earlier version resume, replay and export to the same bits.
-
-`tests/data/recorded` was written before the package was divided into rooms, so its `config.json`s
-name classes where they were then.
-"""
+"""Recorded runs resume, replay and export to the same bits; a run of another version is refused."""
 
 import hashlib
 import json
 import os
+import re
 import shutil
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from es_cookbook.__main__ import main
 from es_cookbook.cli.export import ExportConfig
 from es_cookbook.cli.export import main as export
 from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.resume import main as resume
 from es_cookbook.common.configs import config_from_json, config_to_json, load_config
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
+from tests.tiny_run import contents
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests/data/recorded"
@@ -31,7 +33,7 @@ EXPORTS = {
     ),
     "full_rank": (
         "model.safetensors",
-        "f574b5643941a72d16040204008ad009ae65609828a55fe76ee4367061d9da9b",
+        "90089ba0e7b3bf3e48da36c5e519a2992fed683909dff8be827e182ece042126",
     ),
     "adapter": (
         "adapter_model.safetensors",
@@ -62,8 +64,6 @@ def test_a_recorded_run_is_exported_to_the_same_bytes(name: str, runs: Path) -> 
 def rollouts_of(run: Path) -> dict[tuple[int, ...], dict[str, Any]]:
     """The lines of a run's `rollouts.jsonl`, by generation, problem, genome and attempt."""
     lines = [json.loads(line) for line in (run / "rollouts.jsonl").open()]
-    for turn in (turn for line in lines for turn in line["turns"]):
-        turn["prompt"] = turn["prompt"].replace(" ", "")  # Once written between its letters.
     names = ("generation", "problem", "genome", "attempt")
     return {tuple(line[name] for name in names): line for line in lines}
 
@@ -91,14 +91,98 @@ def test_a_recorded_run_goes_on_to_the_same_bytes(runs: Path) -> None:
     history.write_bytes(b"".join(whole["history.jsonl"].splitlines(keepends=True)[:4]))
     resume(Resume(log_path=str(runs / "genetic"), trust=("tests",)), {})
     assert history.read_bytes() == whole["history.jsonl"]
-    # Which of a generation's rollouts are written down is not what the run is, and has changed.
-    again = rollouts_of(runs / "genetic")
-    assert len(again) == len(rollouts)
-    assert len(both := [place for place in again if place in rollouts]) >= 6
-    assert all(again[place] == rollouts[place] for place in both)
+    assert rollouts_of(runs / "genetic") == rollouts
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.rglob("*.json")), ids=lambda path: path.stem)
 def test_a_recorded_config_is_read_and_written_again(path: Path) -> None:
-    config = load_config(path, Config, ["tests", "hub:me/run"])
-    assert config_from_json(config_to_json(config), ["tests", "hub:me/run"]) == config
+    config = load_config(path, Config, ["tests"])
+    assert config_from_json(config_to_json(config), ["tests"]) == config
+
+
+def of_before(name: str, runs: Path) -> Path:
+    """A recorded run as it was written before version 1."""
+    plain = json.loads((runs / name / "config.json").read_text())
+    del plain["$format"]
+    (runs / name / "config.json").write_text(json.dumps(plain))
+    history = runs / name / "history.jsonl"
+    lines: list[bytes] = []
+    for line in history.read_bytes().splitlines():
+        body = line.rpartition(b',"checksum":"')[0].replace(b'{"format":1,', b'{"version":2,')
+        lines.append(body + b',"checksum":"%08x"}\n' % zlib.crc32(body))
+    history.write_bytes(b"".join(lines))
+    return runs / name
+
+
+SAID = (
+    "it was written before version 1 of es_cookbook's files; the last commit that reads it is "
+    "cc874d88"
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["resume", "RUN"],
+        ["fork", "RUN", "output=new"],
+        ["rewind", "RUN", "generation=1"],
+        ["play", "RUN"],
+        ["evaluate", "log_path=RUN"],
+        ["evaluate", "model_name=RUN", "recipe=countdown"],
+        ["evaluate", "model_name=RUN@2", "recipe=countdown"],
+        ["export", "RUN", "output=new"],
+        ["show", "RUN"],
+        ["report", "RUN"],
+        ["frames", "RUN", "output=new"],
+        ["countdown", "log_path=RUN"],
+        ["countdown", "log_path=RUN", "behavior_if_log_dir_exists=delete"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_of_before_version_1_is_refused_in_one_sentence(
+    options: list[str],
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = of_before("low_rank", runs)
+    before = contents(run)
+    monkeypatch.setattr(sys, "argv", ["", *(each.replace("RUN", str(run)) for each in options)])
+    with pytest.raises(SystemExit):
+        main()
+    said = capfd.readouterr().err
+    assert said.count(SAID) == 1 and f"{run}/config.json: {SAID}" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert contents(run) == before and not Path("new").exists()
+
+
+def test_runs_of_before_version_1_are_told_of_in_a_list(
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = of_before("low_rank", runs)
+    monkeypatch.setattr(sys, "argv", ["", "runs", str(runs)])
+    main()
+    listed = capfd.readouterr().out
+    assert caplog.messages == [f"{run}/config.json: {SAID}"]
+    assert "full_rank" in listed and "low_rank" not in listed
+
+
+def test_a_history_of_before_version_1_is_refused(runs: Path) -> None:
+    history = of_before("low_rank", runs) / "history.jsonl"
+    with pytest.raises(HistoryError, match=re.escape(f"history.jsonl, line 1: {SAID}")):
+        list(read_history(history))
+
+
+@pytest.mark.parametrize(("version", "said"), [(2, "2"), ("x" * 99, "'x"), (None, SAID)])
+def test_a_config_of_a_later_version_is_refused(version: object, said: str, runs: Path) -> None:
+    path = runs / "low_rank/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"$format": version}))
+    with pytest.raises(RunDirectoryError, match=said) as error:
+        export(ExportConfig(log_path=str(path.parent), output="new"))
+    assert len(str(error.value)) < 200
+    if version is not None:
+        with pytest.raises(ConfigError, match=r"format version .* this es_cookbook reads 1"):
+            load_config(path, Config)

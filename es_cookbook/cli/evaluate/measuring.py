@@ -273,7 +273,7 @@ async def trained_on(
 async def _identity(subject: Subject, generation: int, engine: Engine) -> Mapping[str, str | None]:
     run, dtype = subject.run, engine.traits.base_dtype
     header = run.header if run is not None else None
-    if header is None or header.weights is None:
+    if header is None:
         header = await anyio.to_thread.run_sync(header_of, subject.model_name, dtype)
     records = run.records[:generation] if run is not None else ()
     return {

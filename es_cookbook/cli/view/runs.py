@@ -10,6 +10,7 @@ Colours go to a terminal alone, and there lines fit its width; through a pipe th
 and whole. Names and values come from files of strangers, so all of them go through `one_line`.
 """
 
+import logging
 import os
 import sys
 import time
@@ -28,6 +29,8 @@ from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, ROLLOUTS, check_access
 from es_cookbook.runs.tracking.naming import best_score
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
+
+logger = logging.getLogger(__name__)
 
 STYLES = {"running": "bold cyan", "complete": "green", "interrupted": "yellow", "not begun": "dim"}
 """State of a run -> how it is printed."""
@@ -48,6 +51,8 @@ class Runs:
 def found_in(directory: Path) -> Iterator[RunFiles]:
     """Every run in a directory and its folders, but for those within a run.
 
+    One of another version is told of in a warning.
+
     Raises:
         RunDirectoryError: There is no such directory.
     """
@@ -60,8 +65,10 @@ def found_in(directory: Path) -> Iterator[RunFiles]:
             continue
         try:
             yield read_run(Path(folder))
-        except RunDirectoryError:  # A model, say.
-            continue
+        except RunDirectoryError as error:
+            if not {HISTORY, METRICS}.intersection(files):  # A model, say.
+                continue
+            logger.warning(one_line(str(error)))
         inner.clear()
 
 

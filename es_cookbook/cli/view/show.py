@@ -111,8 +111,7 @@ def _head(run: RunFiles) -> Iterator[Text]:
         fork = run.header.fork
         yield Text(f"forked from {one_line(fork.log_path)} after generation {fork.generation}")
     if run.header is not None and run.header.products is not None:
-        weights = f"weights in {run.header.dtype}, " if run.header.dtype else ""
-        yield Text(f"{weights}products in {run.header.products}")
+        yield Text(f"weights in {run.header.dtype}, products in {run.header.products}")
     if facts := _facts(run.metrics):
         yield Text(facts)
 

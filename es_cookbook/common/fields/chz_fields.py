@@ -2,7 +2,6 @@
 
 import re
 import typing
-from collections.abc import Mapping
 from types import NoneType
 from typing import cast
 
@@ -36,9 +35,6 @@ CHZ_ERRORS = (
     MissingBlueprintArg,
 )
 """What chz raises about options."""
-
-
-_FORMERLY = "formerly"
 _ARGUMENT = re.compile(r" \(when evaluating argument '(\w+)' for .*\)", re.DOTALL)
 
 
@@ -74,23 +70,6 @@ def doc_of(config_class: type, name: str) -> str:
     return next((field._doc for field in fields if field and field._doc), "")
 
 
-def formerly(name: str, values: Mapping[object, object] | None = None) -> dict[str, object]:
-    """Metadata of a field that was renamed: its former name, and what former values are now.
-
-    Recorded configs are read by either name; on the command line the former one is answered with
-    the one that holds now.
-    """
-    return {_FORMERLY: (name, values or {})}
-
-
-def former_value(field: Field, name: str, value: object) -> object | None:
-    """What a value of a field's former name is now; None if it never had that name."""
-    was, values = (field.metadata or {}).get(_FORMERLY, ("", {}))
-    if not was or name != was:
-        return None
-    return values.get(value, value) if isinstance(value, str | int) else value
-
-
 def default_of(field: Field) -> object:
     """The field's default, made anew by a factory; `MISSING` where it has none."""
     if callable(factory := field._default_factory):
@@ -106,25 +85,3 @@ def cast_text(field: Field, text: str) -> object:
     """
     cast_own = field._blueprint_cast or (field.meta_factory and field.meta_factory.perform_cast)
     return cast_own(text) if cast_own else text
-
-
-def by_present_names(
-    known: Mapping[str, Field], recorded: Mapping[str, object]
-) -> dict[str, object]:
-    """What a config records, by the names and with the values that its fields have now.
-
-    Where two fields have become one, the one that is not the default says it.
-    """
-    found = {name: value for name, value in recorded.items() if name in known}
-    for name in recorded.keys() - known.keys():
-        renamed = {
-            present: now
-            for present, field in known.items()
-            if (now := former_value(field, name, recorded[name])) is not None
-        }
-        if not renamed:
-            found[name] = recorded[name]
-        for present, now in renamed.items():
-            if present not in found or now != default_of(known[present]):
-                found[present] = now
-    return found

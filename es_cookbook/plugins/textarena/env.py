@@ -35,7 +35,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -286,9 +285,7 @@ class TextArenaDatasetBuilder(RLDatasetBuilder):
     max_turns: int = chz.field(default=50, doc="of the policy, after which a game ends unfinished")
     num_train: int = chz.field(default=256, doc="games trained on, each with a seed of its own")
     num_test: int = chz.field(default=64, doc="held-out games; 0 for none")
-    problems_per_generation: int = chz.field(
-        default=16, doc="games in a batch", metadata=formerly("batch")
-    )
+    problems_per_generation: int = chz.field(default=16, doc="games in a batch")
     seed: int = chz.field(default=0, doc="of the training games and of their order")
 
     @chz.validate

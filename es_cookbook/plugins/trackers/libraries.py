@@ -31,6 +31,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import FORMAT
 from es_cookbook.common.errors import not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import read_file
@@ -439,7 +440,7 @@ def _readable(value: object) -> object:
     fields = cast("dict[str, object]", value)
     if list(fields) == ["$tuple"]:
         return _readable(fields["$tuple"])
-    found = {name: _readable(entry) for name, entry in fields.items()}
+    found = {name: _readable(entry) for name, entry in fields.items() if name != FORMAT}
     if isinstance(named := found.pop("$class", None), str):
         return {"class": named.rpartition(":")[2], **found}
     return found

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, not_installed
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -84,9 +83,7 @@ class TasksetProblems(RLDatasetBuilder):
     num_train: int = chz.field(default=10_000, doc="most training tasks used")
     num_test: int = chz.field(default=200, doc="most held-out tasks used; 0 for none")
     test_fraction: float = chz.field(default=0.1, doc="share of the tasks that may be held out")
-    problems_per_generation: int = chz.field(
-        default=32, doc="tasks in a batch", metadata=formerly("batch")
-    )
+    problems_per_generation: int = chz.field(default=32, doc="tasks in a batch")
     seed: int = chz.field(default=0, doc="of the order of the training tasks")
     chat: ChatOptions = chz.field(
         default_factory=ChatOptions, doc="turns, tokens and tools of a rollout"

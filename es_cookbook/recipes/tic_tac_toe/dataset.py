@@ -25,7 +25,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.tic_tac_toe.game import (
     Mark,
@@ -268,7 +267,6 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
     fold: int = chz.field(
         default=0,
         doc="which openings are held out: 0, those of the test; 1, others, to choose settings on",
-        metadata=formerly("held_out", {"test": 0, "development": 1}),
     )
     random_games: int = chz.field(
         default=16, doc="held-out games with the random player, for each opening and colour"

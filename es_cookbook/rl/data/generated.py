@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.row_checks import check_count
@@ -108,7 +107,6 @@ class FoldedDatasetBuilder(RLDatasetBuilder):
     fold: int = chz.field(
         default=0,
         doc="which problems are held out: 0, those of the test; 1, others, to choose settings on",
-        metadata=formerly("held_out", {"test": 0, "development": 1}),
     )
     problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     seed: int = chz.field(default=0, doc="of the training problems generated and of their order")

@@ -34,7 +34,6 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.fields.options import ITEMS
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.schedules import Table
@@ -168,9 +167,7 @@ class Mixture(RLDatasetBuilder):
         doc="weighted: shares of each batch by weight; balanced: all problems once per epoch, "
         "parts spread evenly; concatenate: all once per epoch, in any order",
     )
-    problems_per_generation: int = chz.field(
-        default=32, doc="problems in a batch", metadata=formerly("batch")
-    )
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     curriculum: Curriculum | None = chz.field(
         default=None, doc="shares by recent performance: dataset.curriculum.favour=..."
     )
@@ -235,8 +232,7 @@ class Mixture(RLDatasetBuilder):
             datasets.append(built.train)
             problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
             held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
-        is_recorded = any(getattr(p.dataset, "split_by", "") is None for p in self.members)
-        _refuse_shared(problems, held_out, by_content=not is_recorded)
+        _refuse_shared(problems, held_out)
         return Datasets(_MixtureDataset(problems, datasets, self), held_out)
 
 
@@ -296,13 +292,11 @@ def _problem(builder: EnvGroupBuilder, p: int, part: Part, tokenizer: Tokenizer)
     return _Problem(builder, p, part.tag, part.max_tokens, " ".join(prompt.split()))
 
 
-def _refuse_shared(
-    problems: Sequence[_Problem], held_out: Sequence[_Problem], *, by_content: bool
-) -> None:
+def _refuse_shared(problems: Sequence[_Problem], held_out: Sequence[_Problem]) -> None:
     """Refuse what is trained on and held out, by the prompt and by what the problem is."""
 
     def known(problem: _Problem) -> tuple[str | int, ...]:
-        return (problem.asks, *(problem.digests if by_content else ()))
+        return (problem.asks, *problem.digests)
 
     train = {each: problem.name for problem in problems for each in known(problem)}
     for problem in held_out:

@@ -24,9 +24,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_literals, check_range
-from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields.chz_fields import formerly
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.lines import with_stop
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -78,15 +76,12 @@ class RowDatasetBuilder(RLDatasetBuilder):
     )
     test_fraction: float = chz.field(default=0.1, doc="share of the rows that is held out")
     fold: int = chz.field(default=0, doc="which such share of them: 0, 1, ...")
-    split_by: str | None = chz.field(
+    split_by: str = chz.field(
         default="",
-        metadata=recorded_without(None),
         doc="what rows of one split share: a field, several with commas between them, or text with "
-        "fields in braces; empty: all fields; None: as runs had it that do not record this option",
+        "fields in braces; empty: all fields",
     )
-    problems_per_generation: int = chz.field(
-        default=32, doc="problems in a batch", metadata=formerly("batch")
-    )
+    problems_per_generation: int = chz.field(default=32, doc="problems in a batch")
     seed: int = chz.field(default=0, doc="of the order of the training problems")
     on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
     max_prompt_tokens: int | None = chz.field(
@@ -112,7 +107,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         check_range(self, "num_train", "problems_per_generation", at_least=1)
         check_range(self, "num_test", "fold", at_least=0)
         check_range(self, "test_fraction", above=0, at_most=0.5)
-        check_template(self.split_by or "", "split_by")
+        check_template(self.split_by, "split_by")
         if (self.fold + 1) * self.test_fraction > 1 + 1e-9:
             raise ConfigError(
                 f"fold={self.fold} is past the end: with test_fraction={self.test_fraction:g} "
@@ -216,7 +211,7 @@ class RowDatasetBuilder(RLDatasetBuilder):
         train, test = load_splits(
             self.source, self.test_source, self._keyed, lambda each: each.is_held_out, **most
         )
-        if len(test) == num_test or self.num_test is None or self.split_by is None:
+        if len(test) == num_test or self.num_test is None:
             return list(train.values()), list(test.values())
         if self.test_source is not None:  # Of which all rows were read.
             count = plural(len(test), "row")
@@ -249,7 +244,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
         return _Keyed(row, key, place, place < self.test_fraction, error)
 
     def _by_fields(self, row: Row) -> str:
-        assert self.split_by is not None
         try:
             if "{" in self.split_by:
                 return filled(self.split_by, row)
@@ -335,8 +329,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
         self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> list[ProblemGroupBuilder]:
         """Those that ask something else than all held-out ones."""
-        if self.split_by is None:
-            return builders
         held_out = {digest for problem in test_P for digest in problem.digests}
         kept = [builder for builder in builders if held_out.isdisjoint(builder.digests)]
         if (num_left_out := len(builders) - len(kept)) > 0:

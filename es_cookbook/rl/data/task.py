@@ -168,10 +168,6 @@ class Task(ScoredRows):
     def asked(self) -> str:
         return "\n".join([self.system, super().asked, self.prefill])
 
-    @override
-    def key(self, row: Row) -> str:
-        return filled(self.prompt, row) if self.split_by is None else super().key(row)
-
     @chz.validate
     def _examples(self) -> None:
         check_range(self, "examples", at_least=0)

@@ -24,7 +24,6 @@ from typing import Literal, Self
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.thoughts import spoken
@@ -103,7 +102,6 @@ class Crossword(Reward):
     )
     prompt_ends_in_think: bool | None = chz.field(
         default=None,
-        metadata=recorded_without(False),
         doc="the prompt already holds the opening <think>; None: a task sees whether",
     )
 

@@ -13,7 +13,6 @@ from typing import Literal, Self, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import recorded_without
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.messages.thoughts import prompt_end, spoken
 from es_cookbook.rl.rewards.base import Fields, Reward
@@ -144,7 +143,6 @@ class Format(Reward):
     )
     prompt_ends_in_think: bool | None = chz.field(
         default=None,
-        metadata=recorded_without(False),
         doc="the prompt already holds the tag before the thought; None: a task sees whether",
     )
 

@@ -212,7 +212,7 @@ def open_replay(
     infos = parameter_infos(architecture)
     space = search_space(infos, read_adapter)
     names = {info.name for info in infos if info.name in space.shapes}
-    dtype = header.dtype if header is not None and header.dtype else _dtype_of(config)
+    dtype = "auto" if header is None else header.dtype
     parameters, held = base_parameters(model_name, architecture, names, dtype)
     fingerprints = [record.fingerprint for record in prefix.records]
     return Replay(
@@ -225,24 +225,18 @@ def open_replay(
         space=space,
         base=space.base(parameters),
         dtype=held,
-        snapshot=latest_snapshot(log_path, fingerprints, header),
+        snapshot=latest_snapshot(log_path, fingerprints),
     )
 
 
-def latest_snapshot(
-    log_path: Path, fingerprints: Sequence[int], header: Header | None
-) -> Snapshot | None:
+def latest_snapshot(log_path: Path, fingerprints: Sequence[int]) -> Snapshot | None:
     """The last one that can be used, or None; one that cannot is named in a warning.
 
     Args:
         log_path: run directory.
         fingerprints: `[t]`, of the centre after t + 1 generations, as the history has them; later
             snapshots are not looked at.
-        header: of the history. Where it does not say which base the run began with, none is used:
-            only a whole replay then shows whether this is that base.
     """
-    if header is None or header.weights is None:
-        return None
     for path in sorted((log_path / SNAPSHOTS).glob(f"*{SNAPSHOT_SUFFIX}"), reverse=True):
         number = path.name.removesuffix(SNAPSHOT_SUFFIX)
         if not number.isdecimal() or not 0 < int(number) <= len(fingerprints):
@@ -264,17 +258,3 @@ def latest_snapshot(
         else:
             return snapshot
     return None
-
-
-def _dtype_of(config: Mapping[str, object]) -> str:
-    """The dtype in which the run's engine held the base, where the history does not say it.
-
-    A pool's engines are inside it.
-    """
-    part = config.get("engine")
-    while isinstance(part, dict):
-        engine = cast("dict[str, object]", part)
-        if isinstance(dtype := engine.get("dtype"), str):
-            return dtype
-        part = engine.get("engine")
-    return "auto"

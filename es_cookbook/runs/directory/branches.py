@@ -28,18 +28,15 @@ from es_cookbook.runs.directory.directory import (
 from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.directory.trusted import copy_scripts, seal
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.history.format import FORMAT_VERSION, Fork, Header
+from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_prefix
 
 
-def fork_run(
-    source: Path, generation: int | None, output: Path, config_json: str, model_name: str
-) -> int:
+def fork_run(source: Path, generation: int | None, output: Path, config_json: str) -> int:
     """Make a run directory, new or empty, that begins with the first generations of another.
 
     All that are recorded if `generation` is None. `source` is only read, so it may be going on.
-    `model_name` is of its recorded Config, for a history that does not name it. `config_json` is of
-    this process, the user's own word.
+    `config_json` is of this process, the user's own word.
 
     Returns:
         How many generations were taken.
@@ -53,9 +50,8 @@ def fork_run(
     refuse_lost_history(source)
     prefix = read_prefix(source / HISTORY, generation)
     taken = prefix.generations
-    header = prefix.header or Header(model_name, None, None, None)
-    header = dataclasses.replace(header, fork=Fork(str(source), taken))
-    forked = dataclasses.replace(prefix, header=header, version=FORMAT_VERSION)
+    header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
+    forked = dataclasses.replace(prefix, header=header)
     with new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         seal(beside, config_json)

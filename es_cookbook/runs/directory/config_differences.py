@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection
 from typing import cast
 
-from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.configs import FORMAT, config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 
 _MOST_CHARACTERS = 2**21
@@ -46,6 +46,8 @@ def _with_new_fields(recorded: str, trust: Collection[str]) -> str:
 def flattened(value: object) -> dict[str, object]:
     """Every leaf of a JSON value by dotted path; a `$class` stands at its object's own path.
 
+    The version of the format is left out.
+
     Raises:
         ValueError: The paths are longer, all together, than any config's.
     """
@@ -59,6 +61,8 @@ def flattened(value: object) -> dict[str, object]:
         inner: list[tuple[str, object]] = []
         if isinstance(found, dict):
             for key, entry in cast("dict[str, object]", found).items():
+                if key == FORMAT:
+                    continue
                 named = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
                 inner.append((named, entry))
         elif isinstance(found, list):

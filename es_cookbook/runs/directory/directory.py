@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import cast
 
 from es_cookbook.common.cli import options_file
-from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves
+from es_cookbook.common.configs import FORMAT, FORMAT_VERSION
+from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves, other_format
 from es_cookbook.common.files import (
     ANY_SIZE,
     LARGEST_CONFIG,
@@ -74,6 +75,8 @@ TRAINED_ON = "trained_on.bin"
 DATE = "date.txt"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
 """What a run is made of; anything else follows from it or is about it."""
+NO_RUNS = "is no run's (a model has one, too)"
+"""What is wrong with a `config.json` that has another purpose."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
 WRITTEN_BY_RUNS = frozenset(
@@ -386,7 +389,7 @@ def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
     """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
 
     Raises:
-        RunDirectoryError: It is not.
+        RunDirectoryError: It is not, or its run is of another version.
     """
     check_access(log_path)
     config = log_path / CONFIG
@@ -400,14 +403,10 @@ def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )
-    try:
-        plain = parsed(read_file(config, LARGEST_CONFIG, log_path))
-    except (OSError, ValueError):
-        return
-    if not is_config_of_run(plain):
+    _, problem = recorded_fields(log_path)
+    if problem == NO_RUNS:
         raise RunDirectoryError(
-            f"log_path {log_path} holds a {CONFIG} that is no run's (a model has one, too), so it "
-            "is not a run directory"
+            f"log_path {log_path} holds a {CONFIG} that {NO_RUNS}, so it is not a run directory"
         )
 
 
@@ -426,16 +425,37 @@ def check_kinds(log_path: Path) -> None:
             )
 
 
-def is_config_of_run(plain: object) -> bool:
-    """Whether a `config.json`, as it was read, is a run's; a model has one, too."""
-    return isinstance(plain, dict) and "$class" in plain
+def recorded_fields(log_path: Path) -> tuple[dict[str, object], str]:
+    """The Config of anybody's run as JSON values; nothing that it names is imported.
+
+    Returns:
+        Its fields and "", or none and what is wrong with the file: "is missing", say.
+
+    Raises:
+        RunDirectoryError: It is a run's, in another version of the format.
+    """
+    try:
+        plain = parsed(read_file(log_path / CONFIG, LARGEST_CONFIG, log_path))
+    except FileNotFoundError:
+        return {}, "is missing"
+    except OSError as error:
+        return {}, f"cannot be read: {error.strerror or error}"
+    except (ValueError, RecursionError) as error:
+        return {}, f"cannot be read ({error})"
+    if not (isinstance(plain, dict) and "$class" in plain):
+        return {}, NO_RUNS
+    fields = cast("dict[str, object]", plain)
+    if (version := fields.pop(FORMAT, None)) != FORMAT_VERSION:
+        raise RunDirectoryError(f"{log_path / CONFIG}: {other_format(version, FORMAT_VERSION)}")
+    return fields, ""
 
 
 def checked_names(log_path: Path) -> set[str]:
     """What is in the directory of a run, which is made where there is none.
 
     Raises:
-        RunDirectoryError: Not a directory, not a run's, or a file in it is a link.
+        RunDirectoryError: Not a directory, not a run's, of another version, or a file in it is a
+            link.
     """
     try:
         log_path.mkdir(parents=True, exist_ok=True)
@@ -455,6 +475,7 @@ def checked_names(log_path: Path) -> set[str]:
             f"log_path {log_path} holds no {CONFIG} but {listed(names)}, "
             "so it is not a run directory; give a new or empty directory"
         )
+    recorded_fields(log_path)  # Refuses one of another version.
     return names
 
 

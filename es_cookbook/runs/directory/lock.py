@@ -47,7 +47,7 @@ class _Owner(NamedTuple):
     """The owner of a lock, as named in its file.
 
     `boot` is its machine's boot id, or empty; `began` tells its process from a later one with the
-    same id, and is empty where an older version made the file.
+    same id, and is empty where that cannot be told.
     """
 
     host: str
@@ -225,7 +225,7 @@ def _owner(descriptor: int) -> _Owner | None:
     """The owner that the file names; None if there is none (yet)."""
     try:
         plain = json.loads(os.pread(descriptor, _LARGEST, 0))
-        host, boot, pid, since = (str(plain[name]) for name in ("host", "boot", "pid", "since"))
-        return _Owner(host, boot, int(pid), since, str(plain.get("began", "")))
+        host, boot, pid, since, began = (str(plain[name]) for name in _Owner._fields)
+        return _Owner(host, boot, int(pid), since, began)
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

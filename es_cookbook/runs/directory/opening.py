@@ -47,7 +47,7 @@ class RunState:
     Attributes:
         decision: "begin" where no generation was recorded, "resume", or "delete" and begin.
         config_json: of the run that goes on, as it was recorded; None if none does.
-        header: what that run began with; None also where its history does not say.
+        header: what that run began with; None where none goes on.
         generations: how many of it are recorded.
         is_complete: whether they are all, the last evaluation included.
     """
@@ -215,8 +215,7 @@ def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) 
 def _names_its_base(log_path: Path) -> bool:
     """Whether the history tells its base by more than the name that was typed."""
     with contextlib.suppress(HistoryError):
-        header = read_header(log_path / HISTORY)
-        return header is not None and header.weights is not None
+        return read_header(log_path / HISTORY) is not None
     return False
 
 

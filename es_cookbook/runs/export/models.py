@@ -10,23 +10,22 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from typing_extensions import override
 
 from es_cookbook.checkpoints.formats import Format
 from es_cookbook.checkpoints.model_cache import cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, LARGEST_CONFIG, opened, parsed, read_file
+from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.runs.centre.checkpoints import last_directory
 from es_cookbook.runs.directory.directory import (
-    CONFIG,
     HISTORY,
     MODEL,
     check_is_run,
-    is_config_of_run,
     is_of_gradients,
+    recorded_fields,
 )
 from es_cookbook.runs.history.store import read_prefix
 
@@ -49,9 +48,9 @@ class RunModels(Format):
 
     @override
     def directory(self, model_name: str) -> Path | None:
-        if (run := _named(model_name)) is None:
-            return None
         try:
+            if (run := _named(model_name)) is None:
+                return None
             return _checkpoint(*run) if is_of_gradients(run[0]) else _centre(*run)
         except ESCookbookError as error:
             # Whom to trust is said where a run is named, and not where a model is.
@@ -67,23 +66,14 @@ def _named(model_name: str) -> _Run | None:
         return None
     elif not (generation.isascii() and generation.isdecimal() and len(generation) < _DIGITS):
         raise ModelError(
-            f"model_name={model_name}: after {_SIGN} must be the number of generations "
+            f"after {_SIGN} must be the number of generations "
             f"after which to take the run's centre, found {generation!r:.100}"
         )
-    if _config(Path(path)) is None:
+    if not recorded_fields(Path(path))[0]:
         if generation:
-            raise ModelError(f"model_name={model_name}: {path!r} is not the directory of a run")
+            raise ModelError(f"{path!r} is not the directory of a run")
         return None
     return Path(path), int(generation) if generation else None
-
-
-def _config(log_path: Path) -> dict[str, object] | None:
-    """The Config of a run as plain values; None where there is none that can be read."""
-    try:
-        found = parsed(read_file(log_path / CONFIG, LARGEST_CONFIG, log_path))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return cast("dict[str, object]", found) if is_config_of_run(found) else None
 
 
 def _checkpoint(log_path: Path, generation: int | None) -> Path:
@@ -108,7 +98,7 @@ def _centre(log_path: Path, generation: int | None) -> Path:
     # What it is rebuilt from. The header, in the history, has the digests of the base.
     with opened(log_path / HISTORY, ANY_SIZE, log_path) as file:
         recorded = file.read(prefix.num_bytes)
-    config = json.dumps(_config(log_path), sort_keys=True).encode()
+    config = json.dumps(recorded_fields(log_path)[0], sort_keys=True).encode()
     digest = hashlib.sha256(hashlib.sha256(config).digest() + recorded).hexdigest()
     make = functools.partial(_rebuild, log_path, prefix.generations)
     return cached_model(f"the run {str(log_path)!r:.300}", f"{digest}-run-{_FORMAT}", make)
@@ -137,5 +127,5 @@ def _refuse_rings(log_path: Path) -> None:
                 f"{log_path} begins from a run that begins from a run, and so on, more than "
                 f"{_LONGEST_LINE_OF_RUNS} times; export one of them, and begin from that"
             )
-        base = (_config(run[0]) or {}).get("model_name")
+        base = recorded_fields(run[0])[0].get("model_name")
         run = _named(base) if isinstance(base, str) else None

@@ -6,8 +6,6 @@ header (what the run began with), every other line a record (one generation). Se
 and digests are hexadecimal text, since many JSON readers round integers above 2⁵³; floats are
 Python's shortest text that reads back to the same bits. That is about 60 bytes a term and genome
 together; rewards problem by problem, which few optimizers need, are 4 to 20 bytes each.
-
-Version 1 had no header; its records are those of version 2. A file is of one version throughout.
 """
 
 import dataclasses
@@ -17,15 +15,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
-from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.errors import HistoryError, other_format
 from es_cookbook.common.files import parsed
 from es_cookbook.common.terminal import one_line
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
 from es_cookbook.rl.types import ProblemResult
 
-FORMAT_VERSION = 2
-VERSIONS_READ = (1, 2)
+FORMAT_VERSION = 1
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line: four million scores."""
 _MOST_VALUES = 2**22
@@ -46,9 +43,8 @@ class Header:
 
     Attributes:
         model_name: the base model, as it was given then.
-        weights: hexadecimal digest of its weights, `tokenizer`, of its tokenizer's files; None in a
-            fork of a version 1 history, which did not record them.
-        dtype: of the base weights as the engine held them, "float32" for example; None likewise.
+        weights: hexadecimal digest of its weights, `tokenizer`, of its tokenizer's files.
+        dtype: of the base weights as the engine held them, "float32" for example.
         fork: None in a run that began by itself.
         found: numbers that the run found for options of its optimizer that were `auto`.
         products: dtype of the engine's matrix products, where it had a choice; rollouts depend on
@@ -56,9 +52,9 @@ class Header:
     """
 
     model_name: str
-    weights: str | None
-    tokenizer: str | None
-    dtype: str | None
+    weights: str
+    tokenizer: str
+    dtype: str
     fork: Fork | None = None
     found: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
     products: str | None = None
@@ -115,17 +111,17 @@ class Record:
             raise ValueError(f"a fingerprint is a 64-bit integer, found {self.fingerprint}")
 
 
-def encode(entry: Header | Record, version: int = FORMAT_VERSION) -> bytes:
+def encode(entry: Header | Record) -> bytes:
     """A header or a record as one line, its newline included."""
     is_header = isinstance(entry, Header)
     plain = _plain_header(entry) if is_header else _plain_record(entry)
-    text = json.dumps({"version": version, **plain}, separators=(",", ":"), allow_nan=False)
+    text = json.dumps({"format": FORMAT_VERSION, **plain}, separators=(",", ":"), allow_nan=False)
     body = text.encode()[:-1]
     return body + CHECKSUM_KEY + f'{zlib.crc32(body):08x}"}}\n'.encode()
 
 
-def decode(line: bytes) -> tuple[int, Header | Record]:
-    """Read one line back: the format version that it has, and what it holds.
+def decode(line: bytes) -> Header | Record:
+    """Read one line back.
 
     Raises:
         ValueError: The line is torn or damaged: its checksum does not match.
@@ -137,15 +133,9 @@ def decode(line: bytes) -> tuple[int, Header | Record]:
         raise ValueError("the checksum does not match")
     try:
         found = cast("dict[str, Any]", parsed(body + b"}", _MOST_VALUES))
-        version = found.get("version")
-        if version not in VERSIONS_READ:
-            raise HistoryError(
-                f"the history has format version {version!r:.20}, "
-                f"this es_cookbook reads {' and '.join(map(str, VERSIONS_READ))}"
-            )
-        if version == FORMAT_VERSION and "kind" in found:
-            return version, _header(found)
-        return version, _record(found)
+        if (version := found.get("format")) != FORMAT_VERSION:
+            raise HistoryError(other_format(version, FORMAT_VERSION))
+        return _header(found) if "kind" in found else _record(found)
     except HistoryError:
         raise
     except ValueError as error:  # What JSON, a Term, a Step or a Record refuses.
@@ -263,7 +253,7 @@ def _are_hex(value: object) -> bool:
 _Schema: TypeAlias = Mapping[str, tuple[Callable[[object], bool], str]]
 
 _RECORD: _Schema = {
-    "version": (_is_count, "an integer"),
+    "format": (_is_count, "an integer"),
     "generation": (_is_count, "an integer from 0 on"),
     "position": (_is_count, "an integer from 0 on"),
     "fingerprint": (_is_hex, "hexadecimal text"),
@@ -280,12 +270,12 @@ _OPTIONAL: _Schema = {
     "results": (_all(_all(_or_null(_is(float)))), "a list of lists of floats and nulls"),
 }
 _HEADER: _Schema = {
-    "version": (_is_count, "an integer"),
+    "format": (_is_count, "an integer"),
     "kind": (lambda value: value == "header", 'the text "header"'),
     "model_name": (_is(str), "text"),
-    "weights": (_or_null(_is_hex), "hexadecimal text or null"),
-    "tokenizer": (_or_null(_is_hex), "hexadecimal text or null"),
-    "dtype": (_or_null(_is(str)), "text or null"),
+    "weights": (_is_hex, "hexadecimal text"),
+    "tokenizer": (_is_hex, "hexadecimal text"),
+    "dtype": (_is(str), "text"),
     "fork": (_or_null(_is(dict)), "an object or null"),
 }
 _HEADER_OPTIONAL: _Schema = {

@@ -20,7 +20,6 @@ from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
     CHECKSUM_KEY,
-    FORMAT_VERSION,
     LONGEST_LINE,
     Header,
     Record,
@@ -41,32 +40,31 @@ def read_history(path: Path) -> Iterator[Record]:
         HistoryError: Damage before the last line, another format, or generations that do not follow
             one another; names the line.
     """
-    return (entry for _, entry, _ in _read(path) if isinstance(entry, Record))
+    return (entry for entry, _ in _read(path) if isinstance(entry, Record))
 
 
 def read_header(path: Path) -> Header | None:
-    """What the run began with; None where that is not recorded: version 1, or no history yet.
+    """What the run began with; None where there is no history yet.
 
     Raises:
         HistoryError: As `read_history`, of the first line.
     """
     first = next(_read(path), None)
-    return first[1] if first is not None and isinstance(first[1], Header) else None
+    return first[0] if first is not None and isinstance(first[0], Header) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefix:
-    """The first generations of a history, in lines of one format version, and where they end.
+    """The first generations of a history, and where they end.
 
     Attributes:
-        version: of the format; 0 where nothing is recorded yet.
+        header: None where nothing is recorded yet.
         generations: how many there are; the first of them may be missing in `records`.
         num_lines, num_bytes: of their lines in the file, which need not be read again.
     """
 
     header: Header | None = None
     records: tuple[Record, ...] = ()
-    version: int = 0
     generations: int = 0
     num_lines: int = 0
     num_bytes: int = 0
@@ -74,7 +72,7 @@ class Prefix:
     def encode(self) -> Iterator[bytes]:
         """The lines of a history that holds this and no more."""
         entries = [*([self.header] if self.header else []), *self.records]
-        return (encode(entry, self.version) for entry in entries)
+        return map(encode, entries)
 
 
 _NOTHING = Prefix()
@@ -88,9 +86,9 @@ def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) ->
     Raises:
         HistoryError: Fewer are recorded (says how many), or as `read_history`.
     """
-    header, records, version = start.header, [*start.records], start.version
+    header, records = start.header, [*start.records]
     generations, num_lines, num_bytes = start.generations, start.num_lines, start.num_bytes
-    for found, entry, line_bytes in _read(path, start):
+    for entry, line_bytes in _read(path, start):
         if isinstance(entry, Header):
             header = entry
         elif generations != generation:
@@ -98,7 +96,7 @@ def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) ->
             generations += 1
         else:
             break
-        version, num_lines, num_bytes = found, num_lines + 1, num_bytes + line_bytes
+        num_lines, num_bytes = num_lines + 1, num_bytes + line_bytes
         if generations == generation:
             break
     if generation is not None and generations != generation:
@@ -106,11 +104,11 @@ def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) ->
             f"generation must be 0 to {generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Prefix(header, tuple(records), version, generations, num_lines, num_bytes)
+    return Prefix(header, tuple(records), generations, num_lines, num_bytes)
 
 
-def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[int, Header | Record, int]]:
-    """Each line's format version, what it holds, and its length in bytes."""
+def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[Header | Record, int]]:
+    """What each line holds, and its length in bytes."""
     try:
         file = opened(path, ANY_SIZE, path.parent)
     except FileNotFoundError:
@@ -119,13 +117,13 @@ def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[int, Header | 
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         damage: str | None = None
-        first_version, expected = start.version, start.generations
+        expected = start.generations
         file.seek(start.num_bytes)
         for number, line in enumerate(lines(file, LONGEST_LINE), start=start.num_lines + 1):
             if damage is not None:  # Only now is it known that the damaged line was not the last.
                 raise HistoryError(damage)
             try:
-                version, entry = decode(line)
+                entry = decode(line)
             except HistoryError as error:
                 advice = f"; {_advice(path, expected)}" if expected else ""
                 raise HistoryError(f"{path}, line {number}: {error}{advice}") from error
@@ -134,13 +132,7 @@ def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[int, Header | 
                 if line.count(CHECKSUM_KEY) > 1:  # Two lines that lost the newline between them.
                     raise HistoryError(damage) from error
                 continue
-            first_version = first_version or version
-            if version != first_version:
-                raise HistoryError(
-                    f"{path}, line {number} has format version {version}, the lines before it "
-                    f"{first_version}; {_advice(path, expected)}"
-                )
-            if (number == 1 and version > 1) != isinstance(entry, Header):
+            if (number == 1) != isinstance(entry, Header):
                 raise HistoryError(
                     f"{path}, line {number}: the header must be the first line, and only that; "
                     f"{_advice(path, expected)}"
@@ -152,7 +144,7 @@ def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[int, Header | 
                         f"found generation {entry.generation}; {_advice(path, expected)}"
                     )
                 expected += 1
-            yield version, entry, len(line)
+            yield entry, len(line)
 
 
 def _advice(path: Path, whole: int) -> str:
@@ -174,7 +166,7 @@ class HistoryStore:
 
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
-        header: what the run began with; None for a history of version 1, which goes on as such.
+        header: what the run began with.
         warning: what `begin` drops, or None.
         is_orderly: whether all of that is a line that was not written to its end.
 
@@ -188,17 +180,14 @@ class HistoryStore:
         if found.header is not None:
             check_same_base(path, found.header, header)
         self.path = path
-        self.header = found.header
+        self.header = found.header or header
         self.next_generation = len(found.records)
         self.warning: str | None = None
-        self._version = found.version or FORMAT_VERSION
         self._prefix: Prefix | None = found
         good_bytes = found.num_bytes
         self._file = LineFile(path)
         self._good_bytes = good_bytes
         self._has_begun = False
-        if not good_bytes:
-            self.header = header
         torn_bytes = path.stat().st_size - good_bytes
         self.is_orderly = not torn_bytes or not self._file.ends_with(b"\n")
         if torn_bytes:
@@ -222,7 +211,6 @@ class HistoryStore:
                 self._file.truncate(self._good_bytes)
                 logger.warning(self.warning)
             if not self._good_bytes:
-                assert self.header is not None
                 self._file.append(encode(self.header))
         except BaseException:
             self.close()
@@ -241,7 +229,7 @@ class HistoryStore:
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
         self.begin()
-        self._file.append(encode(record, self._version))
+        self._file.append(encode(record))
         self.next_generation += 1
         self._prefix = None  # A run that goes on for long does not carry its past around.
 
@@ -268,7 +256,7 @@ def header_of(model_name: str, base_dtype: str) -> Header:
 
 
 def check_same_base(path: Path, then: Header, now: Header) -> None:
-    """Refuse another base than a history (`path`) began with; what is not recorded may differ.
+    """Refuse another base than a history (`path`) began with.
 
     Raises:
         HistoryError: Another base; names what differs.
@@ -279,9 +267,9 @@ def check_same_base(path: Path, then: Header, now: Header) -> None:
         ("dtype (engine.dtype)", then.dtype, now.dtype),
     )
     differing = [
-        f"its {name} was {one_line(was[:16])}, is {str(found)[:16]}"
+        f"its {name} was {one_line(was[:16])}, is {found[:16]}"
         for name, was, found in parts
-        if was is not None and was != found
+        if was != found
     ]
     if differing:
         hint = ": another is there now (of a run that went on: RUN@GENERATION)"

@@ -2,7 +2,7 @@
 
 Looking differs from going on. What a run goes on from must be whole, and
 `es_cookbook.runs.directory.opening` refuses it otherwise; what is looked at may be torn, or written
-by a newer version, or by a process that is still writing it. So everything here reads what can be
+by a process that is still writing it. So everything here reads what can be
 read, and says in a sentence what cannot. Nothing is changed, nothing that a file names is imported,
 and no lock is taken.
 
@@ -23,12 +23,10 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.errors import ESCookbookError, HistoryError, RunDirectoryError
 from es_cookbook.common.files import (
     ANY_SIZE,
-    LARGEST_CONFIG,
     LONGEST_LINE,
     lines,
     opened,
     parsed,
-    read_file,
 )
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.optimizers.base import AUTO
@@ -40,8 +38,8 @@ from es_cookbook.runs.directory.directory import (
     METRICS,
     ROLLOUTS,
     check_access,
-    is_config_of_run,
     is_of_gradients,
+    recorded_fields,
 )
 from es_cookbook.runs.directory.lock import writer_of
 from es_cookbook.runs.history.format import Header, Record
@@ -61,7 +59,7 @@ class RunFiles:
             class stands at the part's own path, `optimizer`; an `auto` is what the run found. Empty
             where it cannot be read.
         metrics: one dict a generation, and one for the last evaluation; NaN where not measured.
-        header: what the run began with; None where the history does not say, and of gradients.
+        header: what the run began with; None where the history cannot be read, and of gradients.
         records: of the history, in order; empty for a run of gradients.
         state: where it stands.
         problems: what could not be read, one sentence each.
@@ -115,7 +113,7 @@ def read_run(log_path: Path) -> RunFiles:
     """Read a run directory, of a run that is in progress too.
 
     Raises:
-        RunDirectoryError: There is no such directory, or it is not a run's.
+        RunDirectoryError: There is no such directory, or it is not a run's, or of another version.
     """
     check_access(log_path)
     if not os.path.isdir(log_path):  # Which asks nothing of a name that is too long.
@@ -134,24 +132,18 @@ def read_run(log_path: Path) -> RunFiles:
 
 
 def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
-    path = log_path / CONFIG
+    fields, problem = recorded_fields(log_path)
     try:
-        found = parsed(read_file(path, LARGEST_CONFIG, log_path))
-        if is_config_of_run(found):
-            return flattened(found)
-        problem = "is no run's (a model has one, too)"
-    except FileNotFoundError:
-        problem = "is missing"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-    except (ValueError, RecursionError) as error:
+        if not problem:
+            return flattened(fields)
+    except ValueError as error:
         problem = f"cannot be read ({error})"
     if not any((log_path / name).is_file() for name in (HISTORY, METRICS)):
         raise RunDirectoryError(
             f"log_path {log_path} is not a run directory: its {CONFIG} {problem}, and it holds no "
             f"{HISTORY} or {METRICS}"
         )
-    problems.append(f"{path} {problem}")
+    problems.append(f"{log_path / CONFIG} {problem}")
     return {}
 
 

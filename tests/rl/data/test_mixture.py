@@ -242,9 +242,6 @@ async def test_a_row_in_training_and_test_of_two_parts_is_refused_however_it_is_
     assert len(await _built(plain, part("{answer}", num_test=4))) == 70
     with pytest.raises(DataError, match=r"line \d+: this problem is held out in one part"):
         await _built(plain, part("{answer}", num_test=9))
-    # As runs had it that were recorded before contents were compared.
-    before = [part(prompt, num_test=9, split_by=None) for prompt in ("{question}", "{answer}")]
-    assert len(await _built(*before))
 
 
 async def test_a_data_set_that_is_not_in_memory_is_refused() -> None:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import chz
 import pytest
 
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
@@ -138,27 +136,6 @@ async def test_what_a_row_lacks_and_what_is_no_choice_is_refused(sixty: str) -> 
     )
     with pytest.raises(ConfigError, match=r"split_by='{a\.b}': in braces stands the name of one"):
         task(sixty, split_by="{a.b}")
-
-
-async def test_a_config_that_says_nothing_of_it_splits_by_the_prompt_as_it_did(
-    tmp_path: Path,
-) -> None:
-    rows = [{"question": f"{i}:1=", "answer": str(i + 1), "size": len(str(i))} for i in range(60)]
-    source = write_rows(tmp_path / "rows.jsonl", rows)
-    expected = {  # What it was before.
-        "{question}": [1, 3, 7, 10, 12, 13, 16, 19, 23, 28, 31, 45],
-        "Say: {question}": [1, 7, 10, 23, 51],
-    }
-    for prompt, held_out in expected.items():
-        plain = json.loads(config_to_json(task(source, prompt=prompt, num_test=12)))
-        del plain["split_by"]
-        recorded = config_from_json(json.dumps(plain), trust=["tests"])
-        assert isinstance(recorded, Task)
-        tokenizer = character_tokenizer()
-        tokenizer.add_tokens(list("Say "))
-        assert lines(await recorded(tokenizer))[1] == held_out
-        assert chz.replace(recorded, num_test=None).split_by is None
-        assert config_from_json(config_to_json(recorded), trust=["tests"]) == recorded
 
 
 @dataclasses.dataclass(frozen=True)

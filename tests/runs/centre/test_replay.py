@@ -22,8 +22,6 @@ from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.runs.centre import replay as replay_module
 from es_cookbook.runs.centre.replay import open_replay
-from es_cookbook.runs.history.format import encode
-from es_cookbook.runs.history.store import read_history
 from tests.adapters import make_adapter
 from tests.linear_models import LINEAR_FAMILIES, make_linear_model
 from tests.quantised_models import How, quantise
@@ -103,21 +101,15 @@ def test_transposed_weights_and_experts_come_back_too(
     assert same_bits(dict(replay.centre_tensors()), recorded.weights[-1])
 
 
-@pytest.mark.parametrize("version", [1, 2])
 def test_the_base_is_taken_in_the_dtype_that_the_engines_held_it_in(
-    tiny_model: Callable[[str], Path], tmp_path: Path, version: int
+    tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Since version 2 the history says it, before only the Config does."""
     inside_a_pool = RayPoolBuilder(engine=TorchEngineBuilder(dtype="bfloat16"))
     model = tiny_model("qwen2")
     run = record_run(tmp_path / "run", model, LowRank(), dtype="bfloat16", engine=inside_a_pool)
     other = record_run(tmp_path / "other", model, LowRank())
     assert run.fingerprints != other.fingerprints
-    if version == 1:
-        lines = [encode(record, 1) for record in read_history(run.path / "history.jsonl")]
-        (run.path / "history.jsonl").write_bytes(b"".join(lines))
-    else:
-        shutil.copy(other.path / "config.json", run.path / "config.json")
+    shutil.copy(other.path / "config.json", run.path / "config.json")
     assert same_bits(dict(open_replay(run.path).centre_tensors()), run.weights[-1])
 
 

@@ -82,7 +82,7 @@ def resumed(path: Path, original: dict[str, bytes]) -> None:
 
 
 def forked(path: Path, original: dict[str, bytes]) -> None:
-    taken = fork_run(path, 2, path.with_name("fork"), original["config.json"].decode(), "model")
+    taken = fork_run(path, 2, path.with_name("fork"), original["config.json"].decode())
     assert taken == 2 == len(list(read_history(path.with_name("fork") / "history.jsonl")))
 
 

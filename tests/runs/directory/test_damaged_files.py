@@ -27,7 +27,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import lines_before
 from es_cookbook.runs.export.export import curve
-from es_cookbook.runs.history.format import CHECKSUM_KEY, Header
+from es_cookbook.runs.history.format import CHECKSUM_KEY
 from es_cookbook.runs.history.store import read_header, read_history, read_prefix
 from es_cookbook.runs.tracking.curves import table
 from es_cookbook.runs.tracking.jsonl import read_metrics
@@ -221,7 +221,7 @@ def test_a_run_with_a_damaged_file_is_forked_and_rewound_or_refused(tmp_path: Pa
         (run / name).write_bytes(data)
         for generation in (1, 3):
             try:
-                fork_run(run, generation, run / f"fork{generation}", "{}", "model")
+                fork_run(run, generation, run / f"fork{generation}", "{}")
                 rewind_run(run, generation)
                 outcomes.add("done")
             except ESCookbookError as error:
@@ -235,10 +235,10 @@ def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
     fingerprint = fingerprint_span("weight", centre.view(-1), 0) % MODULUS
     write_snapshot(tmp_path, 2, fingerprint, [("weight", (3, 20))], [("weight", centre)])
     path = tmp_path / "snapshots/000002.safetensors"
-    whole, header = path.read_bytes(), Header("model", "ab", "cd", "float32")
-    assert latest_snapshot(tmp_path, [0, fingerprint], header) is not None
+    whole = path.read_bytes()
+    assert latest_snapshot(tmp_path, [0, fingerprint]) is not None
     for case in range(500):
         path.write_bytes(of_bytes(random.Random(case), whole))
-        found = latest_snapshot(tmp_path, [0, fingerprint], header)
+        found = latest_snapshot(tmp_path, [0, fingerprint])
         if found is not None:  # Damaged where nothing is read from.
             assert torch.equal(found.tensors["weight"], centre)

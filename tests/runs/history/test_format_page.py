@@ -91,7 +91,7 @@ def test_the_page_alone_rebuilds_a_trained_run(
     assert_the_page_rebuilds(tmp_path / "run", models[stored], 6, tmp_path)
 
 
-def test_the_page_alone_rebuilds_a_run_of_an_earlier_version(tmp_path: Path) -> None:
+def test_the_page_alone_rebuilds_a_recorded_run(tmp_path: Path) -> None:
     model = ROOT / "es_cookbook/recipes/countdown/model"
     assert_the_page_rebuilds(RECORDED, model, 3, tmp_path)
 
@@ -152,7 +152,7 @@ EXAMPLES: dict[str, tuple[SearchSpace, torch.Tensor, list[Step]]] = {
         [Step(TERMS[:1]), Step(TERMS[1:], decay=0.3)],
     ),
     "`FullRank`, the rule `adam` below": (DENSE, BASE, [Step(TERMS, rule=ADAM)]),
-    "`FullRank`, the rule `muon_by_matrix` below": (DENSE, BASE, [Step(TERMS, rule=MUON)]),
+    "`FullRank`, the rule `muon` below": (DENSE, BASE, [Step(TERMS, rule=MUON)]),
     "`QuantCodes`, the other terms": (
         QUANTISED,
         CODES,

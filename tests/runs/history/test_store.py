@@ -25,7 +25,6 @@ from es_cookbook.runs.history.store import HistoryStore, read_header, read_histo
 from tests.runs.records import HEADER, make_record
 
 ROOT = Path(__file__).parents[3]
-DATA = Path(__file__).parents[1] / "data"
 
 
 def write_history(path: Path, generations: int) -> list[Record]:
@@ -54,7 +53,7 @@ def test_what_opening_has_read_is_not_read_again_until_the_run_goes_on(
     records = write_history(path, 3)
     read: list[bytes] = []
 
-    def watched(line: bytes) -> tuple[int, Header | Record]:
+    def watched(line: bytes) -> Header | Record:
         read.append(line)
         return decode(line)
 
@@ -221,38 +220,7 @@ def test_sigkill_never_loses_a_reported_generation(tmp_path: Path) -> None:
         assert recorded == [make_record(i, num_genomes=64) for i in range(len(recorded))]
 
 
-# The format: version 1 as it was written, every field of version 2, and the reader in the docs.
-
-SECOND_OF_VERSION_1 = Record(
-    generation=1,
-    step=Step(
-        (
-            Term(5249979066121302517, -8.474337369372328e-06),
-            Term(582057716445789124, -2.5506902573942173e-06),
-            Term(7018639715332314491, -4.4949106478873815e-06),
-            Term(3501332431411006491, -7.887233511355132e-06),
-        ),
-        decay=0.01,
-    ),
-    fitness_G=(0.5, math.nan, -1.25, 0.0),
-    fingerprint=14151560559444937093,
-)
-
-
-def test_a_history_of_version_1_is_read_and_goes_on_as_such(tmp_path: Path) -> None:
-    written_then = (DATA / "history_v1.jsonl").read_bytes()
-    records = list(read_history(DATA / "history_v1.jsonl"))
-    assert repr(records[1]) == repr(SECOND_OF_VERSION_1)
-    assert b"".join(encode(record, version=1) for record in records) == written_then
-    assert read_header(DATA / "history_v1.jsonl") is None
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(written_then + b'{"version":1,"gener')
-    store = HistoryStore(path, HEADER)
-    assert (store.next_generation, store.header) == (3, None)
-    store.append(make_record(3))
-    store.close()
-    assert path.read_bytes() == written_then + encode(make_record(3), version=1)
-    assert repr(list(read_history(path))) == repr([*records, make_record(3)])
+# The format: every field, and the reader in the docs.
 
 
 def test_what_the_run_began_with_is_the_first_line(tmp_path: Path) -> None:
@@ -262,8 +230,7 @@ def test_what_the_run_began_with_is_the_first_line(tmp_path: Path) -> None:
     HistoryStore(path, forked).close()
     assert read_header(path) == forked
     assert list(read_history(path)) == []
-    unknown = dataclasses.replace(HEADER, weights=None, tokenizer=None, dtype=None)
-    assert decode(encode(unknown)) == (2, unknown)
+    assert decode(encode(forked)) == forked
 
 
 def test_another_base_is_refused_by_what_differs(tmp_path: Path) -> None:
@@ -317,7 +284,7 @@ def test_results_of_problems_come_back_and_are_no_field_where_nothing_follows_fr
     results_P = (ProblemResult("0f3a", 0.25, 1.0), ProblemResult("b2", math.nan, math.nan))
     line = encode(dataclasses.replace(make_record(0), results_P=results_P))
     assert b',"problems":"0f3a b2","results":[[0.25,1.0],[null,null]],"checksum"' in line
-    _, record = decode(line)
+    record = decode(line)
     assert isinstance(record, Record)
     assert record.results_P[0] == results_P[0]
     assert math.isnan(record.results_P[1].solved)
@@ -341,12 +308,13 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     wrong = {
         f"{name} is missing": {k: v for k, v in fields.items() if k != name}
         for name in fields
-        if name not in ("version", "kind", "rule", "rewards")
+        if name not in ("format", "kind", "rule", "rewards")
     }
-    wrong |= {f"{name} must be ": fields | {name: [True]} for name in fields if name != "version"}
+    wrong |= {f"{name} must be ": fields | {name: [True]} for name in fields if name != "format"}
     wrong |= {"surprise is no field of the format": fields | {"surprise": 1}}
-    wrong |= {"format version 3, this es_cookbook reads 1 and 2": fields | {"version": 3}}
-    wrong |= {"format version None": {k: v for k, v in fields.items() if k != "version"}}
+    wrong |= {"format version 3, and this es_cookbook reads 1": fields | {"format": 3}}
+    without = {k: v for k, v in fields.items() if k != "format"}
+    wrong |= {"the last commit that reads it is cc874d88": {"version": 2, **without}}
     if isinstance(entry, Record):
         wrong |= {"coefficients must be a list of floats": fields | {"coefficients": ["1"]}}
         wrong |= {"seeds and coefficients must be as many": fields | {"seeds": "1 2"}}
@@ -378,15 +346,11 @@ def test_every_missing_extra_or_wrongly_typed_field_is_named_with_its_line(
     [
         ([HEADER, HEADER], "line 2: the header must be the first line"),
         ([make_record(0)], "line 1: the header must be the first line"),
-        ([HEADER, (make_record(0), 1)], "line 2 has format version 1, the lines before it 2"),
     ],
 )
-def test_a_file_has_one_header_and_one_version(
-    tmp_path: Path, lines: list[Any], sentence: str
-) -> None:
+def test_a_file_has_one_header(tmp_path: Path, lines: list[Any], sentence: str) -> None:
     path = tmp_path / "history.jsonl"
-    given = [line if isinstance(line, tuple) else (line, 2) for line in lines]
-    path.write_bytes(b"".join(encode(entry, version) for entry, version in given))
+    path.write_bytes(b"".join(map(encode, lines)))
     with pytest.raises(HistoryError, match=sentence):
         list(read_history(path))
 
@@ -410,19 +374,19 @@ def test_damage_says_what_can_be_saved_and_how(tmp_path: Path) -> None:
         list(read_history(path))
 
 
-def test_the_reader_in_the_docs_reads_both_versions(tmp_path: Path) -> None:
+def test_the_reader_in_the_docs_reads_a_history(tmp_path: Path) -> None:
     text = (ROOT / "docs/history_format.md").read_text(encoding="utf-8")
     snippet = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)[-1]
-    write_history(tmp_path / "history.jsonl", 3)
-    for path in (tmp_path / "history.jsonl", DATA / "history_v1.jsonl"):
-        program = f"{snippet}\nfor record in read({str(path)!r}):\n    print(record)\n"
-        said = subprocess.run(
-            [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        assert said == [
-            str((r.generation, r.step.decay, [(t.seed, t.coefficient) for t in r.step.terms]))
-            for r in read_history(path)
-        ]
+    path = tmp_path / "history.jsonl"
+    write_history(path, 3)
+    program = f"{snippet}\nfor record in read({str(path)!r}):\n    print(record)\n"
+    said = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said == [
+        str((r.generation, r.step.decay, [(t.seed, t.coefficient) for t in r.step.terms]))
+        for r in read_history(path)
+    ]
 
 
 def test_the_docs_name_every_field() -> None:
