@@ -208,7 +208,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
 def hostile_configs() -> list[str]:
     """All of them, as the text of a config.json."""
     base = json.loads((RECORDED / "low_rank/config.json").read_text())
-    texts = [json.dumps({"$class": text}) for text in (*TARGETS[-4:], *NAMES[:8])]
+    texts = [json.dumps({"$format": 1, "$class": text}) for text in (*TARGETS[-4:], *NAMES[:8])]
     for path, value in (*_everywhere(), *_deep()):
         config = copy.deepcopy(base)
         *parents, name = path.split(".")

@@ -192,6 +192,10 @@ KINDS = {
     "`config.json` damaged": Kind(
         changed(replaced("config.json", r'"dataset": \{', '"dataset": [{')), said=UNREADABLE
     ),
+    "of another version": Kind(
+        changed(replaced("config.json", r'"\$format": 1', '"$format": 2')),
+        said={"": "config.json: it has format version 2, and this es_cookbook reads 1"},
+    ),
     "a model, not a run": Kind(model_directory, said={"": "a config.json that is no run's"}),
 }
 """Rows of the table."""

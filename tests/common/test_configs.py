@@ -230,7 +230,7 @@ def test_a_damaged_config_is_refused_in_one_sentence(text: str, said: str) -> No
 
 def test_some_fields_are_read_without_the_classes_of_the_others(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    part = json.loads(config_to_json(Small(size=2)))
+    part = json.loads(written("Small", size=2))
     path.write_text(json.dumps({"$class": "no_such_package:X", "part": part, "name": "a"}))
     types = {"name": str, "part": Part}
     fields, plain = load_fields(path, types, TRUST)

@@ -401,9 +401,7 @@ def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
             {m: _values([problem["metrics"][m] for problem in problems]) for m in metrics},
         ),
         lost_P=[list(map(str, problem["lost"])) for problem in problems],
-        answers_P=[
-            _answers(problem.get("answers"), len(problem["reward"])) for problem in problems
-        ],
+        answers_P=[_answers(problem["answers"], len(problem["reward"])) for problem in problems],
     )
     generation = plain["generation"]
     return Evaluation(
@@ -415,7 +413,7 @@ def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
             for name, value in plain["metrics"].items()
         },
         results=results,
-        trained_on=None if (count := plain.get("trained_on")) is None else int(count),
+        trained_on=None if (count := plain["trained_on"]) is None else int(count),
     )
 
 
@@ -426,7 +424,7 @@ def _numbered(answers: Sequence[str | None]) -> list[int | None]:
 
 
 def _answers(found: object, attempts: int) -> list[str | None]:
-    """Of an older file, or of another number than there are attempts, none."""
+    """None where there is not one for each attempt."""
     answers = cast("list[object]", found) if isinstance(found, list) else []
     if len(answers) != attempts:
         return [None] * attempts

@@ -9,6 +9,7 @@ from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.runs.history.format import Header, Record, encode
 
 ES = {
+    "$format": 1,
     "$class": "es_cookbook.recipes.countdown.train_cli:CLIConfig",
     "model_name": "models/tiny",
     "optimizer": {
@@ -20,6 +21,7 @@ ES = {
     "seed": 0,
 }
 GRADIENTS = {
+    "$format": 1,
     "$class": "es_cookbook.plugins.gradients.policy_gradient:Config",
     "model_name": "models/tiny",
     "dataset": {"$class": "es_cookbook.recipes.countdown.dataset:CountdownDatasetBuilder"},
@@ -44,7 +46,7 @@ def make_run(
         (path / "checkpoints").mkdir()
     else:
         lines = [
-            encode(Header("models/tiny", None, None, "float32")),
+            encode(Header("models/tiny", "ab", "cd", "float32")),
             *map(record, range(generations)),
         ]
         (path / "history.jsonl").write_bytes(b"".join(lines))

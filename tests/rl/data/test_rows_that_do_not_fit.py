@@ -1,6 +1,5 @@
 """Rows of which no problem can be made, prompts that are too long, tags, and prefilled answers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.population.results import problem_names
@@ -322,17 +320,3 @@ async def test_a_recipe_fills_in_the_beginning_of_answers_too() -> None:
     datasets = await built(TOKENIZER)
     assert asked(datasets)[0].endswith(f"{END}<think>\n")
     await datasets.train.validate(512)  # Its own solutions, which go on behind that, are right.
-
-
-def test_configs_from_before_these_options_mean_what_they_meant() -> None:
-    config = Task(source="rows.jsonl", reward=Format())
-    plain = json.loads(config_to_json(config))
-    new = ("on_bad_row", "max_prompt_tokens", "on_long_prompt", "prefill", "stray_tags")
-    for name in new:
-        del plain[name]
-    for name in ("think", "answer", "prompt_ends_in_think"):
-        del plain["reward"][name]
-    old = config_from_json(json.dumps(plain))
-    assert isinstance(old, Task)
-    assert old == chz.replace(config, reward=Format(prompt_ends_in_think=False))
-    assert config_from_json(config_to_json(config)) == config

@@ -214,7 +214,7 @@ def test_what_cannot_be_replayed_is_one_sentence(
     (recorded.path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"config\.json: a config must be JSON"):
         open_replay(recorded.path)
-    (recorded.path / "config.json").write_text('{"$class": ""}')
+    (recorded.path / "config.json").write_text('{"$format": 1, "$class": ""}')
     with pytest.raises(ConfigError, match="must hold a run's Config, which has a model_name"):
         open_replay(recorded.path)
 

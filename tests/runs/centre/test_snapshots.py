@@ -128,7 +128,7 @@ def test_other_files_there_are_nobodys_business(
 _SLOW_WRITER = """
 import sys, time
 from pathlib import Path
-from es_cookbook.runs import replay
+from es_cookbook.runs.centre import replay
 from es_cookbook.runs.centre.snapshots import SnapshotWriter
 moved = replay.moved
 def slow(*arguments):

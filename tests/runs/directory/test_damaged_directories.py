@@ -29,7 +29,7 @@ from es_cookbook.runs.recorded import open_run
 
 RECORDED = Path(__file__).parents[2] / "data/recorded"
 RUNS = [RECORDED / name for name in ("low_rank", "full_rank", "genetic", "adapter")]
-UNKNOWN = Header("model", None, None, None)
+UNKNOWN = Header("model", "ab", "cd", "float32")
 
 
 def content(path: Path) -> dict[str, bytes]:

@@ -36,6 +36,7 @@ from tests.runs.records import HEADER, make_record
 
 CONFIG = json.dumps(
     {
+        "$format": 1,
         "$class": "recipe:Config",
         "engine": {"$class": "engines:Torch", "device": "cpu", "threads": 2},
         "num_generations": 10,

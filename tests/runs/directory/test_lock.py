@@ -124,6 +124,7 @@ def test_a_lock_that_is_let_go_of_while_others_open_it_is_never_held_twice(tmp_p
 
 def leave(directory: Path, **fields: object) -> None:
     left = {"host": "there", "boot": "b", "pid": 7, "since": "2026-01-02 03:04:05+00:00"}
+    left |= {"began": "9"}
     (directory / LOCK).write_text(json.dumps(left | fields))
 
 

@@ -26,7 +26,7 @@ def written_run(
 ) -> RunFiles:
     """Two rollouts a generation; a metric measured before some, and after the last."""
     path.mkdir()
-    history = HistoryStore(path / "history.jsonl", Header("model", None, None, None))
+    history = HistoryStore(path / "history.jsonl", Header("model", "ab", "cd", "float32"))
     rows: list[dict[str, float]] = []
     for generation, value in enumerate(measured):
         row: dict[str, float] = {"progress/generation": generation}
