@@ -183,8 +183,7 @@ def writer_of(directory: Path) -> str | None:
         return None
     if owner.host != us.host and not (owner.boot and owner.boot == us.boot):
         return str(owner)
-    began = _began(owner.pid)
-    return str(owner) if began is not None and owner.began in ("", began) else None
+    return str(owner) if owner.began == _began(owner.pid) else None
 
 
 def _began(pid: int) -> str | None:

@@ -45,7 +45,7 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
         line.startswith("correct ") and change in line
         for line in found["held-out, before -> after"]
     )
-    assert [line.split()[0] for line in found["trends"]] == ["reward", "held-out", "tokens/s"]
+    assert [line.split()[0] for line in found["trends"]] == ["reward", "held-out", "answers/s"]
     assert {line.split()[0] for line in found["on the disk"]} >= {
         "config.json",
         "history.jsonl",
@@ -64,7 +64,7 @@ def test_products_that_a_run_took_are_told(run: Path) -> None:
 
 def read_history_lines(run: Path) -> list[Any]:
     lines = (run / "history.jsonl").read_bytes().splitlines(keepends=True)
-    return [decode(line)[1] for line in lines]
+    return [decode(line) for line in lines]
 
 
 def test_held_out_values_have_an_interval_and_a_number_of_problems(run: Path) -> None:

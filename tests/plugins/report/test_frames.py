@@ -33,7 +33,7 @@ def other(tmp_path: Path, name: str = "other", **optimizer: object) -> Path:
 
 def test_a_row_is_a_generation_of_a_run_with_what_its_config_has_of_its_own(tmp_path: Path) -> None:
     table = frames([RUN, other(tmp_path, sigma=0.5)])
-    assert list(table.columns[:4]) == ["run", "generation", "optimizer.sigma", "seed"]
+    assert list(table.columns[:4]) == ["run", "generation", "seed", "optimizer.sigma"]
     assert list(table["generation"]) == [0, 1, 2, 3, 4] * 2
     assert list(table["run"].unique()) == [str(RUN), str(tmp_path / "other")]
     sigma = json.loads((RUN / "config.json").read_text())["optimizer"]["sigma"]

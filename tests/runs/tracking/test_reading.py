@@ -114,17 +114,6 @@ def test_a_run_is_running_also_where_the_clock_was_set_since_it_began(
     held.release()
 
 
-def test_a_lock_of_an_older_version_counts_while_there_is_such_a_process(run: Path) -> None:
-    held = RunLock(run)
-    lock = json.loads((run / "lock").read_text())
-    del lock["began"]
-    (run / "lock").write_text(json.dumps(lock))
-    assert read_run(run).state == "running"
-    (run / "lock").write_text(json.dumps(lock | {"pid": 2**22 + 1}))
-    assert read_run(run).state == "complete"
-    held.release()
-
-
 def test_a_writer_that_was_killed_is_not_taken_for_a_running_one(run: Path) -> None:
     code = (
         "import os; from pathlib import Path; from es_cookbook.runs.directory.lock import RunLock\n"
