@@ -215,21 +215,11 @@ def _parsed(text: str) -> object:
             plain = in_whole_characters(text, json.loads(text))
         except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
             raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
-    return without_format(plain)
-
-
-def without_format(plain: object) -> object:
-    """A config as JSON values, which may say the version of their format, without that.
-
-    Raises:
-        ConfigError: It is another version.
-    """
-    if not isinstance(plain, dict) or FORMAT not in plain:
-        return plain
-    entries = {**cast("dict[str, object]", plain)}
-    if (version := entries.pop(FORMAT)) != FORMAT_VERSION:
-        raise ConfigError(other_format(version, FORMAT_VERSION))
-    return entries
+    if isinstance(plain, dict):
+        version = cast("dict[str, object]", plain).pop(FORMAT, FORMAT_VERSION)
+        if version != FORMAT_VERSION:
+            raise ConfigError(other_format(version, FORMAT_VERSION))
+    return plain
 
 
 @contextlib.contextmanager
