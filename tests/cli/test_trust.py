@@ -151,7 +151,7 @@ class Config(TinyConfig):
     dataset: RLDatasetBuilder = chz.field(default_factory=Problems, doc="problems")
 
 if __name__ == "__main__":
-    run_cli(run_config, Config)
+    run_cli(run, Config)
 """
 
 
