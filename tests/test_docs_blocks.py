@@ -62,7 +62,7 @@ def blocks() -> list[Block]:
 BLOCKS = blocks()
 START = "docs/start.md", "python"
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.kind == "python"})
-COMMANDS = r"es-cookbook|python -m es_cookbook|python -m benchmarks|make"
+COMMANDS = r"es-cookbook|python -m (es_cookbook|benchmarks|tools)|make"
 RUN = {(page, line) for page, line in lines(COMMANDS)}
 OF_OTHERS = re.compile(
     r"pip install .*|(RAY_AUTH_MODE=token )?ray (start|status|get-auth-token)\b.*|inspect view .*"
@@ -72,7 +72,7 @@ OF_OTHERS = re.compile(
 SET_UP = {
     "CONTRIBUTING.md": "import chz\n"
     "from es_cookbook.common.cli import run_cli\n"
-    "from es_cookbook.common.configs import Names\n"
+    "from es_cookbook.common.names import Names\n"
     "from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder\n",
 }
 """Page -> imports that its blocks leave out, because all they show is a shape."""

@@ -30,7 +30,7 @@ from es_cookbook.cli.resume import Resume
 from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.cli.train import TrainConfig, built_for, whole_names
 from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
-from es_cookbook.common.configs import Names
+from es_cookbook.common.names import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES

@@ -82,7 +82,8 @@ for name in [*COMMANDS, *RECIPES]:
             assert page.getvalue().startswith("usage: "), name
 """
 PARTS = """
-from es_cookbook.common.configs import Names, config_to_json
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.names import Names
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 import chz
 fields = [field.meta_factory for field in chz.chz_fields(CLIConfig).values()]

@@ -17,8 +17,8 @@ import chz
 from es_cookbook.cli.options import RecordedAt, new_output
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli, sigterm_interrupts
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.runs.export.base import EXPORT_FORMS, ExportForm
 

@@ -10,8 +10,8 @@ import chz
 from es_cookbook.cli import RECIPES
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.names import Names
 from es_cookbook.common.references import load
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 

@@ -27,7 +27,6 @@ from typing import NoReturn, TypeVar, cast
 
 import chz
 
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import (
     ConfigError,
     ESCookbookError,
@@ -63,6 +62,7 @@ from es_cookbook.common.fields.options import (
     values_of,
 )
 from es_cookbook.common.machine.left_threads import failed, said_its_last
+from es_cookbook.common.names import Names
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
     as_program,

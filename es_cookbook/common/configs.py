@@ -7,8 +7,8 @@ it out in full, defaults included, so that a later change of a default does not 
 "module:qualname" and imported again, if they are trusted (`es_cookbook.common.references`) and the
 field's type asks for them; nothing is ever pickled or evaluated.
 
-`Names` lets a user write `engine=vllm` as well as `engine=VLLMEngineBuilder`, and imports a part
-only when it is chosen. The command line around it is `es_cookbook.common.cli`.
+What a user types for a part is `es_cookbook.common.names`, and the command line around it
+`es_cookbook.common.cli`.
 """
 
 import contextlib
@@ -16,16 +16,15 @@ import dataclasses
 import functools
 import json
 import math
-import typing
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import chz
 import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
-from es_cookbook.common.fields.chz_fields import CastError, type_name
+from es_cookbook.common.fields.chz_fields import type_name
 from es_cookbook.common.fields.declared_types import (
     argument_types,
     entry_types,
@@ -42,13 +41,11 @@ from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_f
 from es_cookbook.common.references import (
     ANYTHING_REACHED,
     is_own,
-    load,
     of_program,
     reference,
     references_in,
     resolve,
     trusted_modules,
-    typed,
 )
 from es_cookbook.common.terminal import is_utf8, printable
 
@@ -56,7 +53,7 @@ _Loaded = TypeVar("_Loaded")
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
 
-_NOT_RECORDED = "not_recorded_while_none"
+NOT_RECORDED = "not_recorded_while_none"
 FORMAT = "$format"
 """Beside the fields of a whole config: the version of how it is written."""
 FORMAT_VERSION = 1
@@ -243,141 +240,6 @@ def _modules_in(plain: object) -> set[str]:
     return {name for name in names if not name.endswith("__main__")}  # which needs no trust
 
 
-class Names(chz.factories.MetaFactory):
-    """The names by which a user chooses a part of a config.
-
-    Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
-    are accepted. Only what is chosen is imported, so a name may point to a module that needs an
-    optional package. `field` declares a field for such a part.
-
-    Args:
-        accepted: name -> "module:Class".
-        default: which of the names is meant when none is given, or None for none.
-        settings: name -> fields in which that choice differs from its class's own defaults; they
-            hold on the command line and for `build_default` alike. `settings_of` may have more.
-        functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
-        only: the names that are accepted; all if None.
-    """
-
-    def __init__(
-        self,
-        accepted: Mapping[str, str],
-        default: str | None,
-        settings: Mapping[str, Mapping[str, object]] | None = None,
-        *,
-        functions: bool = False,
-        only: Collection[str] | None = None,
-    ) -> None:
-        super().__init__()
-        self._functions = functions
-        self._settings = dict(settings or {})
-        self._accepted = accepted
-        self._only = only
-        self._is_optional = False
-        self.default = default
-
-    @property
-    def accepted(self) -> Mapping[str, str]:
-        """Name -> "module:Class", as far as is known now."""
-        if self._only is None:
-            return self._accepted
-        return {name: self._accepted[name] for name in self._only}
-
-    def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
-        """The field of a config for such a part, with the default, or None where there is none.
-
-        An `optional` part is None until it is chosen; giving it a field alone chooses the default.
-        While it is None a config does not record it: the part may not be there for who reads it.
-        """
-        self._is_optional = optional
-        default = (lambda: None) if optional else self.build_default
-        metadata = {_NOT_RECORDED: optional}
-        return chz.field(meta_factory=self, default_factory=default, doc=doc, metadata=metadata)
-
-    def build_default(self) -> object:
-        """The default part itself."""
-        factory = self.unspecified_factory()
-        return None if factory is None else factory()
-
-    def unspecified_factory(self) -> Callable[..., object] | None:
-        """What chz builds when nothing, or only fields of the part, are given.
-
-        chz asks for it also where a part stays None: whoever does not choose it must not fail.
-        """
-        if self.default is None:
-            return None
-        try:
-            return self._load(self.default)
-        except ConfigError:
-            if self._is_optional:
-                return None
-            raise
-
-    def from_string(self, factory: str) -> Callable[..., object]:
-        """The class (or partial of it) that a user's word stands for.
-
-        Raises:
-            MetaFromString: None of that name; lists what is accepted, the nearest first.
-            ConfigError: It is known but cannot be imported.
-        """
-        if name := self._name_of(factory):
-            return self._load(name)
-        standard = chz.factories.standard(
-            annotation=self.field_annotation, default_module=self.field_module
-        )
-        try:
-            return self._with_settings(cast(Callable[..., object], standard.from_string(factory)))
-        except chz.factories.MetaFromString as error:
-            hint = str(error) if ":" in factory else nearest(factory, self.accepted)
-            if self._functions:
-                hint += ", and functions as my_module:name or path/to/script.py:name"
-            raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
-
-    def _name_of(self, factory: str) -> str | None:
-        """The name that a user's word is, or whose class it names."""
-        if factory in self.accepted:
-            return factory
-        for name in self.accepted:
-            with contextlib.suppress(
-                ConfigError
-            ):  # Of another part than the one that is asked for.
-                target = self.accepted[name]
-                if factory in (target, target.partition(":")[2]):
-                    return name
-        return None
-
-    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
-        """Fields in which a choice differs from its class's own defaults.
-
-        `name` is the one by which it was chosen, None for a class that has none.
-        """
-        del part
-        return self._settings.get(name or "", {})
-
-    def note(self, part: object, given: Collection[str]) -> str:
-        """What to tell a user who chose a part and gave it these fields; nothing by default."""
-        del part, given
-        return ""
-
-    def perform_cast(self, value: str) -> object:
-        """None, where the field may be None, and a function are values rather than names."""
-        optional = type(None) in typing.get_args(self.field_annotation)
-        if optional and value in ("None", "none") and value not in self.accepted:
-            return None
-        if self._functions and ":" in value and not isinstance(found := typed(value), type):
-            return found
-        raise CastError(f"{value!r} is a name")
-
-    def _load(self, name: str) -> Callable[..., object]:
-        return self._with_settings(load(self.accepted[name]), name)
-
-    def _with_settings(
-        self, loaded: Callable[..., object], name: str | None = None
-    ) -> Callable[..., object]:
-        settings = self.settings_of(loaded, name)
-        return functools.partial(loaded, **settings) if settings else loaded
-
-
 def _to_plain(value: object, where: str) -> object:
     """JSON's own types, with a "$..." key for everything that JSON has no word for."""
     if isinstance(value, str | Path) and not is_utf8(str(value)):
@@ -405,7 +267,7 @@ def _to_plain(value: object, where: str) -> object:
             name: _to_plain(part, f"{where}.{name}")
             for name, field in chz.chz_fields(value).items()
             if (part := getattr(value, field.x_name)) is not None
-            or not (field.metadata or {}).get(_NOT_RECORDED)
+            or not (field.metadata or {}).get(NOT_RECORDED)
         }
     if isinstance(value, functools.partial):
         bound = cast("functools.partial[object]", value)

@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rewards.base import REWARD_NAMES, check_weights
 from es_cookbook.rl.rewards.length import (

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import Preset
-from es_cookbook.common.configs import Names, read_config, text_of
+from es_cookbook.common.configs import read_config, text_of
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import (
     Constant,
     Schedule,

@@ -14,9 +14,9 @@ import anyio
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.engines.base import ENGINE_NAMES, Engine, EngineBuilder
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder

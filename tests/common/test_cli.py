@@ -11,8 +11,8 @@ import chz
 import pytest
 
 from es_cookbook.common.cli import UNNAMED, changed, run_cli, split_options
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import EngineError, TooManyLostError
+from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import Constant, Cosine
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore

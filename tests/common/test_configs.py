@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.configs import (
-    Names,
     config_from_json,
     config_to_json,
     load_config,
@@ -25,6 +24,7 @@ from es_cookbook.common.configs import (
     trust_of,
 )
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.names import Names
 from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 

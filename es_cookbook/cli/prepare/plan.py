@@ -31,10 +31,10 @@ import chz
 from es_cookbook.cli.prepare.machines import GPUS, machine_of
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
 from es_cookbook.common.fields.options import as_typed, options_for
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import GIB, command, plural, say, show_bytes
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.engines.torch.engine import TorchEngineBuilder

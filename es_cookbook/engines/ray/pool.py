@@ -41,7 +41,6 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import (
     ConfigError,
     EngineError,
@@ -51,6 +50,7 @@ from es_cookbook.common.errors import (
 )
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,

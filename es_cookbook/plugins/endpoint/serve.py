@@ -37,8 +37,8 @@ from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
 from es_cookbook.cli.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, serving
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import (
     ENGINE_NAMES,

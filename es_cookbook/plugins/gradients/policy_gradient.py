@@ -50,9 +50,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine

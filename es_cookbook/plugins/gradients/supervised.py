@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar, cast
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, ModelError
+from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import EngineBuilder

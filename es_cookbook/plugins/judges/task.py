@@ -17,8 +17,8 @@ from typing import Any
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError
+from es_cookbook.common.names import Names
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.judges.judges import JUDGE_NAMES, PairJudge
 from es_cookbook.plugins.judges.tournament import Tournament

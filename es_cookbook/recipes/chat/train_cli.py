@@ -13,8 +13,8 @@ GGUF file from PyPI. Any other instruct model goes the same way:
 import chz
 
 from es_cookbook.cli.recipe import RecipeConfig, program
-from es_cookbook.common.configs import Names
 from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder

@@ -32,9 +32,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.options import ITEMS
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed

@@ -26,8 +26,8 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError, DataError, ModelError
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.data.lines import stop_of
 from es_cookbook.rl.data.row_checks import fields_of

@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import DataError
+from es_cookbook.common.names import Names
 from es_cookbook.rl.letters import composed, folded
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import texts_of

@@ -14,7 +14,7 @@ from typing import TypeVar
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.configs import Names
+from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

@@ -7,8 +7,8 @@ import chz
 import pytest
 import torch
 
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.names import Names
 from es_cookbook.common.references import resolve
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.spaces.adapter import Adapter

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import Names, config_from_json, config_to_json
+from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.names import Names
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise, noise_range
 from es_cookbook.evolution.noise.tensors import (

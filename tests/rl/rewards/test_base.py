@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.common.configs import Names, config_from_json, config_to_json
+from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import DataError, EnvError
+from es_cookbook.common.names import Names
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Exact, Number

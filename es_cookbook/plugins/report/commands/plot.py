@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 from es_cookbook.cli.evaluate.report import estimates_of, read
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
+from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 from es_cookbook.evolution.genome import Genome, Term

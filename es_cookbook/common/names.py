@@ -1,0 +1,154 @@
+"""The names that a user types for the parts of a config.
+
+`engine=vllm` means the same as `engine=VLLMEngineBuilder`, and a part is imported only when it is
+chosen.
+"""
+
+import contextlib
+import functools
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
+
+import chz
+import chz.factories
+
+from es_cookbook.common.configs import NOT_RECORDED
+from es_cookbook.common.errors import ConfigError, nearest
+from es_cookbook.common.fields.chz_fields import CastError
+from es_cookbook.common.references import load, typed
+
+
+class Names(chz.factories.MetaFactory):
+    """The names by which a user chooses a part of a config.
+
+    Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
+    are accepted. Only what is chosen is imported, so a name may point to a module that needs an
+    optional package. `field` declares a field for such a part.
+
+    Args:
+        accepted: name -> "module:Class".
+        default: which of the names is meant when none is given, or None for none.
+        settings: name -> fields in which that choice differs from its class's own defaults; they
+            hold on the command line and for `build_default` alike. `settings_of` may have more.
+        functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
+        only: the names that are accepted; all if None.
+    """
+
+    def __init__(
+        self,
+        accepted: Mapping[str, str],
+        default: str | None,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        functions: bool = False,
+        only: Collection[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._functions = functions
+        self._settings = dict(settings or {})
+        self._accepted = accepted
+        self._only = only
+        self._is_optional = False
+        self.default = default
+
+    @property
+    def accepted(self) -> Mapping[str, str]:
+        """Name -> "module:Class", as far as is known now."""
+        if self._only is None:
+            return self._accepted
+        return {name: self._accepted[name] for name in self._only}
+
+    def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
+        """The field of a config for such a part, with the default, or None where there is none.
+
+        An `optional` part is None until it is chosen; giving it a field alone chooses the default.
+        While it is None a config does not record it: the part may not be there for who reads it.
+        """
+        self._is_optional = optional
+        default = (lambda: None) if optional else self.build_default
+        metadata = {NOT_RECORDED: optional}
+        return chz.field(meta_factory=self, default_factory=default, doc=doc, metadata=metadata)
+
+    def build_default(self) -> object:
+        """The default part itself."""
+        factory = self.unspecified_factory()
+        return None if factory is None else factory()
+
+    def unspecified_factory(self) -> Callable[..., object] | None:
+        """What chz builds when nothing, or only fields of the part, are given.
+
+        chz asks for it also where a part stays None: whoever does not choose it must not fail.
+        """
+        if self.default is None:
+            return None
+        try:
+            return self._load(self.default)
+        except ConfigError:
+            if self._is_optional:
+                return None
+            raise
+
+    def from_string(self, factory: str) -> Callable[..., object]:
+        """The class (or partial of it) that a user's word stands for.
+
+        Raises:
+            MetaFromString: None of that name; lists what is accepted, the nearest first.
+            ConfigError: It is known but cannot be imported.
+        """
+        if name := self._name_of(factory):
+            return self._load(name)
+        standard = chz.factories.standard(
+            annotation=self.field_annotation, default_module=self.field_module
+        )
+        try:
+            return self._with_settings(cast(Callable[..., object], standard.from_string(factory)))
+        except chz.factories.MetaFromString as error:
+            hint = str(error) if ":" in factory else nearest(factory, self.accepted)
+            if self._functions:
+                hint += ", and functions as my_module:name or path/to/script.py:name"
+            raise chz.factories.MetaFromString(f"unknown name {factory!r}: {hint}") from error
+
+    def _name_of(self, factory: str) -> str | None:
+        """The name that a user's word is, or whose class it names."""
+        if factory in self.accepted:
+            return factory
+        for name in self.accepted:
+            with contextlib.suppress(
+                ConfigError
+            ):  # Of another part than the one that is asked for.
+                target = self.accepted[name]
+                if factory in (target, target.partition(":")[2]):
+                    return name
+        return None
+
+    def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
+        """Fields in which a choice differs from its class's own defaults.
+
+        `name` is the one by which it was chosen, None for a class that has none.
+        """
+        del part
+        return self._settings.get(name or "", {})
+
+    def note(self, part: object, given: Collection[str]) -> str:
+        """What to tell a user who chose a part and gave it these fields; nothing by default."""
+        del part, given
+        return ""
+
+    def perform_cast(self, value: str) -> object:
+        """None, where the field may be None, and a function are values rather than names."""
+        optional = type(None) in typing.get_args(self.field_annotation)
+        if optional and value in ("None", "none") and value not in self.accepted:
+            return None
+        if self._functions and ":" in value and not isinstance(found := typed(value), type):
+            return found
+        raise CastError(f"{value!r} is a name")
+
+    def _load(self, name: str) -> Callable[..., object]:
+        return self._with_settings(load(self.accepted[name]), name)
+
+    def _with_settings(
+        self, loaded: Callable[..., object], name: str | None = None
+    ) -> Callable[..., object]:
+        settings = self.settings_of(loaded, name)
+        return functools.partial(loaded, **settings) if settings else loaded
