@@ -64,7 +64,8 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row as DataRow
 from es_cookbook.rl.data.task import TaskEnv
 from es_cookbook.rl.messages.chat import KeptTurns
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.matching import Number
 from es_cookbook.rl.types import (
     Action,

@@ -33,7 +33,7 @@ from es_cookbook.common.errors import ConfigError, DataError, RequestError, near
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import command, plural, printable, say
 from es_cookbook.engines.base import Target
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import LostRollout, Observation
 from es_cookbook.runs.recorded import Played, RebuiltRun, Split, open_run, rebuild
 

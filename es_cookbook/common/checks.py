@@ -1,7 +1,8 @@
-"""Checks of the fields of a config, all in the same words."""
+"""Checks of the fields of a config and of what users' code returns, all in the same words."""
 
 import math
-from typing import Literal, get_args, get_origin
+from numbers import Real
+from typing import Literal, cast, get_args, get_origin
 
 import chz
 
@@ -9,6 +10,9 @@ from es_cookbook.common.errors import ConfigError
 
 LEAST, MOST = 1e-30, 1e30
 """The sizes of numbers that are multiplied and divided in float32, which ends at 1e-38 and 3e38."""
+_LARGEST = 1e100
+_REAL = (float, int, Real)
+"""The usual types first: asking an abstract class takes ten times as long."""
 
 
 def check_range(
@@ -65,3 +69,24 @@ def check_literals(config: object) -> None:
         kind: object = field.final_type
         if get_origin(kind) is Literal and (value := getattr(config, name)) not in get_args(kind):
             raise ConfigError(f"{name} must be {' or '.join(get_args(kind))}, found {value!r:.60}")
+
+
+def is_measured(value: object) -> bool:
+    """Whether a reward or a metric may be this: a number of which sums of squares are finite."""
+    return isinstance(value, _REAL) and _size(value) <= _LARGEST
+
+
+def shown(found: object, longest: int = 80) -> str:
+    """What was found in the place of such a number."""
+    text = repr(found)
+    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
+    is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
+    above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
+    return f"{type(found).__name__} {text}{above}"
+
+
+def _size(number: object) -> float:
+    try:
+        return abs(float(cast(float, number)))
+    except OverflowError:  # An integer.
+        return math.inf

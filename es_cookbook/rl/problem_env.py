@@ -8,10 +8,8 @@ rollout: a generation makes thousands of Envs, all on one event loop.
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import math
 import traceback
-import weakref
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NoReturn
@@ -20,17 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.errors import ConfigError, DataError, EnvError, own_frames
+from es_cookbook.common.errors import DataError, EnvError, own_frames
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.messages.encoder import Controls, framed, inside, plain
-from es_cookbook.rl.messages.message import Message, with_system
-from es_cookbook.rl.messages.message_env import MessageEnv, Script
-from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.messages.thoughts import whole_turn
-from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -39,16 +30,11 @@ from es_cookbook.rl.types import (
     Logs,
     Metrics,
     Observation,
+    ProvableEnv,
     Reading,
     StepResult,
-    Tokenizer,
-    Trajectory,
 )
 
-logger = logging.getLogger(__name__)
-
-_MOST_SHOWN = 8
-"""Unknown characters that are named."""
 _MAGIC = b"es_cookbook digests of training problems 1\n"
 _DIGEST = np.dtype("<u8")
 
@@ -71,7 +57,7 @@ class Grade(StepResult):
         super().__init__(reward, done, next_observation, metrics or {}, logs or {}, reading)
 
 
-class ProblemEnv(Env):
+class ProblemEnv(ProvableEnv):
     """One question, one answer, one grade.
 
     >>> class Parrot(ProblemEnv):
@@ -79,8 +65,6 @@ class ProblemEnv(Env):
     ...         return Grade(reward=float(text == "hello"))
     """
 
-    full_reward: float = 1.0
-    """What a perfect answer earns; `RLDataset.validate` compares gold answers with it."""
     gold_hint: str = ""
     """What to tell a user whose gold answer earns less: a clause with its options."""
     opened: str = ""
@@ -106,6 +90,10 @@ class ProblemEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         return await self.graded(whole_turn(action.text, self.opened))
+
+    @override
+    async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
+        return (await self.graded(str(gold))).reward, self.gold_hint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,8 +164,8 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         """
         with self._named():
             env = self.make_env()
-            if isinstance(env, MessageEnv):
-                env.policy = Script((), env.chat.tokenizer, context_length)
+            if isinstance(env, ProvableEnv):
+                return await env.prompt_length(context_length)
             return len((await env.initial_observation()).tokens_T)
 
     @contextlib.contextmanager
@@ -189,17 +177,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             said = str(error).removeprefix(f"{self.name}: ")  # A reward names its row itself.
             frames = own_frames("".join(traceback.format_exception(error)))
             raise DataError(f"{self.name}: {said}\n{frames}".rstrip()) from error
-
-    async def told_gold(self, tokenizer: Tokenizer, context_length: int = 2**20) -> Trajectory:
-        """The rollout of a policy that knows the gold answer.
-
-        Raises:
-            EnvError: The Env broke its contract.
-        """
-        assert self.gold is not None, "asked of problems that have one"
-        texts = (self.gold,) if isinstance(self.gold, str) else self.gold
-        script = Script(texts, tokenizer, context_length, closes_thoughts=True)
-        return await run_rollout(self.make_env(), script)
 
     async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> int:
         """Grade its gold answers as a model says them; that of several turns is so by `check`.
@@ -253,20 +230,13 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             )
 
     async def _check_gold(self, gold: str | tuple[str, ...], context_length: int) -> None:
-        env, hint = self.make_env(), ""
-        if isinstance(env, MessageEnv):
-            told = await self.told_gold(env.chat.tokenizer, context_length)
-            earned, full_reward = told.reward, env.full_reward
-            lost = AnswerTexts(env.chat.tokenizer).lost_in("".join(gold))
-            hint = lost and f": {lost}"
-        elif isinstance(env, ProblemEnv):
-            earned, full_reward = (await env.graded(str(gold))).reward, env.full_reward
-            hint = env.gold_hint
-        else:
+        env = self.make_env()
+        if not isinstance(env, ProvableEnv):
             return
-        if not math.isclose(earned, full_reward):
+        earned, hint = await env.try_gold(gold, context_length)
+        if not math.isclose(earned, env.full_reward):
             raise DataError(
-                f"{self.name}: its own solution earns {earned:g} of {full_reward:g}: "
+                f"{self.name}: its own solution earns {earned:g} of {env.full_reward:g}: "
                 f"{gold!r:.200}{hint}"
             )
 
@@ -275,8 +245,10 @@ def _is_less(earned: float, worth: float) -> bool:
     return earned < worth and not math.isclose(earned, worth)
 
 
-def with_gold(asked: EnvGroupBuilder, use: str) -> ProblemGroupBuilder:
-    """The problem, if it has a gold answer.
+def with_gold(
+    asked: EnvGroupBuilder, use: str
+) -> tuple[ProblemGroupBuilder, str | tuple[str, ...]]:
+    """The problem and its gold answer, if it has one.
 
     Args:
         asked: any problem.
@@ -286,7 +258,7 @@ def with_gold(asked: EnvGroupBuilder, use: str) -> ProblemGroupBuilder:
         DataError: It has none; names the problem.
     """
     if isinstance(asked, ProblemGroupBuilder) and asked.gold is not None:
-        return asked
+        return asked, asked.gold
     name = getattr(asked, "name", type(asked).__name__)
     raise DataError(f"{name}: it has no gold answer, which {use}")
 
@@ -361,122 +333,3 @@ class TrainedOn:
         if len(found) == len(data) or len(found) % _DIGEST.itemsize:
             return None
         return TrainedOn(np.frombuffer(found, _DIGEST).astype(np.uint64))
-
-
-PREFILL_DOC = "text after the chat template, with which every answer begins: '<think>'"
-
-
-def render_prompt(
-    tokenizer: Tokenizer,
-    question: str | None,
-    *,
-    chat: bool,
-    system: str = "",
-    prefill: str = "",
-    most: int | None = None,
-    before: Sequence[Message] = (),
-    tools: Sequence[ToolSchema] = (),
-) -> tuple[int, ...]:
-    """The prompt as tokens.
-
-    With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
-    else plain text, in which a blank line separates the system message from the question. The name
-    of a control token in the question is text in a chat, and that token in plain text. That is said
-    once a name, and what the tokenizer does not know once a character: the model cannot see it.
-
-    Args:
-        tokenizer: the model's own.
-        question: what the user asks; None: the chat ends with the last message of `before`.
-        chat: use the template.
-        system: message before the question; empty for none.
-        prefill: text behind all that, with which the answer begins.
-        most: tokens that are wanted: the question loses its beginning until all of it fits. It is
-            longer where everything but the question is.
-        before: messages of the chat before the question.
-        tools: that the template is to show.
-
-    Raises:
-        ModelError: The template cannot render the chat; says why.
-        ConfigError: The template ends in the prefill itself, or there are messages and no template.
-    """
-    _tell_unknown(tokenizer, f"{system}{question or ''}{prefill}")
-    is_chat = chat and tokenizer.chat_template is not None
-    if (before or tools) and not is_chat:
-        raise ConfigError("a chat of several messages needs chat=True and a model's chat template")
-    said = "\n".join([*(message.content for message in before), question or ""])
-    _tell_control(tokenizer, said, ChatTemplate.of(tokenizer) if is_chat else None)
-
-    def rendered(question: str | None) -> tuple[int, ...]:
-        if is_chat:
-            last = [] if question is None else [Message("user", question)]
-            chat = with_system(system, [*before, *last])
-            template = ChatTemplate.of(tokenizer)
-            if tools:
-                template = Renderer.best(tokenizer, tools, keep_history=True)
-            text = template.text(chat)
-            if prefill.strip() and text.rstrip().endswith(prefill.rstrip()):
-                raise ConfigError(
-                    f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
-                    "out"
-                )
-            return framed(tokenizer, text + prefill)
-        opening = f"{system}\n\n" if system else ""
-        return plain(tokenizer, f"{opening}{question or ''}{prefill}")
-
-    tokens_T = rendered(question)
-    if question is None or most is None or len(tokens_T) <= most:
-        return tokens_T
-    left_T = inside(tokenizer, question, split_special_tokens=is_chat)
-    while left_T and len(tokens_T) > most:
-        left_T = left_T[len(tokens_T) - most :]
-        left = tokenizer.decode(list(left_T), clean_up_tokenization_spaces=False)
-        tokens_T = rendered(str(left).lstrip("\ufffd"))  # Half of a character.
-    return tokens_T
-
-
-_told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.WeakKeyDictionary()
-"""Names of control tokens that a user was told of, in plain text or in chats."""
-
-
-def _tell_control(tokenizer: Tokenizer, question: str, template: ChatTemplate | None) -> None:
-    """Say that a question names a control token, or has been put into the template before."""
-    name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
-    if name is None and template is not None and template.looks_framed(question):
-        name = question.lstrip()[:20]
-    if name is None or (key := (name, template is None)) in told:
-        return
-    told.add(key)
-    if template is None:
-        logger.warning("%r in %.60r is read as that control token of the model", name, question)
-        return
-    logger.warning(
-        "%r in %.60r belongs to the model's chat template, and is shown to the model as text; "
-        "questions that have been put into the template before need chat=False",
-        *(name, question),
-    )
-
-
-_characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()
-"""Those that a tokenizer was asked about."""
-
-
-def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:
-    asked = _characters.setdefault(tokenizer, set())
-    new = set(text) - asked
-    asked |= new
-    unknown = [character for character in sorted(new) if not _is_known(tokenizer, character)]
-    if unknown:  # Alone; a tokenizer of words may know them inside of words.
-        seen = set(str(tokenizer.decode(list(inside(tokenizer, text)))))
-        unknown = [character for character in unknown if character not in seen]
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:_MOST_SHOWN]))
-        more = f" and {len(unknown) - _MOST_SHOWN} more" if len(unknown) > _MOST_SHOWN else ""
-        logger.warning(
-            "the model's tokenizer does not know %s%s: the model does not see them in %.60r",
-            *(shown, more, text),
-        )
-
-
-def _is_known(tokenizer: Tokenizer, character: str) -> bool:
-    tokens_T = inside(tokenizer, character)
-    return character.isspace() or (bool(tokens_T) and tokens_T != (tokenizer.unk_token_id,))

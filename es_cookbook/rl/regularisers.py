@@ -32,7 +32,8 @@ from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
 from es_cookbook.rl.messages.encoder import Controls, inside
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.template import ChatTemplate
-from es_cookbook.rl.problem_env import digest_of, render_prompt
+from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import (
     Action,
     Env,

@@ -181,7 +181,10 @@ class GoldAnswers(AnswerSource):
     async def problem(
         self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
     ) -> "AnswersProblem":
-        told = await with_gold(asked, _SCORED).told_gold(tokenizer)
+        from es_cookbook.rl.messages.message_env import told_gold  # Few runs score gold answers.
+
+        problem, gold = with_gold(asked, _SCORED)
+        told = await told_gold(problem.make_env(), gold, tokenizer)
         return AnswersProblem(sequences_of(told, 1.0), answered.tags)
 
 

@@ -13,12 +13,11 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.checks import check_range
+from es_cookbook.common.checks import check_range, is_measured, shown
 from es_cookbook.common.errors import EnvError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.rl.stops import check_stop, read_stop
@@ -33,23 +32,6 @@ Logs: TypeAlias = Mapping[str, str]
 """Text; shown, never averaged."""
 ANSWER = "answer"
 """The log with the answer that a task read; attempts with equal ones vote together."""
-_LARGEST = 1e100
-_REAL = (float, int, Real)
-"""The usual types first: asking an abstract class takes ten times as long."""
-
-
-def is_measured(value: object) -> bool:
-    """Whether a reward or a metric may be this: a number of which sums of squares are finite."""
-    return isinstance(value, _REAL) and _size(value) <= _LARGEST
-
-
-def shown(found: object, longest: int = 80) -> str:
-    """What was found in the place of such a number."""
-    text = repr(found)
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")
-    above = f", above {_LARGEST:g}" if is_large and not is_measured(found) else ""
-    return f"{type(found).__name__} {text}{above}"
 
 
 def check_measured(who: str, reward: object, metrics: object, logs: object) -> None:
@@ -87,13 +69,6 @@ def _check_values(
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def _size(number: object) -> float:
-    try:
-        return abs(float(cast(float, number)))
-    except OverflowError:  # An integer.
-        return math.inf
 
 
 @chz.chz
@@ -285,6 +260,26 @@ class Env(ABC):
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
         """Take the action; return its reward and the next observation, or the end."""
+
+
+class ProvableEnv(Env):
+    """An Env on which gold answers are tried before a run: can its reward be earned?"""
+
+    full_reward: float = 1.0
+    """What a perfect rollout earns; `RLDataset.validate` compares gold answers with it."""
+
+    @abstractmethod
+    async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
+        """What a gold answer earns, of several turns a text for each, and a hint if it earns less.
+
+        Raises:
+            EnvError: The Env broke its contract.
+        """
+
+    async def prompt_length(self, context_length: int) -> int:
+        """Tokens of the first prompt."""
+        del context_length
+        return len((await self.initial_observation()).tokens_T)
 
 
 class EnvGroup:

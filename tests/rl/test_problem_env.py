@@ -8,14 +8,8 @@ import pytest
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.rl.messages import template as templates
-from es_cookbook.rl.problem_env import (
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    TrainedOn,
-    digest_of,
-    render_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, TrainedOn, digest_of
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Observation
 from tests.fakes import Word
 from tools.bundled.countdown import CHARACTERS

@@ -58,6 +58,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.checkpoints import run_directory
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.rl.messages.message_env import told_gold
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
     SOLVED,
@@ -238,7 +239,7 @@ class Gold(Method):
         at_k: PassAtK | None = None,
     ) -> tuple[list[Example], float]:
         known_P = [with_gold(each, "method=gold learns from") for each in problems_P]
-        told_P = [await each.told_gold(tokenizer) for each in known_P]
+        told_P = [await told_gold(problem.make_env(), gold, tokenizer) for problem, gold in known_P]
         examples = [example for told in told_P for example in sequences_of(told, 1.0)]
         return examples, 1 / max(len(problems_P), 1)
 

@@ -56,7 +56,7 @@ from es_cookbook.rl.messages.message import Message, Parsed, ToolCall
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.messages.turns import read_turn
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
 _AT_ONCE = 1024

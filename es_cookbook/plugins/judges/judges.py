@@ -35,7 +35,7 @@ from es_cookbook.plugins.judges.chat import AskAgainError
 from es_cookbook.plugins.judges.reward import JudgeServer, filled_message
 from es_cookbook.rl.messages.encoder import Controls
 from es_cookbook.rl.messages.thoughts import spoken
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.base import Fields
 from es_cookbook.rl.types import Policy, Tokenizer
 

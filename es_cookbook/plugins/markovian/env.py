@@ -47,8 +47,8 @@ from es_cookbook.rl.problem_env import (
     ProblemEnv,
     ProblemGroupBuilder,
     check_prompt,
-    render_prompt,
 )
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.types import (
     Action,

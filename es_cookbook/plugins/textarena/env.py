@@ -39,7 +39,8 @@ from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt, render_prompt
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import (
     Action,
     Datasets,

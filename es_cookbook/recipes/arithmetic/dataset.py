@@ -21,7 +21,8 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.rl.messages.thoughts import opened_thought
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.answers import last_number
 from es_cookbook.rl.types import ANSWER, Observation, Tokenizer
 

@@ -18,7 +18,8 @@ from es_cookbook.recipes.chat.problems import (
 )
 from es_cookbook.rl.data.generated import FOLDS, Fold, GeneratedDatasetBuilder
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, render_prompt
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Observation, Tokenizer
 
 

@@ -39,12 +39,8 @@ from es_cookbook.rl.grading.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.thoughts import THOUGHTS, canonical, opened_thought, spoken
-from es_cookbook.rl.problem_env import (
-    Grade,
-    ProblemGroupBuilder,
-    digest_of,
-    render_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder, digest_of
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import last_answer
 from es_cookbook.rl.timeouts import nobody_has_control
 from es_cookbook.rl.types import (

@@ -24,14 +24,8 @@ from es_cookbook.recipes.countdown.problems import Problem, generate_problems, s
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
-from es_cookbook.rl.problem_env import (
-    PREFILL_DOC,
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    digest_of,
-    render_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
+from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Observation, Tokenizer

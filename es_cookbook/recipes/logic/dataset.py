@@ -36,13 +36,8 @@ from es_cookbook.rl.data.problem_dataset import ProblemDataset, in_epochs
 from es_cookbook.rl.data.selection import quotas
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.thoughts import opened_thought
-from es_cookbook.rl.problem_env import (
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    digest_of,
-    render_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.answers import extracted, last_number
 from es_cookbook.rl.types import ANSWER, Observation, RLDataset, Tokenizer
 

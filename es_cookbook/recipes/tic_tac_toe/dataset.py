@@ -48,8 +48,8 @@ from es_cookbook.rl.problem_env import (
     ProblemGroupBuilder,
     check_prompt,
     digest_of,
-    render_prompt,
 )
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import (
     Action,
     Datasets,

@@ -41,10 +41,7 @@ from es_cookbook.rl.data.rows import (
 from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
 from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.problem_env import (
-    ProblemGroupBuilder,
-    digest_of,
-)
+from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (
     Datasets,
     RLDatasetBuilder,

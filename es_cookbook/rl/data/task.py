@@ -46,13 +46,8 @@ from es_cookbook.rl.data.rows import (
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.thoughts import opened_thought, prompt_end, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.problem_env import (
-    PREFILL_DOC,
-    Grade,
-    ProblemEnv,
-    ProblemGroupBuilder,
-    render_prompt,
-)
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Reward,

@@ -16,8 +16,8 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.machine.kept import Kept
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.kept import Kept
 from es_cookbook.rl.messages.message import Form, Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer, ToolsIn
 from es_cookbook.rl.messages.tools import Tool, ToolSchema

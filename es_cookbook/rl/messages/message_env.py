@@ -30,6 +30,7 @@ from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_too
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, whole_turn
 from es_cookbook.rl.messages.tools import Result, run_call
 from es_cookbook.rl.messages.turns import read_turn
+from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -37,9 +38,11 @@ from es_cookbook.rl.types import (
     Metrics,
     Observation,
     Policy,
+    ProvableEnv,
     SamplingParams,
     StepResult,
     Tokenizer,
+    Trajectory,
 )
 
 
@@ -62,16 +65,13 @@ class Reply:
     logs: Logs = dataclasses.field(default_factory=dict[str, str])
 
 
-class MessageEnv(Env):
+class MessageEnv(ProvableEnv):
     """One attempt at a problem, as a chat.
 
     Attributes:
         chat: how it goes; the same for all Envs of a data set.
         counts: reported as metrics at the end of the rollout.
     """
-
-    full_reward: float = 1.0
-    """What a perfect rollout earns; `RLDataset.validate` compares gold answers with it."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -123,6 +123,17 @@ class MessageEnv(Env):
             metrics={**reply.metrics, **ended.metrics, **counts},
             logs={**reply.logs, **ended.logs},
         )
+
+    @override
+    async def prompt_length(self, context_length: int) -> int:
+        self.policy = Script((), self.chat.tokenizer, context_length)
+        return await super().prompt_length(context_length)
+
+    @override
+    async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
+        told = await told_gold(self, gold, self.chat.tokenizer, context_length)
+        lost = AnswerTexts(self.chat.tokenizer).lost_in("".join(gold))
+        return told.reward, lost and f": {lost}"
 
     def _checked(self, found: object) -> Reply:
         where = f"{type(self).__qualname__}.reply"
@@ -190,7 +201,7 @@ class Script(Policy):
     Then the tokenizer's end-of-sequence token, if it has one.
 
     Args:
-        texts: in order.
+        texts: in order; a single one is that of the first turn.
         tokenizer: turns them into tokens.
         context_length: of the engine that it stands in for.
         closes_thoughts: before a text it ends the thought that a prompt has opened.
@@ -201,14 +212,14 @@ class Script(Policy):
 
     def __init__(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         tokenizer: Tokenizer,
         context_length: int = 2**20,
         *,
         closes_thoughts: bool = False,
     ) -> None:
         self.seen: list[Observation] = []
-        self._texts = texts
+        self._texts = (texts,) if isinstance(texts, str) else texts
         self._tokenizer, self._said = tokenizer, AnswerTexts(tokenizer)
         self._context_length = context_length
         self._closes_thoughts = closes_thoughts
@@ -266,3 +277,14 @@ class Script(Policy):
     @override
     def base(self) -> "Script":
         return self
+
+
+async def told_gold(
+    env: Env, gold: str | tuple[str, ...], tokenizer: Tokenizer, context_length: int = 2**20
+) -> Trajectory:
+    """The rollout of a policy that knows the gold answer.
+
+    Raises:
+        EnvError: The Env broke its contract.
+    """
+    return await run_rollout(env, Script(gold, tokenizer, context_length, closes_thoughts=True))

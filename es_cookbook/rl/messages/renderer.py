@@ -24,7 +24,7 @@ from functools import cached_property, partial
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
-from es_cookbook.rl.kept import Kept
+from es_cookbook.common.machine.kept import Kept
 from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
 from es_cookbook.rl.messages.message import (
     Form,

@@ -27,8 +27,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ModelError
+from es_cookbook.common.machine.kept import Kept
 from es_cookbook.common.terminal import one_line
-from es_cookbook.rl.kept import Kept
 from es_cookbook.rl.messages.encoder import Controls, behind, framed
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.shapes import (

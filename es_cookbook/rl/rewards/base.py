@@ -22,12 +22,13 @@ from typing import Self, TypeAlias, cast
 
 import chz
 
+from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import ANSWER, Metrics, Tokenizer, check_metrics, is_measured, shown
+from es_cookbook.rl.types import ANSWER, Metrics, Tokenizer, check_metrics
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""

@@ -9,7 +9,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns, Limit
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv
+from es_cookbook.rl.messages.message_env import MessageEnv, Reply, Script, ToolEnv, told_gold
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
@@ -178,7 +178,7 @@ async def test_a_gold_answer_closes_the_thought_that_the_prompt_has_opened() -> 
     chat = Chat(tokenizer_with(f"{CHATML}<think>\n"), ChatOptions(keep_history=True), tools=[add])
     problem = ProblemGroupBuilder(functools.partial(Said, chat), "problem 1", "5")
     await problem.check(4096)
-    told = await problem.told_gold(chat.tokenizer)
+    told = await told_gold(problem.make_env(), "5", chat.tokenizer)
     assert told.transitions[0].action.text == "</think>\n\n5"
     assert (await rollout(Said(chat), "5")).reward == 0.0
 

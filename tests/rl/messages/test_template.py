@@ -16,7 +16,7 @@ from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.template import ChatTemplate, fix_date
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.problem_env import render_prompt
+from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, tokenizer_with
 from tests.rl.messages.test_renderer import real_template

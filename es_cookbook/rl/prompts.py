@@ -1,0 +1,159 @@
+"""Prompts as tokens: plain text, or a chat by the tokenizer's own template.
+
+A plain prompt needs no chat template, so what renders templates is imported where there is one.
+"""
+
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.rl.messages.encoder import Controls, framed, inside, plain
+from es_cookbook.rl.types import Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.rl.messages.message import Message
+    from es_cookbook.rl.messages.tools import ToolSchema
+
+logger = logging.getLogger(__name__)
+
+_MOST_SHOWN = 8
+"""Unknown characters that are named."""
+PREFILL_DOC = "text after the chat template, with which every answer begins: '<think>'"
+
+
+def render_prompt(
+    tokenizer: Tokenizer,
+    question: str | None,
+    *,
+    chat: bool,
+    system: str = "",
+    prefill: str = "",
+    most: int | None = None,
+    before: "Sequence[Message]" = (),
+    tools: "Sequence[ToolSchema]" = (),
+) -> tuple[int, ...]:
+    """The prompt as tokens.
+
+    With `chat` a chat up to the assistant's turn, by the tokenizer's own template, if it has one;
+    else plain text, in which a blank line separates the system message from the question. The name
+    of a control token in the question is text in a chat, and that token in plain text. That is said
+    once a name, and what the tokenizer does not know once a character: the model cannot see it.
+
+    Args:
+        tokenizer: the model's own.
+        question: what the user asks; None: the chat ends with the last message of `before`.
+        chat: use the template.
+        system: message before the question; empty for none.
+        prefill: text behind all that, with which the answer begins.
+        most: tokens that are wanted: the question loses its beginning until all of it fits. It is
+            longer where everything but the question is.
+        before: messages of the chat before the question.
+        tools: that the template is to show.
+
+    Raises:
+        ModelError: The template cannot render the chat; says why.
+        ConfigError: The template ends in the prefill itself, or there are messages and no template.
+    """
+    _tell_unknown(tokenizer, f"{system}{question or ''}{prefill}")
+    is_chat = chat and tokenizer.chat_template is not None
+    if (before or tools) and not is_chat:
+        raise ConfigError("a chat of several messages needs chat=True and a model's chat template")
+    said = "\n".join([*(message.content for message in before), question or ""])
+    _tell_control(tokenizer, said, is_chat)
+
+    def rendered(question: str | None) -> tuple[int, ...]:
+        if is_chat:
+            text = _chat(tokenizer, question, system, before, tools)
+            if prefill.strip() and text.rstrip().endswith(prefill.rstrip()):
+                raise ConfigError(
+                    f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
+                    "out"
+                )
+            return framed(tokenizer, text + prefill)
+        opening = f"{system}\n\n" if system else ""
+        return plain(tokenizer, f"{opening}{question or ''}{prefill}")
+
+    tokens_T = rendered(question)
+    if question is None or most is None or len(tokens_T) <= most:
+        return tokens_T
+    left_T = inside(tokenizer, question, split_special_tokens=is_chat)
+    while left_T and len(tokens_T) > most:
+        left_T = left_T[len(tokens_T) - most :]
+        left = tokenizer.decode(list(left_T), clean_up_tokenization_spaces=False)
+        tokens_T = rendered(str(left).lstrip("\ufffd"))  # Half of a character.
+    return tokens_T
+
+
+def _chat(
+    tokenizer: Tokenizer,
+    question: str | None,
+    system: str,
+    before: "Sequence[Message]",
+    tools: "Sequence[ToolSchema]",
+) -> str:
+    """The text of a chat up to the assistant's turn."""
+    from es_cookbook.rl.messages.message import Message, with_system
+    from es_cookbook.rl.messages.renderer import Renderer
+    from es_cookbook.rl.messages.template import ChatTemplate
+
+    last = [] if question is None else [Message("user", question)]
+    template = (
+        Renderer.best(tokenizer, tools, keep_history=True) if tools else ChatTemplate.of(tokenizer)
+    )
+    return template.text(with_system(system, [*before, *last]))
+
+
+_told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.WeakKeyDictionary()
+"""Names of control tokens that a user was told of, in plain text or in chats."""
+
+
+def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
+    """Say that a question names a control token, or has been put into the template before."""
+    name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
+    if name is None and is_chat and _looks_framed(tokenizer, question):
+        name = question.lstrip()[:20]
+    if name is None or (key := (name, is_chat)) in told:
+        return
+    told.add(key)
+    if not is_chat:
+        logger.warning("%r in %.60r is read as that control token of the model", name, question)
+        return
+    logger.warning(
+        "%r in %.60r belongs to the model's chat template, and is shown to the model as text; "
+        "questions that have been put into the template before need chat=False",
+        *(name, question),
+    )
+
+
+def _looks_framed(tokenizer: Tokenizer, question: str) -> bool:
+    from es_cookbook.rl.messages.template import ChatTemplate
+
+    return ChatTemplate.of(tokenizer).looks_framed(question)
+
+
+_characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()
+"""Those that a tokenizer was asked about."""
+
+
+def _tell_unknown(tokenizer: Tokenizer, text: str) -> None:
+    asked = _characters.setdefault(tokenizer, set())
+    new = set(text) - asked
+    asked |= new
+    unknown = [character for character in sorted(new) if not _is_known(tokenizer, character)]
+    if unknown:  # Alone; a tokenizer of words may know them inside of words.
+        seen = set(str(tokenizer.decode(list(inside(tokenizer, text)))))
+        unknown = [character for character in unknown if character not in seen]
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:_MOST_SHOWN]))
+        more = f" and {len(unknown) - _MOST_SHOWN} more" if len(unknown) > _MOST_SHOWN else ""
+        logger.warning(
+            "the model's tokenizer does not know %s%s: the model does not see them in %.60r",
+            *(shown, more, text),
+        )
+
+
+def _is_known(tokenizer: Tokenizer, character: str) -> bool:
+    tokens_T = inside(tokenizer, character)
+    return character.isspace() or (bool(tokens_T) and tokens_T != (tokenizer.unk_token_id,))
