@@ -32,9 +32,12 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.plugins.judges.chat import AskAgainError, completion_in
 from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import mark_in
+from es_cookbook.plugins.math.reward import Math
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
 from es_cookbook.recipes.code.dataset import extract_code
 from es_cookbook.recipes.code.dataset import read_problem as read_code_problem
+from es_cookbook.recipes.conciseness.reward import Conciseness
+from es_cookbook.recipes.crossword.reward import Crossword, canonical, letters
 from es_cookbook.recipes.math.dataset import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
 from es_cookbook.recipes.rush_hour.dataset import RushHourReward, grade_rush_hour
@@ -45,11 +48,9 @@ from es_cookbook.rl.messages.message import parse_tool_calls
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
 from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
-from es_cookbook.rl.rewards.crossword import Crossword, canonical, letters
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.rl.rewards.length import Conciseness, Length
+from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
-from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.types import Observation
 
 CASES = 100_000

@@ -30,9 +30,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from es_cookbook.plugins.markovian.env import tokens_of
+from es_cookbook.plugins.math.rows import MARK, one_answer
+from es_cookbook.plugins.math.rows import read_problem as read_math
 from es_cookbook.rl.data.generated import Fold, fold_of, fold_of_text, problems_of
-from es_cookbook.rl.data.math_rows import MARK, one_answer
-from es_cookbook.rl.data.math_rows import read_problem as read_math
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.rewards.answers import lettered
 from es_cookbook.rl.types import Tokenizer

@@ -1,6 +1,6 @@
 r"""Mathematical problems as Envs: generated word problems, or rows of public sets.
 
-Rows have the formats of `es_cookbook.rl.data.math_rows`. A model's answer stands in the last
+Rows have the formats of `es_cookbook.plugins.math.rows`. A model's answer stands in the last
 `\boxed{}`, or in the last `<answer>`; nothing else counts. A gold answer that is a number (GSM8K)
 is compared as one, here and in microseconds. All others go to math-verify in a worker process.
 
@@ -18,9 +18,10 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
+from es_cookbook.plugins.math.reward import Math
+from es_cookbook.plugins.math.rows import MathProblem, read_problem
 from es_cookbook.recipes.math.word_problems import generate_problems
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
-from es_cookbook.rl.data.math_rows import MathProblem, read_problem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
@@ -29,7 +30,6 @@ from es_cookbook.rl.rewards.answers import Extract, extracted
 from es_cookbook.rl.rewards.base import Reward, graded
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think, tag_format_reward
 from es_cookbook.rl.rewards.matching import Number
-from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.types import Observation, Tokenizer
 
 PromptStyle: TypeAlias = Literal["plain", "boxed", "tags"]

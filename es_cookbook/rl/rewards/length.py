@@ -19,14 +19,6 @@ and stays NaN.
 `Length` adjusts another reward function by the words of one answer. What compares the answers to a
 problem with each other cannot be a function of one of them: it is the objective `length_penalty`
 without a limit, which sees all attempts of all genomes.
-
-`Conciseness` is a reward of length alone, as "Evolution Strategies at Scale" (arXiv:2509.24372) has
-it: with y the answer, s the row's shortest good answer, and lengths in characters,
-
-    -| |y| - |s| |
-
-Pitfall: any text of the right length earns all of it. `wrong` takes something from answers in which
-no good answer stands; the metric `correct` says how many do not.
 """
 
 import math
@@ -38,11 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError
 from es_cookbook.common.names import Names
-from es_cookbook.rl.letters import composed, folded
-from es_cookbook.rl.messages.thoughts import spoken
-from es_cookbook.rl.rewards.answers import texts_of
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Fields,
@@ -51,12 +39,9 @@ from es_cookbook.rl.rewards.base import (
     name_of,
     reward_and_metrics,
 )
-from es_cookbook.rl.types import Metrics
 
 STRENGTH = 0.3
 """The usual share of the reward that length can change."""
-LONGEST_SEARCHED = 10_000
-"""Characters at an answer's beginning in which a good answer is looked for."""
 
 
 def dynamic_fractions(lengths: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
@@ -158,66 +143,3 @@ class Length(Reward):
             self.strength,
         )
         return float(moved), {**metrics, name_of(self.of): reward}
-
-
-@chz.chz
-class Conciseness(Reward):
-    """Minus the characters by which an answer is longer, or shorter, than the shortest good one.
-
-    Thoughts and white space around the answer do not count. Metrics: `length` in characters;
-    `excess`, of which so many are above the shortest good answer, negative if it is shorter;
-    `correct`, whether a good answer stands in it as words of its own, in any case; `concise`,
-    whether it is nothing but such an answer.
-
-    >>> Conciseness()("It is Paris.", {"answer": "Paris"})[0]
-    -7.0
-    """
-
-    field: str = chz.field(
-        default="answer", doc="row field with the good answer, or a list of good answers"
-    )
-    wrong: float = chz.field(
-        default=0.0, doc="characters that an answer costs besides if no good answer stands in it"
-    )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "wrong", at_least=0)
-
-    def __call__(self, text: str, row: Fields) -> tuple[float, Metrics]:
-        """The reward, at most 0, and the metrics."""
-        golds = [gold.strip() for gold in texts_of(row, self.field)]
-        if not all(golds):
-            raise DataError(f"field {self.field!r} must be text, and some, found only white space")
-        answer = composed(spoken(text).strip())
-        excess = len(answer) - min(map(len, golds))
-        searched, good = folded(answer[:LONGEST_SEARCHED]), [folded(gold) for gold in golds]
-        is_correct = any(_stands_in(gold, searched) for gold in good)
-        reward = -abs(excess) - (0.0 if is_correct else self.wrong)
-        return reward, {
-            "correct": float(is_correct),
-            "concise": float(searched in good),
-            "length": float(len(answer)),
-            "excess": float(excess),
-        }
-
-
-def _stands_in(words: str, text: str) -> bool:
-    """Whether words stand in a text and are no part of longer ones: 42 is not in 142 or -42.5."""
-    start = text.find(words)
-    while start >= 0:
-        end = start + len(words)
-        if not (_begins_earlier(text, start) or _ends_later(text, end)):
-            return True
-        start = text.find(words, start + 1)
-    return False
-
-
-def _begins_earlier(text: str, start: int) -> bool:
-    before = text[max(start - 1, 0) : start]
-    return before.isalnum() or (before in ("-", ".", ",") and text[start].isdecimal())
-
-
-def _ends_later(text: str, end: int) -> bool:
-    after, next_after = text[end : end + 1], text[end + 1 : end + 2]
-    return after.isalnum() or (after in (".", ",") and next_after.isdecimal())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.recipes.alignment.train_cli import PAIRS, CLIConfig
+from es_cookbook.recipes.conciseness.reward import Conciseness
 from es_cookbook.recipes.conciseness.train_cli import PROMPT, QUESTIONS
-from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, parsed, short_run
 from tools.rows import pairs
 from tools.rows.questions import Question

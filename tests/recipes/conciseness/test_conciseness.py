@@ -10,8 +10,8 @@ import chz
 import pytest
 from transformers import AutoModelForCausalLM
 
+from es_cookbook.recipes.conciseness.reward import Conciseness
 from es_cookbook.recipes.conciseness.train_cli import CLIConfig
-from es_cookbook.rl.rewards.length import Conciseness
 from tests.recipe_problems import APART, check_second_row_is_named, parsed, short_run
 from tools.bundled import conciseness as warm_start
 from tools.rows.questions import generate_questions

@@ -9,9 +9,9 @@ import pytest
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.crossword.dataset import CrosswordDatasetBuilder, question
+from es_cookbook.recipes.crossword.reward import Crossword
 from es_cookbook.recipes.crossword.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.rewards.crossword import Crossword
 from tests.recipe_problems import build, check_second_row_is_named, write_rows
 from tools.bundled import crossword as warm_start
 from tools.rows.clues import generate_clues

@@ -92,7 +92,7 @@ async def test_gsm8k_as_the_hub_has_it_is_tested_on_its_own_test(tmp_path: Path)
 
 
 async def test_numbers_need_no_math_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("es_cookbook.rl.rewards.math_answers.find_spec", lambda _: None)
+    monkeypatch.setattr("es_cookbook.plugins.math.reward.find_spec", lambda _: None)
     source = write_rows(tmp_path / "gsm8k.jsonl", GSM8K)
     train, test = await _build(source=source, fold=3)
     assert len(train.builders) + len(test) == len(GSM8K)

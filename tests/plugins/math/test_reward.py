@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.plugins.math.reward import Math
 from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.math_answers import Math
 from es_cookbook.rl.types import ANSWER
 
 pytestmark = pytest.mark.anyio

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from es_cookbook.rl.rewards.math_answers import Math
+from es_cookbook.plugins.math.reward import Math
 from tests.rl.rewards.test_written_numbers import NONE, texts
 
 pytest.importorskip("math_verify", reason="math-verify is not installed")

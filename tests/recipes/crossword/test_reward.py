@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.rewards.crossword import (
+from es_cookbook.recipes.crossword.reward import (
     LONGEST_TEXT,
     Crossword,
     canonical,
