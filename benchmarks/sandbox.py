@@ -14,7 +14,7 @@ from functools import partial
 import anyio
 
 from benchmarks.harness import interleaved, ratios, report, row
-from es_cookbook.rl.grading.asserts import run_asserts
+from es_cookbook.recipes.code.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import run_code
 
 REPEATS = 40

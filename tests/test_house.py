@@ -255,7 +255,7 @@ def is_documented(value: ast.expr | None) -> bool:
     return bool(returned) and all(is_documented(node.value) for node in returned)
 
 
-IN_THE_SANDBOX = PACKAGE / "rl" / "grading" / "asserts_inside.py"
+IN_THE_SANDBOX = PACKAGE / "recipes" / "code" / "asserts_inside.py"
 """Runs model-written code: its text is passed into the sandbox, and nothing runs it outside."""
 
 
@@ -315,7 +315,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.grading.worker": {"pickle.loads", "spawn.prepare"},
     "es_cookbook.rl.grading.workers": {"pickle.loads"},
     # Runs in the sandbox.
-    "es_cookbook.rl.grading.asserts_inside": {"compile", "exec", "importlib.import_module"},
+    "es_cookbook.recipes.code.asserts_inside": {"compile", "exec", "importlib.import_module"},
     # What a set on the Hub says of itself: plain values only.
     "es_cookbook.rl.data.readers.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.

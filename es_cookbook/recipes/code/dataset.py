@@ -6,7 +6,7 @@ expression, here of given numbers, so that the test passes.
 
 Tests come from strangers as the code does, so both run in the sandbox, and the code cannot fake the
 verdict: what a program writes is compared outside, and asserts have a process of their own
-(`es_cookbook.rl.grading.asserts`). The genomes of a group often answer alike; an answer is graded
+(`es_cookbook.recipes.code.asserts`). The genomes of a group often answer alike; an answer is graded
 once per group.
 
 Every row's own solution runs in the sandbox before training: tests that it does not pass, or that
@@ -32,10 +32,10 @@ from es_cookbook.common.errors import DataError, leaves
 from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
+from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.grading.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.thoughts import THOUGHTS, canonical, opened_thought, spoken

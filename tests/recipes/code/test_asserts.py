@@ -5,7 +5,7 @@ import collections
 import pytest
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.grading.asserts import asked_names, run_asserts
+from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
 

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.grading.asserts import run_asserts
+from es_cookbook.recipes.code.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
 

@@ -6,13 +6,13 @@
 Run in one interpreter, code under test would own its tests: it could return objects that equal
 everything, end the process with success, or print what a passed test prints. Here the tests run in
 a process of their own inside the same sandbox, and the code's functions are called across a pipe
-(`es_cookbook.rl.grading.asserts_inside`). The code gets arguments and gives back plain data: None,
-numbers, text, bytes, lists, tuples, sets, dicts, slices, what iterators yield, and of the standard
-library fractions, decimals, dates and times, arrays, paths, UUIDs, namespaces and the containers of
-`collections`; an object of a class derived from one of these arrives as that one. Objects of its
-own classes stay with it; tests can call them, read and set their attributes and pass them back.
-What it raises or returns as an exception arrives as the nearest built-in one. If it ends its
-process, that test has failed; the code and the setup are run anew for the next one.
+(`asserts_inside`). The code gets arguments and gives back plain data: None, numbers, text, bytes,
+lists, tuples, sets, dicts, slices, what iterators yield, and of the standard library fractions,
+decimals, dates and times, arrays, paths, UUIDs, namespaces and the containers of `collections`; an
+object of a class derived from one of these arrives as that one. Objects of its own classes stay
+with it; tests can call them, read and set their attributes and pass them back. What it raises or
+returns as an exception arrives as the nearest built-in one. If it ends its process, that test has
+failed; the code and the setup are run anew for the next one.
 
 Names that the tests use are the tests' own: Python's, those of `setup`, of modules of the standard
 library, of the reference's imports. From the code come only names that the problem asks for, and of
@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.grading import asserts_inside
+from es_cookbook.recipes.code import asserts_inside
 from es_cookbook.rl.grading.sandbox import Limits, Ran, run_code
 
 _DEFINED = re.compile(r"^(?:(?:async[ \t]+)?def|class)[ \t]+(\w+)|^(\w+)[ \t]*(?::[^=\n]*)?=", re.M)

@@ -5,8 +5,8 @@ holds the code. They talk through two pipes in JSON, so what the code returns ar
 of this process's own types: no `__eq__` of the code's runs here, and no frame, module or file of
 the tests is where the code could find it. If the code's process ends in a test, by `os._exit` or a
 fault, the next test gets a new one, an interpreter that starts anew and knows no test either.
-`es_cookbook.rl.grading.asserts` is the other end; it passes the text of this file into the sandbox,
-where it is run and nowhere else.
+`asserts` is the other end; it passes the text of this file into the sandbox, where it is run and
+nowhere else.
 
 Read from stdin: the length of the code in 16 digits, the code, and JSON with the tests. Written to
 stdout: for each test that passes the token that came with the tests, and its index. With two
