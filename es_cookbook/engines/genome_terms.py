@@ -102,8 +102,8 @@ class GenomeFactors:
             return
         if has_coordinates:
             raise EngineError(
-                "genomes given by coordinates (CMA-ES) have no low-rank form; use search_space="
-                "adapter or singular_values"
+                "genomes given by coordinates (CMA-ES) have no low-rank form; use "
+                "search_space=adapter"
             )
         assert space.rank is not None
         self._num_terms = max((len(genome.terms) for genome in genomes_G), default=0)

@@ -15,8 +15,8 @@ from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.rules import OffsetsRule
-from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.plugins.cma.optimizers import CMA
+from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.gradients.sft import SFTConfig, main
 from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder

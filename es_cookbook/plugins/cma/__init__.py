@@ -1,1 +1,1 @@
-"""CMA-ES and its separable form, for small explicit spaces."""
+"""CMA-ES and its separable form, and the small space that they are for: singular values."""

@@ -17,7 +17,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.plugins.cma.singular_values import SingularValues
 from tests.adapters import make_adapter
 from tests.engines.torch.reference import Reference, request, running_engine, sample_all
 from tests.linear_models import make_linear_model

@@ -16,7 +16,7 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.runs.centre.replay import open_replay
 from es_cookbook.runs.export.export import write_export
 from es_cookbook.runs.export.forms import fit

@@ -14,8 +14,8 @@ from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
-from es_cookbook.evolution.spaces.singular_values import SingularValues
 from es_cookbook.plugins.cma.optimizers import CMA
+from es_cookbook.plugins.cma.singular_values import SingularValues
 from tests.evolution.spaces.test_adapter import PARAMETERS, write_adapter
 
 A, B = ("layers.0.q_proj.lora_A.singular_values", "layers.0.q_proj.lora_B.singular_values")
