@@ -25,8 +25,8 @@ from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.fork import Fork
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.cli.prepare.sigma import Sigma
 from es_cookbook.cli.resume import Resume
+from es_cookbook.cli.sigma import Sigma
 from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.cli.train import TrainConfig, built_for, whole_names
 from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options

@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from es_cookbook.checkpoints.linear_weights import named_weights
-from es_cookbook.cli.prepare.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch import processor
@@ -28,7 +27,8 @@ from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.evolution.spaces.singular_values import SingularValues
+from es_cookbook.plugins.cma.singular_values import SingularValues
+from es_cookbook.plugins.plan.plan import Plan, PlanConfig, read_architecture
 from es_cookbook.runs.centre.snapshots import write_snapshot
 from tests.adapters import make_adapter
 from tests.engines.running import Running

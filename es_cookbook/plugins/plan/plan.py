@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, cast
 
 import chz
 
-from es_cookbook.cli.prepare.machines import GPUS, machine_of
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
@@ -41,6 +40,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
+from es_cookbook.plugins.plan.machines import GPUS, machine_of
 from es_cookbook.runs.tracking.result import duration_in_words
 
 # What needs torch, which the options do without, is imported where it is used.

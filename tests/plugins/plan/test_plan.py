@@ -21,16 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from es_cookbook.checkpoints.models import parameter_infos
-from es_cookbook.cli.prepare.machines import Machine, machine_of
-from es_cookbook.cli.prepare.plan import (
-    Plan,
-    PlanConfig,
-    check,
-    command_line,
-    read_architecture,
-    report,
-    suggested,
-)
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.common.seeds import derive_seed
@@ -52,6 +42,16 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.plan.machines import Machine, machine_of
+from es_cookbook.plugins.plan.plan import (
+    Plan,
+    PlanConfig,
+    check,
+    command_line,
+    read_architecture,
+    report,
+    suggested,
+)
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
@@ -182,7 +182,7 @@ def test_tokens_are_those_of_all_rollouts() -> None:
 def test_the_time_on_a_cpu_is_that_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = processor.Rates(float32=100.0, bfloat16=300.0, packs=True)
     monkeypatch.setattr(processor, "rates", lambda: rates)
-    monkeypatch.setattr("es_cookbook.cli.prepare.plan.num_cores", lambda: 2)
+    monkeypatch.setattr("es_cookbook.plugins.plan.plan.num_cores", lambda: 2)
     # 8 genomes x 3 problems; 1,096 parameters, of which the tied head has 160 and prompts none.
     operations = 2 * 24 * (936 * (5 + 4) + 160 * 4)
     plan = small_plan(TorchEngineBuilder(device="cpu"))
