@@ -5,8 +5,7 @@ The base value is multiplied by `schedule(generation, num_generations)`, so
 it. Generation 0 has factor 1, except in a table and a warm-up; `final` is the factor of generation
 `num_generations`, just after the last one, so a schedule that decays to zero wastes no generation.
 
-Left out: what depends on rewards; that belongs to optimizers (`adaptive_sigma`) and objectives
-(`by_performance`).
+Left out: what depends on rewards; that belongs to optimizers (`adaptive_sigma`) and objectives.
 """
 
 import math

@@ -141,7 +141,7 @@ class Config(RunConfig):
         if self.max_staleness and self.objective.follows_results:
             raise ConfigError(
                 "max_staleness=1 begins a generation before the results of the one before it are "
-                "known, and objective=by_performance follows them: leave one of them out"
+                "known, and this objective follows them: leave one of them out"
             )
         self.optimizer.check_space(self.search_space)
         check_temperatures(

@@ -23,12 +23,13 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.selection import Curriculum
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.objectives import ByPerformance, LengthPenalty
+from es_cookbook.rl.objectives import LengthPenalty
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, Observation, SamplingParams
@@ -290,7 +291,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         ({"max_staleness": 2}, "max_staleness must be in [0, 1], found 2"),
         (
             {"objective": ByPerformance(first=LengthPenalty(limit=9), last=LengthPenalty(limit=3))},
-            "objective=by_performance follows them: leave one of them out",
+            "this objective follows them: leave one of them out",
         ),
         ({"surrogate": Surrogate(attempts=2)}, "max_staleness is about genomes' own answers"),
         ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),

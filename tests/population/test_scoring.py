@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from es_cookbook.evolution.fitness import Raw
+from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.rl.objectives import ByPerformance, Mean, Objective, PassAtK
+from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition

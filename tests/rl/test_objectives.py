@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.objectives import (
-    ByPerformance,
-    Gdpo,
     LengthPenalty,
     MaxOfK,
     Mean,
@@ -22,10 +19,8 @@ from es_cookbook.rl.objectives import (
     Outcomes,
     PassAtK,
     max_of_k,
-    normalised,
     outcomes,
     pass_at_k,
-    pass_at_k_advantages,
 )
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.rl.types import (
@@ -85,43 +80,6 @@ def test_pass_at_k_and_max_of_k_are_means_over_all_choices_of_k_attempts(
     any_solved = [any(chosen) for chosen in itertools.combinations(solved_K, k)]
     found = pass_at_k(counts(n), counts(sum(solved_K)), k).item()
     assert found == pytest.approx(np.mean(any_solved), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("n", "c", "k", "of_solved", "of_failed"),
-    [
-        # ρ = 1 - C(3, 2)/C(4, 2) = s = 1/2; failed: 1/2 - C(2, 1)/C(3, 1) = -1/6.
-        (4, 1, 2, 1.0, -1 / 3),
-        # ρ = 1 - C(5, 4)/C(8, 4) = 13/14; failed: 1/14 - C(4, 3)/C(7, 3) = -3/70.
-        (8, 3, 4, (1 / 14) / math.sqrt(13) * 14, -(3 / 70) / math.sqrt(13) * 14),
-        (6, 2, 1, math.sqrt(2), -1 / math.sqrt(2)),  # the group's baseline
-        (4, 3, 2, 0.0, 0.0),  # every group of two has a right one
-        (4, 0, 2, 0.0, 0.0),
-        (3, 1, 4, 0.0, 0.0),  # too few were left
-    ],
-)
-def test_literal_advantages_of_pass_at_k(
-    n: int, c: int, k: int, of_solved: float, of_failed: float
-) -> None:
-    found_K = pass_at_k_advantages([True] * c + [False] * (n - c), k)
-    assert found_K == pytest.approx([of_solved] * c + [of_failed] * (n - c), abs=1e-12)
-
-
-@given(st.integers(1, 8), st.data())
-def test_advantages_of_pass_at_k_are_means_over_all_groups_of_k_answers(
-    n: int, data: st.DataObject
-) -> None:
-    k = data.draw(st.integers(1, n))
-    solved_K = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    groups = list(itertools.combinations(range(n), k))
-    rewards = np.array([float(any(solved_K[i] for i in group)) for group in groups])
-    above = rewards - rewards.mean()
-    plain_K = [
-        np.mean([a for a, group in zip(above, groups, strict=True) if i in group]) for i in range(n)
-    ]
-    assert pass_at_k_advantages(solved_K, k, normalise=False) == pytest.approx(plain_K, abs=1e-12)
-    normalised_K = np.array(plain_K) / (rewards.std() or 1.0)
-    assert pass_at_k_advantages(solved_K, k) == pytest.approx(normalised_K, abs=1e-9)
 
 
 def test_max_of_all_is_the_maximum_and_of_one_the_mean() -> None:
@@ -229,151 +187,3 @@ def test_what_cannot_work_is_refused_in_a_sentence(made: Any, sentence: str) -> 
 def test_one_attempt_is_enough_for_a_mean_and_pass_at_1() -> None:
     for objective in (Mean(), PassAtK(k=1), MaxOfK(k=1), LengthPenalty()):
         objective.check(1, 0.0)
-
-
-# One problem, three genomes, one attempt each.
-CORRECT = [[[0.0], [1.0], [1.0]]]
-SHORT = [[[0.52], [0.51], [0.50]]]
-SUM = [[[0.52], [1.51], [1.50]]]
-
-
-def test_the_formula_on_literals() -> None:
-    found = Gdpo(rewards=("correct", "short"), weights=(2.0, 0.5))(
-        of(SUM, correct=CORRECT, short=SHORT)
-    )
-    # Means 2/3 and 0.51; deviations sqrt(2)/3 and 0.01 sqrt(2/3).
-    z = math.sqrt(1.5)
-    expected = [[-2 * math.sqrt(2) + 0.5 * z, math.sqrt(2), math.sqrt(2) - 0.5 * z]]
-    assert found == pytest.approx(np.array(expected))
-
-
-def test_attempts_are_averaged_before_genomes_are_compared() -> None:
-    attempts = [[[0.0, 1.0], [1.0, 1.0]]]
-    assert Gdpo(rewards=("a",))(of(attempts, a=attempts)).tolist() == [[-1.0, 1.0]]
-    lost = [[[NAN, 1.0], [0.0, 1.0]]]
-    assert Gdpo(rewards=("a",))(of(lost, a=lost)).tolist() == [[1.0, -1.0]]
-
-
-def test_a_genome_whose_attempts_were_lost_has_no_score_and_moves_nobodys() -> None:
-    rewards = [[[NAN], [0.0], [1.0]]]
-    found = Gdpo(rewards=("a",))(of(rewards, a=rewards))
-    assert found[0].tolist() == pytest.approx([NAN, -1.0, 1.0], nan_ok=True)
-
-
-def test_a_reward_that_a_problem_does_not_have_adds_nothing_there() -> None:
-    rewards = [[[0.0], [1.0]], [[0.0], [1.0]]]
-    only_first = [[[0.0], [1.0]], [[NAN], [NAN]]]
-    outcomes = of(rewards, exact=only_first, format=rewards)
-    found = Gdpo(rewards=("exact", "format", "number"))(outcomes)
-    assert found.tolist() == [[-2.0, 2.0], [-1.0, 1.0]]
-
-
-def test_a_reward_that_no_env_reports_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"objective\.rewards must be one that the Envs report, "):
-        Gdpo(rewards=("corect",))(of(SUM, correct=CORRECT))
-    with pytest.raises(ConfigError, match=r"found 'corect': did you mean 'correct'\? Accepted: co"):
-        Gdpo(rewards=("corect",))(of(SUM, correct=CORRECT))
-    nobody = of([[[NAN], [NAN]]])
-    assert np.isnan(Gdpo(rewards=("corect",))(nobody)).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"rewards": ()}, "rewards must be names that differ, at least one, found ''"),
-        ({"rewards": ("a", "a")}, "rewards must be names that differ, at least one, found 'a,a'"),
-        ({"rewards": ("a",), "weights": (1.0, 2.0)}, "one for each of the 1 rewards, found 2"),
-        ({"rewards": ("a",), "weights": (math.inf,)}, "weights must be finite"),
-    ],
-)
-def test_rewards_that_cannot_be_added_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        Gdpo(**options)
-
-
-def test_lengths_move_only_the_reward_itself() -> None:
-    with pytest.raises(ConfigError, match="inner counts the metric 'correct', 'format', on which"):
-        LengthPenalty(inner=Gdpo())
-    LengthPenalty(inner=Gdpo(rewards=("reward", "format")))
-
-
-# --- numbers that follow results -----------------------------------------------------------------
-
-
-def between(first: Objective, last: Objective, **how: Any) -> ByPerformance:
-    return ByPerformance(first=first, last=last, low=0.2, high=0.7, **how)
-
-
-def test_numbers_move_with_what_was_solved_lately() -> None:
-    budget = between(LengthPenalty(limit=400), LengthPenalty(limit=100, strength=0.5), window=2)
-    shares = [(), (0.1,), (0.2, 0.7), (0.9, 0.2, 0.3), (0.7,), (0.0, 1.0, 1.0)]
-    done = [budget.done(each) for each in shares]
-    assert done == pytest.approx([0, 0, 0.5, 0.1, 1, 1])
-    half = LengthPenalty(limit=250, strength=0.4)
-    assert [budget.at(each) for each in (0, 0.5, 1)] == [budget.first, half, budget.last]
-    threshold = between(PassAtK(k=1, threshold=0), PassAtK(k=1, threshold=1))
-    assert threshold.at(0.25) == PassAtK(k=1, threshold=0.25), "no whole number"
-    weights = between(Gdpo(weights=(1.0, 0.0)), Gdpo(weights=(0.2, 0.8)))
-    assert weights.at(0.5) == Gdpo(weights=(0.6, 0.4))
-
-
-def test_scores_are_those_of_the_objective_in_between() -> None:
-    moving = between(PassAtK(k=1, threshold=0), PassAtK(k=1, threshold=1))
-    rewards_P_G_K = np.array([[[0.2, 0.6], [1.0, NAN]]])
-    for shares, expected in (((), [1.0, 1.0]), ((0.45,), [0.5, 1.0]), ((0.8,), [0.0, 1.0])):
-        found = Outcomes(rewards_P_G_K, rewards_P_G_K, {"correct": rewards_P_G_K}, 3, shares)
-        assert moving(found).tolist() == [expected]
-        assert moving.metrics(found) == {"objective/done": pytest.approx(moving.done(shares))}
-
-
-def test_what_is_inside_of_another_objective_follows_results_too() -> None:
-    moving = between(MaxOfK(k=1), MaxOfK(k=3))
-    assert LengthPenalty(inner=moving).follows_results
-    assert not LengthPenalty(inner=MaxOfK(k=1)).follows_results
-
-
-@pytest.mark.parametrize(
-    ("made", "sentence"),
-    [
-        (lambda: between(Mean(), MaxOfK()), "first and last must be the same objective with diff"),
-        (lambda: between(MaxOfK(), MaxOfK()), "must be the same objective with different numbers"),
-        (
-            lambda: between(LengthPenalty(), LengthPenalty(limit=9)),
-            "first.limit and last.limit must be equal, or numbers, .* found None and 9",
-        ),
-        (
-            lambda: between(Gdpo(rewards=("a", "b")), Gdpo(rewards=("a", "c"))),
-            "first.rewards and last.rewards must be equal, or numbers",
-        ),
-        (
-            lambda: ByPerformance(first=MaxOfK(k=1), last=MaxOfK(k=2), low=0.5, high=0.5),
-            "high must be above 0.5, found 0.5",
-        ),
-        (lambda: between(MaxOfK(k=1), MaxOfK(k=2), window=0), "window must be at least 1, found 0"),
-        (
-            lambda: between(MaxOfK(k=1), MaxOfK(k=3)).check(2, 1.0),
-            "objective.last.k=3 needs attempts=3 or more at each problem, found attempts=2",
-        ),
-    ],
-)
-def test_numbers_that_cannot_follow_results_are_refused(made: Any, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        made()
-
-
-finite = st.floats(-1e6, 1e6, allow_subnormal=False)
-
-
-@given(
-    arrays.arrays(np.float64, (3, 4), elements=st.one_of(finite, st.just(NAN))),
-    st.floats(0.001, 1000),
-    st.integers(-1000, 1000),
-)
-def test_neither_scale_nor_offset_of_a_reward_matters(
-    values_P_G: Any, scale: float, offset: int
-) -> None:
-    values_P_G = np.round(values_P_G, 3)
-    found_P_G = normalised(values_P_G)
-    assert np.isfinite(found_P_G).all()
-    assert found_P_G.mean(axis=1) == pytest.approx(np.zeros(3), abs=1e-6)
-    assert normalised(values_P_G * scale + offset) == pytest.approx(found_P_G, abs=1e-3)

@@ -20,18 +20,17 @@ from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, Optimiz
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.plugins.objectives.by_performance import ByPerformance
+from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
-    ByPerformance,
-    Gdpo,
     LengthPenalty,
     MaxOfK,
     Mean,
     Objective,
     Outcomes,
     PassAtK,
-    RewardSchedule,
 )
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.presets import PRESETS

@@ -21,7 +21,7 @@ Three methods are ways to make weights of rewards:
 
 `objective=pass_at_k` maximises the chance that one of k answers is right, in place of the mean
 reward: `group` and `ppo` then have the advantages of Chen et al. 2025 (arXiv:2508.10751), by which
-a wrong answer costs little as long as others are right (`rl.objectives.pass_at_k_advantages`).
+a wrong answer costs little as long as others are right (`pass_at_k_advantages`).
 Divided by no standard deviation, they are the gradient of pass@k over k.
 
 A fourth learns from what the problems' gold answers say in place of what the model did, the end of
@@ -58,6 +58,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
 from es_cookbook.plugins.gradients.checkpoints import run_directory
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
+from es_cookbook.plugins.gradients.pass_at_k import pass_at_k_advantages
 from es_cookbook.rl.messages.message_env import told_gold
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
@@ -66,8 +67,6 @@ from es_cookbook.rl.objectives import (
     Objective,
     PassAtK,
     outcomes,
-    pass_at_k_advantages,
-    solved_in,
 )
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, readings_of, rollout_metrics, sequences_of
@@ -340,7 +339,8 @@ def to_examples(
         ]
         num_rollouts += len(ended)
         if at_k is None or solved_P_G_K is None:
-            solved_K = [solved_in(rollout_metrics(group, *place)) for *_, place in ended]
+            metrics_K = [rollout_metrics(group, *place) for *_, place in ended]
+            solved_K = [m.get(SOLVED, m.get("solved", math.nan)) for m in metrics_K]
             weights_K = method.weights([reward for _, reward, _ in ended], solved_K)
         else:
             assert isinstance(method, Group), "Config refuses others"

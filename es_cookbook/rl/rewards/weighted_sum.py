@@ -7,8 +7,7 @@ So one data set can hold problems that are graded in different ways. A row has n
 rewards only: data must not choose which code runs.
 
 The sum is fixed before a generation: a reward with a large spread outweighs one with a small
-spread, whatever the weights say. The objective `gdpo` adds the same metrics after each was
-normalised.
+spread, whatever the weights say.
 """
 
 import contextlib

@@ -77,7 +77,7 @@ class Record:
         scores_P_G: finite or NaN, "rewards" in the file; None unless the optimizer needs them again
             to go on (`Optimizer.records_scores`).
         results_P: of the batch's problems; empty unless the dataset (`RLDataset.tell`) or the
-            objective (`ByPerformance`) needs them.
+            objective (`follows_results`) needs them.
         centre: the genomes stood around the centre after so many generations; None for this one's
             own, after `generation` of them.
     """

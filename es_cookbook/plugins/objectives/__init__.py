@@ -1,0 +1,1 @@
+"""Objectives of several rewards, and such that change over a run."""
