@@ -255,7 +255,7 @@ NOT_LOADED = (
     # These import what takes seconds, and would be seen if a config had them imported.
     *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
     *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
-    *(f"es_cookbook.cli.{name}" for name in ("evaluate.inspect_m", "prepare.distilabel_p")),
+    *("es_cookbook.plugins.inspect.models", "es_cookbook.plugins.generate.distilabel_pipeline"),
 )
 """Beginnings of names of modules that are not imported beforehand."""
 _RUNS = {
@@ -278,6 +278,7 @@ def main(directory: Path) -> Mapping[str, object]:
             if not module.name.startswith(NOT_LOADED):
                 importlib.import_module(module.name)
     importlib.import_module("es_cookbook.engines.vllm.engine")
+    importlib.import_module("anyio._backends._asyncio")  # As whatever runs on it imports it.
     os.chdir(directory)
     sys.path.insert(0, str(directory))
     for name in ("evil_env", "sitecustomize", "es_cookbook_evil"):
@@ -332,4 +333,5 @@ def main(directory: Path) -> Mapping[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))))
+    print(json.dumps(main(Path(sys.argv[1]))), flush=True)
+    os._exit(0)  # All that was imported takes long to be torn down.
