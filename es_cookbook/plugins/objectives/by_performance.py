@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import Names
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.names import Names
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective, Outcomes
 from es_cookbook.rl.rollouts import mean_of
 from es_cookbook.rl.types import Metrics
