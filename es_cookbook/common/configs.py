@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import chz
-import chz.factories
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
 from es_cookbook.common.fields.chz_fields import type_name
