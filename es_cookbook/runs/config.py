@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import Preset
-from es_cookbook.common.configs import read_config, text_of
+from es_cookbook.common.configs import read_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import (
@@ -35,7 +35,7 @@ from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
 from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.directory.directory import CONFIG, check_is_run
+from es_cookbook.runs.directory.directory import CONFIG, Recorded, check_is_run
 from es_cookbook.runs.directory.trusted import (
     missing_distributions,
     scripts_not_trusted,
@@ -220,19 +220,18 @@ def recorded_config(
         RunDirectoryError: There is no run.
         ConfigError: Its Config cannot be rebuilt here, or reaches what is not trusted.
     """
-    check_is_run(log_path)
-    return config_of_kind(Config, log_path, trust, typed)
+    return config_of_kind(Config, check_is_run(log_path), trust, typed)
 
 
 _Kind = TypeVar("_Kind", bound=RunConfig)
 
 
 def config_of_kind(
-    kind: type[_Kind], log_path: Path, trust: Collection[str], typed: Collection[str]
+    kind: type[_Kind], recorded: Recorded, trust: Collection[str], typed: Collection[str]
 ) -> _Kind:
     """The same of a run of any kind."""
+    log_path, text = recorded.log_path, recorded.config_json
     path = log_path / CONFIG
-    text = text_of(path)
     trust = with_sealed(log_path, text, trust)
     if '"__main__:' in text:
         raise ConfigError(

@@ -25,7 +25,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.run_config import RunConfig
-from es_cookbook.runs.setup import opened, prepared, resuming, to_go_on
+from es_cookbook.runs.setup import opened, to_go_on
 from es_cookbook.runs.signals import advice, advise, result_until_signal
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
@@ -42,16 +42,8 @@ async def train(config: Config) -> None:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     advise(_AGAIN)
-    async with prepared(config) as (config, state):
-        if state.is_complete:
-            print(
-                f"{config.log_path} is already complete, with {config.num_generations} "
-                f"generations; for more: {resuming(config)} num_generations=..."
-            )
-            return
-        if state.decision == "resume":
-            advise(to_go_on(config))
-        async with opened(config, state) as run:
+    async with opened(config) as run:
+        if run is not None:
             await run.train()
 
 

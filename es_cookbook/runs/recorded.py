@@ -48,14 +48,13 @@ from es_cookbook.rl.types import (
 )
 from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.config import Config, config_of_kind
-from es_cookbook.runs.directory.directory import HISTORY, check_is_run, is_of_gradients, keep_date
+from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, keep_date
 from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import (
     check_fingerprint,
     check_same_base,
     header_of,
-    read_header,
     read_history,
 )
 from es_cookbook.runs.run_config import RunConfig
@@ -87,14 +86,12 @@ def open_run(
         ConfigError: Its config.json cannot be read.
         HistoryError: Its history is damaged.
     """
-    check_is_run(log_path, or_of_gradients)
-    unused = (*typed, "trackers", "trl")
-    if is_of_gradients(log_path):
-        config = config_of_kind(RunConfig, log_path, trust, unused)
-    else:
-        config = config_of_kind(Config, log_path, trust, unused)
-        refuse_lost_history(log_path)
-    return RecordedRun(log_path, config, model_name or config.model_name)
+    recorded = check_is_run(log_path, or_of_gradients)
+    kind = RunConfig if recorded.is_of_gradients else Config
+    config = config_of_kind(kind, recorded, trust, (*typed, "trackers", "trl"))
+    if not recorded.is_of_gradients:
+        refuse_lost_history(log_path, recorded.history)
+    return RecordedRun(recorded, config, model_name or config.model_name)
 
 
 class RecordedRun:
@@ -106,15 +103,17 @@ class RecordedRun:
         checkpoint: the last one of a run of gradients.
     """
 
-    def __init__(self, log_path: Path, config: RunConfig, model_name: str) -> None:
+    def __init__(self, recorded: Recorded, config: RunConfig, model_name: str) -> None:
+        log_path, history = recorded.log_path, recorded.history
+        if history.damage is not None:
+            raise history.damage
         self.history = log_path / HISTORY
         self.config = config
         self.model_name = model_name
-        self.header = read_header(self.history)
-        self.checkpoint = latest_checkpoint(log_path) if is_of_gradients(log_path) else None
-        self.records: Sequence[Record] = ()
+        self.header = history.header
+        self.records: Sequence[Record] = history.records
+        self.checkpoint = latest_checkpoint(log_path) if recorded.is_of_gradients else None
         self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
-        self.refresh()
 
     def refresh(self) -> None:
         """Read what has been recorded since."""

@@ -43,6 +43,7 @@ from es_cookbook.runs.directory.directory import (
     HISTORY,
     LOG,
     PROFILE,
+    Recorded,
     RunDirectory,
     failures_logged,
     keep_date,
@@ -52,8 +53,8 @@ from es_cookbook.runs.directory.directory import (
 )
 from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
 from es_cookbook.runs.directory.trusted import trust_option
-from es_cookbook.runs.history.format import Record, num_forked
-from es_cookbook.runs.history.store import check_same_base, header_of
+from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.store import Prefix, check_same_base, header_of
 from es_cookbook.runs.loop import Run
 from es_cookbook.runs.profile import Profile
 from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
@@ -82,36 +83,28 @@ a CPU. They are to the same problems, since prompts take their time as well."""
 _SECONDS_LOOKED = 12.0
 
 
-@contextlib.asynccontextmanager
-async def prepared(config: Config) -> AsyncGenerator[tuple[Config, RunState]]:
-    """Inside, the run directory is this process's alone, and the run may begin or go on there.
+async def _prepared(config: Config) -> tuple[Config, RunState]:
+    """Whether the run may begin or go on in its directory, which is this process's alone.
 
-    Its Config is this one, with the sizes that a recorded run has chosen.
-
-    Raises:
-        RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
-            run that cannot go on with this Config; says what can be done instead.
-        HistoryError: Its history is damaged or missing, or began with another base.
-        ModelError: The base of a recorded run cannot be read.
-        ESCookbookError: What the run needs outside of this process is not there.
+    Returns:
+        Its Config, with the sizes that a recorded run has chosen; and what it finds there.
     """
-    log_path, as_given = Path(config.log_path), config
-    with locked(log_path), failures_logged(log_path):
-        config = as_recorded(as_given)
-        config_json = config_to_json(config)
-        state = run_state(
-            log_path,
-            config_json,
-            config.num_generations,
-            config.behavior_if_log_dir_exists,
-            MAY_DIFFER,
-        )
-        if state.config_json is not None and not state.is_complete:
-            _check_schedules(state.config_json, config_json, state, config)
-            await asyncio.to_thread(_check_base, state, config)
-        if not state.is_complete:
-            await asyncio.to_thread(_check_outside, config)
-        yield (config if state.decision == "resume" else as_given), state
+    recorded, as_given = Recorded(Path(config.log_path)), config
+    config = as_recorded(as_given, recorded)
+    config_json = config_to_json(config)
+    state = run_state(
+        recorded,
+        config_json,
+        config.num_generations,
+        config.behavior_if_log_dir_exists,
+        MAY_DIFFER,
+    )
+    if state.config_json is not None and not state.is_complete:
+        _check_schedules(state.config_json, config_json, state.history, config)
+        await asyncio.to_thread(_check_base, state.history, config)
+    if not state.is_complete:
+        await asyncio.to_thread(_check_outside, config)
+    return (config if state.decision == "resume" else as_given), state
 
 
 def _check_outside(config: Config) -> None:
@@ -152,7 +145,7 @@ def forking(config: Config, generation: int) -> str:
     return longer + trust
 
 
-def _check_schedules(recorded_json: str, config_json: str, state: RunState, config: Config) -> None:
+def _check_schedules(recorded_json: str, config_json: str, history: Prefix, config: Config) -> None:
     """Refuse a longer run of which a schedule would have made other steps from the beginning."""
     try:
         recorded = config_from_json(recorded_json, trust_of(config_json))
@@ -161,14 +154,14 @@ def _check_schedules(recorded_json: str, config_json: str, state: RunState, conf
     then, now = getattr(recorded, "num_generations", None), config.num_generations
     if not isinstance(then, int):
         return
-    own = range(num_forked(state.header), state.generations)
+    own = range(num_forked(history.header), history.generations)
     for name, schedule in _schedules(config):
         if any(schedule(t, then) != schedule(t, now) for t in own):
             raise RunDirectoryError(
                 f"num_generations was {then}, is {now}, and {name}={type(schedule).__name__} "
                 f"depends on it: the recorded {plural(len(own), 'generation')} would have come out "
                 "otherwise. To go on from the last of them: "
-                f"{forking(config, state.generations)}"
+                f"{forking(config, history.generations)}"
             )
 
 
@@ -191,24 +184,41 @@ def _schedules(part: object, path: str = "") -> Iterator[tuple[str, Schedule]]:
             yield from _schedules(value, f"{path}{name}.")
 
 
-def _check_base(state: RunState, config: Config) -> None:
+def _check_base(history: Prefix, config: Config) -> None:
     """Refuse another base before it is loaded; its dtype is the engine's to say."""
-    then = state.header
-    if then is not None and state.generations:
+    then = history.header
+    if then is not None and history.generations:
         say(f"{config.log_path}: comparing {config.model_name} with the base that it began with")
         now = header_of(config.model_name, then.dtype)
         check_same_base(Path(config.log_path) / HISTORY, then, now)
 
 
 @contextlib.asynccontextmanager
-async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
-    """Open a run, new or recorded, in the state that `prepared` found; closes all of it in the end.
+async def opened(config: Config) -> AsyncGenerator[Run | None]:
+    """Open a run, new or recorded; closes all of it in the end. One that is complete is None.
+
+    Inside, the run directory is this process's alone.
 
     Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
+        RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
+            run that cannot go on with this Config; says what can be done instead.
+        HistoryError: Its history is damaged or missing, or began with another base.
+        ESCookbookError: Anything else that the user can put right, in one sentence.
     """
     log_path = Path(config.log_path)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(locked(log_path))
+        stack.enter_context(failures_logged(log_path))
+        config, state = await _prepared(config)
+        if state.is_complete:
+            print(
+                f"{log_path} is already complete, with {config.num_generations} generations; "
+                f"for more: {resuming(config)} num_generations=..."
+            )
+            yield None
+            return
+        if state.decision == "resume":
+            advise(to_go_on(config))
         stack.enter_context(library_log(log_path / LOG))
         announced = stack.enter_context(contextlib.ExitStack())
         announced.enter_context(no_silence())
@@ -224,10 +234,12 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
                     datasets = await config.dataset(engine.tokenizer)
         scoring = _scoring(config, engine)
         sampler = config.sampler(engine, log_path)
-        found, seconds_looked = await _found(config, engine, datasets.train, state, looked)
+        then = state.history.header
+        found, seconds_looked = await _found(config, engine, datasets.train, then, looked)
         optimizer = _optimizer(config, engine, datasets.train, found)
         config_json = config_to_json(config)
         directory = await _directory(config, config_json, engine, state, found)
+        del state  # A run that goes on for long does not carry its past around.
         stack.callback(directory.history.close)
         held_back = await _go_on(directory, config, engine, optimizer, datasets.train, scoring)
         start = directory.history.next_generation
@@ -235,7 +247,7 @@ async def opened(config: Config, state: RunState) -> AsyncGenerator[Run]:
         advise(to_go_on(config))
         pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
         keep_options(log_path, config)
-        keep_trained_on(log_path, datasets, start, num_forked(state.header), pairs)
+        keep_trained_on(log_path, datasets, start, num_forked(then), pairs)
         if config.evaluates(start) and datasets.test_P:
             say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
         profile = Profile(log_path / PROFILE) if config.profile else None
@@ -393,12 +405,12 @@ async def _found(
     config: Config,
     engine: Engine,
     dataset: RLDataset,
-    state: RunState,
+    header: Header | None,
     looked: _Looked | None,
 ) -> tuple[Mapping[str, float], float]:
     """Numbers for the options that are `auto`, as recorded or found now, and how long it took."""
-    if state.header is not None or not config.optimizer.unsettled:
-        return state.header.found if state.header else {}, 0.0
+    if header is not None or not config.optimizer.unsettled:
+        return header.found if header else {}, 0.0
     began = time.perf_counter()
     given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
     if given == AUTO:
@@ -415,8 +427,8 @@ async def _directory(
     config: Config, config_json: str, engine: Engine, state: RunState, found: Mapping[str, float]
 ) -> RunDirectory:
     """Open it, with what a run begins with here; the base of a recorded one has been compared."""
-    then, name, dtype = state.header, config.model_name, engine.traits.base_dtype
-    if state.generations and then is not None:
+    then, name, dtype = state.history.header, config.model_name, engine.traits.base_dtype
+    if state.history.generations and then is not None:
         if then.products is not None and then.products != (now := engine.traits.products):
             say(
                 f"going on with products in {now or dtype}: the run began with {then.products}, so "

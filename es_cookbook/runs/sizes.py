@@ -27,22 +27,19 @@ import json
 import math
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar, cast
 
 import chz
 import numpy as np
 
-from es_cookbook.common.configs import text_of
-from es_cookbook.common.errors import ConfigError, HistoryError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import parsed
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.population.look import Answer, Look, Pace
 from es_cookbook.rl.endings import runs_on
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import CONFIG, HISTORY
-from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.tracking.result import duration_in_words
 
 _Config = TypeVar("_Config")
@@ -300,13 +297,12 @@ def _within(number: _Number, least: _Number, most: _Number) -> _Number:
     return max(least, min(number, most))
 
 
-def as_recorded(config: Config) -> Config:
-    """The Config with the sizes that a run in its directory has, if one is recorded there."""
-    path = Path(config.log_path)
-    with contextlib.suppress(HistoryError, ConfigError, ValueError):
-        if config.size and next(read_history(path / HISTORY), None) is not None:
-            recorded = parsed(text_of(path / CONFIG).encode())
-            found = {each: _recorded(recorded, each) for each in config.size if has(config, each)}
+def as_recorded(config: Config, recorded: Recorded) -> Config:
+    """The Config with the sizes that the run in its directory has, if one is recorded there."""
+    with contextlib.suppress(ConfigError, ValueError):
+        if config.size and recorded.history.generations:
+            plain = parsed(recorded.config_json.encode())
+            found = {each: _recorded(plain, each) for each in config.size if has(config, each)}
             return with_options(config, {**found, "size": ()})
     return config  # What is wrong there is said where the directory is opened.
 

@@ -14,6 +14,7 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import SIZES, Config
+from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.sizes import (
     as_options,
@@ -234,15 +235,19 @@ def test_a_run_that_is_recorded_keeps_its_sizes(tmp_path: Path) -> None:
     }
     given = config(tuple(chosen), log_path=str(tmp_path))
     run = with_options(given, {**chosen, "size": ()})
-    assert as_recorded(given) == given
+    assert as_recorded(given, Recorded(tmp_path)) == given
     (tmp_path / "config.json").write_text(config_to_json(run))
-    assert as_recorded(given) == given  # No generation is recorded yet, so it may choose again.
+    assert (
+        as_recorded(given, Recorded(tmp_path)) == given
+    )  # No generation is recorded yet, so it may choose again.
     history = HistoryStore(tmp_path / "history.jsonl", HEADER)
     history.append(make_record(0))
     history.close()
-    assert as_recorded(given) == run
+    assert as_recorded(given, Recorded(tmp_path)) == run
     (tmp_path / "config.json").write_text("{}")
-    assert as_recorded(given) == given  # What is wrong with it is said elsewhere.
+    assert (
+        as_recorded(given, Recorded(tmp_path)) == given
+    )  # What is wrong with it is said elsewhere.
 
 
 def test_sizes_and_minutes_that_cannot_be_are_refused() -> None:

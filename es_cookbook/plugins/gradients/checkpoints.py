@@ -20,6 +20,7 @@ from es_cookbook.runs.directory.directory import (
     METRICS,
     OPTIONS,
     TRAINED_ON,
+    Recorded,
     checked_names,
     failures_logged,
     lines_before,
@@ -69,7 +70,7 @@ def _state_of(config: GradientConfig) -> tuple[Checkpoint | None, bool]:
         )
     config_json = config_to_json(config)
     elsewhere = f"begin from its weights: model_name={log_path}"
-    if decided(log_path, config_json, behavior, MAY_DIFFER, elsewhere) == "delete":
+    if decided(Recorded(log_path), config_json, behavior, MAY_DIFFER, elsewhere) == "delete":
         delete_run(log_path)
         return None, False
     last = config.num_generations

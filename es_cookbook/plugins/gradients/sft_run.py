@@ -42,6 +42,7 @@ from es_cookbook.runs.directory.directory import (
     MODEL,
     PUSHED,
     TENSORBOARD,
+    Recorded,
     checked_names,
     keep_date,
     locked,
@@ -173,7 +174,7 @@ def opened(config: SFTConfig) -> Generator[_SFTRun]:
         stack.enter_context(locked(log_path))
         if CONFIG in checked_names(log_path):
             elsewhere = f"remove {log_path} to begin again"
-            decided(log_path, config_to_json(config), "resume", _MAY_DIFFER, elsewhere)
+            decided(Recorded(log_path), config_to_json(config), "resume", _MAY_DIFFER, elsewhere)
         say(f"loading {config.model_name}")
         tokenizer = load_tokenizer(config.model_name)
         keep_date(log_path, tokenizer)

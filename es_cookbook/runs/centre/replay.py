@@ -49,6 +49,7 @@ from es_cookbook.runs.history.store import (
     check_fingerprint,
     check_same_base,
     read_prefix,
+    readable_prefix,
 )
 
 _logger = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ def open_replay(
         ModelError: The base model cannot be read.
     """
     check_is_run(log_path)
-    refuse_lost_history(log_path)
+    refuse_lost_history(log_path, readable_prefix(log_path / HISTORY, 1))
     types = {"model_name": str, "search_space": SearchSpaceBuilder}
     fields, config = load_fields(log_path / CONFIG, types, trust)
     search_space = cast(SearchSpaceBuilder, fields["search_space"])

@@ -29,7 +29,7 @@ from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.directory.trusted import copy_scripts, seal
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Fork
-from es_cookbook.runs.history.store import read_prefix
+from es_cookbook.runs.history.store import read_prefix, readable_prefix
 
 
 def fork_run(source: Path, generation: int | None, output: Path, config_json: str) -> int:
@@ -47,7 +47,7 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
-    refuse_lost_history(source)
+    refuse_lost_history(source, readable_prefix(source / HISTORY, 1))
     prefix = read_prefix(source / HISTORY, generation)
     taken = prefix.generations
     header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
@@ -77,7 +77,7 @@ def rewind_run(log_path: Path, generation: int) -> Path:
     """
     check_is_run(log_path)
     with locked(log_path):
-        refuse_lost_history(log_path)
+        refuse_lost_history(log_path, readable_prefix(log_path / HISTORY, 1))
         kept = read_prefix(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))

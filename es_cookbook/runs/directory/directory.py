@@ -12,6 +12,7 @@ Whether a run may begin or go on in a directory is decided by `es_cookbook.runs.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import time
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from es_cookbook.common.cli import options_file
-from es_cookbook.common.configs import FORMAT, FORMAT_VERSION
+from es_cookbook.common.configs import FORMAT, FORMAT_VERSION, text_of
 from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves, other_format
 from es_cookbook.common.files import (
     ANY_SIZE,
@@ -51,7 +52,7 @@ from es_cookbook.runs.directory.trusted import (
     seal,
 )
 from es_cookbook.runs.files import cannot, replace_file
-from es_cookbook.runs.history.store import HistoryStore
+from es_cookbook.runs.history.store import HistoryStore, Prefix, readable_prefix
 
 CONFIG = "config.json"
 OPTIONS = "run.yaml"
@@ -385,29 +386,68 @@ def check_access(directory: Path) -> None:
         raise RunDirectoryError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
-def check_is_run(log_path: Path, or_of_gradients: bool = False) -> None:
+class Recorded:
+    """What is recorded in a run directory. A file is read when it is first asked for, and once."""
+
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+
+    @functools.cached_property
+    def config_json(self) -> str:
+        """The run's Config.
+
+        Raises:
+            ConfigError: It cannot be read.
+        """
+        return text_of(self.log_path / CONFIG)
+
+    @functools.cached_property
+    def history(self) -> Prefix:
+        """The run's history, as far as it can be read."""
+        return readable_prefix(self.log_path / HISTORY)
+
+    @functools.cached_property
+    def is_of_gradients(self) -> bool:
+        """Whether a gradient moves its model."""
+        return is_of_gradients(self.log_path)
+
+    def has_config(self) -> bool:
+        """Whether its `config.json` is a run's, as a damaged one may be.
+
+        Raises:
+            RunDirectoryError: It is a run's, in another version of the format.
+        """
+        with contextlib.suppress(ValueError, RecursionError):
+            return _fields(self.log_path, parsed(self.config_json.encode()))[1] != NO_RUNS
+        return True
+
+
+def check_is_run(log_path: Path, or_of_gradients: bool = False) -> Recorded:
     """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
+
+    Returns:
+        What is recorded there.
 
     Raises:
         RunDirectoryError: It is not, or its run is of another version.
     """
     check_access(log_path)
-    config = log_path / CONFIG
-    if not or_of_gradients and is_of_gradients(log_path):
+    recorded = Recorded(log_path)
+    if recorded.is_of_gradients and not or_of_gradients:
         raise RunDirectoryError(
             f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
             f"reads it; its weights are a model: model_name={log_path}"
         )
     check_kinds(log_path)
-    if not os.path.exists(config):
+    if not os.path.exists(log_path / CONFIG):
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )
-    _, problem = recorded_fields(log_path)
-    if problem == NO_RUNS:
+    if not recorded.has_config():
         raise RunDirectoryError(
             f"log_path {log_path} holds a {CONFIG} that {NO_RUNS}, so it is not a run directory"
         )
+    return recorded
 
 
 def check_kinds(log_path: Path) -> None:
@@ -442,6 +482,10 @@ def recorded_fields(log_path: Path) -> tuple[dict[str, object], str]:
         return {}, f"cannot be read: {error.strerror or error}"
     except (ValueError, RecursionError) as error:
         return {}, f"cannot be read ({error})"
+    return _fields(log_path, plain)
+
+
+def _fields(log_path: Path, plain: object) -> tuple[dict[str, object], str]:
     if not (isinstance(plain, dict) and "$class" in plain):
         return {}, NO_RUNS
     fields = cast("dict[str, object]", plain)
@@ -454,8 +498,7 @@ def checked_names(log_path: Path) -> set[str]:
     """What is in the directory of a run, which is made where there is none.
 
     Raises:
-        RunDirectoryError: Not a directory, not a run's, of another version, or a file in it is a
-            link.
+        RunDirectoryError: Not a directory, not a run's, or a file in it is a link.
     """
     try:
         log_path.mkdir(parents=True, exist_ok=True)
@@ -475,7 +518,6 @@ def checked_names(log_path: Path) -> set[str]:
             f"log_path {log_path} holds no {CONFIG} but {listed(names)}, "
             "so it is not a run directory; give a new or empty directory"
         )
-    recorded_fields(log_path)  # Refuses one of another version.
     return names
 
 

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from es_cookbook.common.configs import text_of
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, fsync, lines, opened
 from es_cookbook.common.terminal import choose, command
@@ -26,6 +25,7 @@ from es_cookbook.runs.directory.directory import (
     HISTORY,
     METRICS,
     WRITTEN_BY_RUNS,
+    Recorded,
     RunDirectory,
     checked_names,
     generation_of,
@@ -34,7 +34,7 @@ from es_cookbook.runs.directory.directory import (
 from es_cookbook.runs.directory.trusted import is_own_word
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
-from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
+from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
 """What to do about a directory that already holds a run."""
@@ -47,26 +47,24 @@ class RunState:
     Attributes:
         decision: "begin" where no generation was recorded, "resume", or "delete" and begin.
         config_json: of the run that goes on, as it was recorded; None if none does.
-        header: what that run began with; None where none goes on.
-        generations: how many of it are recorded.
-        is_complete: whether they are all, the last evaluation included.
+        history: of that run; nothing where none goes on.
+        is_complete: whether these are all generations, and the last evaluation is there too.
     """
 
     decision: Literal["begin", "resume", "delete"]
     config_json: str | None = None
-    header: Header | None = None
-    generations: int = 0
+    history: Prefix = NOTHING
     is_complete: bool = False
 
 
 def run_state(
-    log_path: Path,
+    recorded: Recorded,
     config_json: str,
     num_generations: int,
     behavior: Behavior,
     may_differ: Collection[str] = (),
 ) -> RunState:
-    """Look at the directory of a run that is about to begin or to go on; the caller has it locked.
+    """What a run that is about to begin or to go on does in a directory; the caller has it locked.
 
     A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
     `behavior` says. It goes on only with no fewer generations than are recorded and with the same
@@ -78,34 +76,33 @@ def run_state(
             a run is there and `behavior` refuses.
         HistoryError: The history is damaged or missing.
     """
+    log_path = recorded.log_path
     names = checked_names(log_path)
-    if not names or _is_unused(log_path, names):
+    if not names or _is_unused(recorded, names):
         return RunState("begin")
     elsewhere = (
         "begin another run with the first generations of this one: "
         f"{command('fork', log_path=log_path, output='...')} FIELD=..."
     )
-    if decided(log_path, config_json, behavior, may_differ, elsewhere) == "delete":
+    if decided(recorded, config_json, behavior, may_differ, elsewhere) == "delete":
         return RunState("delete")
-    refuse_lost_history(log_path)
-    recorded = sum(1 for _ in read_history(log_path / HISTORY))
-    if num_generations < recorded:
+    history = recorded.history
+    refuse_lost_history(log_path, history)
+    if history.damage is not None:
+        raise history.damage
+    done = history.generations
+    if num_generations < done:
         raise RunDirectoryError(
-            f"num_generations must be at least {recorded}, since log_path {log_path} holds as "
+            f"num_generations must be at least {done}, since log_path {log_path} holds as "
             f"many generations, found {num_generations}; to do some of them again: "
             f"{command('rewind', log_path=log_path, generation=num_generations)}"
         )
-    return RunState(
-        "resume",
-        text_of(log_path / CONFIG),
-        read_header(log_path / HISTORY),
-        recorded,
-        recorded == num_generations and num_measured(log_path, METRICS) > num_generations,
-    )
+    is_complete = done == num_generations and num_measured(log_path, METRICS) > done
+    return RunState("resume", recorded.config_json, history, is_complete)
 
 
 def decided(
-    log_path: Path,
+    recorded: Recorded,
     config_json: str,
     behavior: Behavior,
     may_differ: Collection[str],
@@ -116,9 +113,11 @@ def decided(
     `elsewhere` is what else can be done where its Config is another.
 
     Raises:
-        RunDirectoryError: Another Config (names every field that differs), or `behavior` refuses.
+        RunDirectoryError: Another Config (names every field that differs), one of another version,
+            or `behavior` refuses.
     """
-    differing = _differences(log_path, config_json, may_differ)
+    recorded.has_config()  # Refuses one of another version.
+    log_path, differing = recorded.log_path, _differences(recorded, config_json, may_differ)
     decision = _ask(log_path, differing) if behavior == "ask" else behavior
     if decision == "raise":
         raise RunDirectoryError(
@@ -155,20 +154,24 @@ def open_run_directory(
     else:
         is_own = is_own_word(log_path, state.config_json, config_json)
         config_json = with_length(state.config_json, num_generations)
-    return RunDirectory(log_path, HistoryStore(log_path / HISTORY, header), config_json, is_own)
+    history = HistoryStore(log_path / HISTORY, header, state.history)
+    return RunDirectory(log_path, history, config_json, is_own)
 
 
-def refuse_lost_history(log_path: Path) -> None:
+def refuse_lost_history(log_path: Path, found: Prefix) -> None:
     """Refuse a run of which metrics or rollouts are there and no history; damage is no matter.
+
+    Args:
+        log_path: the run's directory.
+        found: of its history, one generation at the least where there is one.
 
     Raises:
         HistoryError: It is so.
     """
-    history = log_path / HISTORY
-    with contextlib.suppress(HistoryError):
-        if next(read_history(history), None) is not None:
-            return
+    if found.generations:
+        return
     # Those of the first generation are written before the history's line.
+    history = log_path / HISTORY
     left_by_crash = 1 if history.exists() else 0
     for name in GENERATION_KEYS:
         if (measured := num_measured(log_path, name)) > left_by_crash:
@@ -189,34 +192,28 @@ def num_measured(log_path: Path, name: str) -> int:
         return max((number + 1 for number in numbers if number is not None), default=0)
 
 
-def _is_unused(log_path: Path, names: set[str]) -> bool:
+def _is_unused(recorded: Recorded, names: set[str]) -> bool:
     """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
-    history = log_path / HISTORY
-    if not (names <= WRITTEN_BY_RUNS and history.exists()):
+    if not (names <= WRITTEN_BY_RUNS and HISTORY in names):
+        return False
+    history = recorded.history
+    is_fork = history.header is not None and history.header.fork is not None
+    if history.damage or history.generations or is_fork:
         return False
     with contextlib.suppress(HistoryError):
-        refuse_lost_history(log_path)
-        header = read_header(history)
-        is_fork = header is not None and header.fork is not None
-        return not is_fork and next(read_history(history), None) is None
+        refuse_lost_history(recorded.log_path, history)
+        return True
     return False
 
 
-def _differences(log_path: Path, config_json: str, may_differ: Collection[str]) -> list[str]:
+def _differences(recorded: Recorded, config_json: str, may_differ: Collection[str]) -> list[str]:
     """Every field that differs between the recorded Config and this one, in words."""
     # Without its header nothing tells whether the base is the same but its name.
-    allowed = set(may_differ) - (set() if _names_its_base(log_path) else {"model_name"})
+    allowed = set(may_differ) - (set() if recorded.history.header else {"model_name"})
     try:
-        return differences(text_of(log_path / CONFIG), config_json, allowed)
+        return differences(recorded.config_json, config_json, allowed)
     except (ValueError, RecursionError) as error:
         return [f"{CONFIG} cannot be read ({error})"]
-
-
-def _names_its_base(log_path: Path) -> bool:
-    """Whether the history tells its base by more than the name that was typed."""
-    with contextlib.suppress(HistoryError):
-        return read_header(log_path / HISTORY) is not None
-    return False
 
 
 def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:

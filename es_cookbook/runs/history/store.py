@@ -61,6 +61,7 @@ class Prefix:
         header: None where nothing is recorded yet.
         generations: how many there are; the first of them may be missing in `records`.
         num_lines, num_bytes: of their lines in the file, which need not be read again.
+        damage: what refuses the lines behind them, if anything does.
     """
 
     header: Header | None = None
@@ -68,6 +69,7 @@ class Prefix:
     generations: int = 0
     num_lines: int = 0
     num_bytes: int = 0
+    damage: HistoryError | None = None
 
     def encode(self) -> Iterator[bytes]:
         """The lines of a history that holds this and no more."""
@@ -75,10 +77,10 @@ class Prefix:
         return map(encode, entries)
 
 
-_NOTHING = Prefix()
+NOTHING = Prefix()
 
 
-def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) -> Prefix:
+def read_prefix(path: Path, generation: int | None, start: Prefix = NOTHING) -> Prefix:
     """The first `generation` generations, all of them if None; damage behind them is no matter.
 
     What is in `start` is not read again.
@@ -86,28 +88,39 @@ def read_prefix(path: Path, generation: int | None, start: Prefix = _NOTHING) ->
     Raises:
         HistoryError: Fewer are recorded (says how many), or as `read_history`.
     """
-    header, records = start.header, [*start.records]
-    generations, num_lines, num_bytes = start.generations, start.num_lines, start.num_bytes
-    for entry, line_bytes in _read(path, start):
-        if isinstance(entry, Header):
-            header = entry
-        elif generations != generation:
-            records.append(entry)
-            generations += 1
-        else:
-            break
-        num_lines, num_bytes = num_lines + 1, num_bytes + line_bytes
-        if generations == generation:
-            break
-    if generation is not None and generations != generation:
+    found = readable_prefix(path, generation, start)
+    if found.damage is not None:
+        raise found.damage
+    if generation is not None and found.generations != generation:
         raise HistoryError(
-            f"generation must be 0 to {generations}, since {path} holds as many generations; "
+            f"generation must be 0 to {found.generations}, since {path} holds as many generations; "
             f"found {generation}"
         )
-    return Prefix(header, tuple(records), generations, num_lines, num_bytes)
+    return found
 
 
-def _read(path: Path, start: Prefix = _NOTHING) -> Iterator[tuple[Header | Record, int]]:
+def readable_prefix(path: Path, generation: int | None = None, start: Prefix = NOTHING) -> Prefix:
+    """The same as far as it can be read: fewer generations, and the `damage` behind them."""
+    header, records, damage = start.header, [*start.records], None
+    generations, num_lines, num_bytes = start.generations, start.num_lines, start.num_bytes
+    try:
+        for entry, line_bytes in _read(path, start):
+            if isinstance(entry, Header):
+                header = entry
+            elif generations != generation:
+                records.append(entry)
+                generations += 1
+            else:
+                break
+            num_lines, num_bytes = num_lines + 1, num_bytes + line_bytes
+            if generations == generation:
+                break
+    except HistoryError as error:
+        damage = error
+    return Prefix(header, tuple(records), generations, num_lines, num_bytes, damage)
+
+
+def _read(path: Path, start: Prefix = NOTHING) -> Iterator[tuple[Header | Record, int]]:
     """What each line holds, and its length in bytes."""
     try:
         file = opened(path, ANY_SIZE, path.parent)
@@ -164,6 +177,11 @@ class HistoryStore:
 
     What is torn is dropped by `begin`, which the first `append` calls.
 
+    Args:
+        path: of the file.
+        header: what the run begins with, or goes on with.
+        found: what has been read there; it is read now if None.
+
     Attributes:
         next_generation: how many generations are recorded, and the number of the next one.
         header: what the run began with.
@@ -175,8 +193,8 @@ class HistoryStore:
         RunDirectoryError: The file cannot be written.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
-        found = read_prefix(path, None)
+    def __init__(self, path: Path, header: Header, found: Prefix | None = None) -> None:
+        found = read_prefix(path, None) if found is None else found
         if found.header is not None:
             check_same_base(path, found.header, header)
         self.path = path

@@ -21,7 +21,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.runs.config import MAY_DIFFER
 from es_cookbook.runs.directory.branches import fork_run, rewind_run
-from es_cookbook.runs.directory.directory import FILES_OF_RUNS
+from es_cookbook.runs.directory.directory import FILES_OF_RUNS, Recorded
 from es_cookbook.runs.directory.opening import open_run_directory, run_state
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import read_header, read_history
@@ -73,12 +73,12 @@ def resumed(path: Path, original: dict[str, bytes]) -> None:
     header = read_header(path / "history.jsonl") or UNKNOWN
     config_json = written_now(original["config.json"].decode())
     length = json.loads(config_json)["num_generations"]
-    state = run_state(path, config_json, length, "resume", MAY_DIFFER)
+    state = run_state(Recorded(path), config_json, length, "resume", MAY_DIFFER)
     directory = open_run_directory(path, config_json, length, header, state)
     directory.begin()
     directory.history.close()
     assert state.decision in ("resume", "begin")
-    assert directory.history.next_generation == state.generations
+    assert directory.history.next_generation == state.history.generations
 
 
 def forked(path: Path, original: dict[str, bytes]) -> None:

@@ -18,6 +18,7 @@ from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.directory.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import (
+    Recorded,
     check_is_run,
     copy_asked,
     failures_logged,
@@ -60,9 +61,9 @@ def opened(
     path: Path, config_json: str, behavior: Behavior, may_differ: Collection[str] = ()
 ) -> Opened:
     length = json.loads(config_json)["num_generations"]
-    state = run_state(path, config_json, length, behavior, may_differ)
+    state = run_state(Recorded(path), config_json, length, behavior, may_differ)
     run = open_run_directory(path, config_json, length, HEADER, state)
-    assert run.history.next_generation == state.generations
+    assert run.history.next_generation == state.history.generations
     return Opened(run.path, run.history, run.history.next_generation > 0, run.begin())
 
 

@@ -32,7 +32,7 @@ from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.branches import rewind_run
 from es_cookbook.runs.directory.opening import RunState, open_run_directory
 from es_cookbook.runs.directory.trusted import keep_scripts, with_sealed
-from es_cookbook.runs.history.store import read_header
+from es_cookbook.runs.history.store import read_prefix
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.chat_server import chat_server
 from tests.every_reference import PACKAGE
@@ -63,11 +63,11 @@ def begun(log_path: Path, config: Config, recorded: str | None = None) -> Path:
     """A run that this user begins, or goes on with, which has another's four generations."""
     log_path.mkdir(parents=True, exist_ok=True)
     shutil.copy(RECORDED / "history.jsonl", log_path)
-    header = read_header(log_path / "history.jsonl")
-    assert header is not None
-    state = RunState("resume" if recorded else "begin", recorded, header, 4)
+    history = read_prefix(log_path / "history.jsonl", None)
+    assert history.header is not None
+    state = RunState("resume", recorded, history) if recorded else RunState("begin")
     length = config.num_generations
-    directory = open_run_directory(log_path, config_to_json(config), length, header, state)
+    directory = open_run_directory(log_path, config_to_json(config), length, history.header, state)
     directory.begin()
     directory.history.close()
     for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
