@@ -182,7 +182,7 @@ class Overlap:
     all_taken: anyio.Event = dataclasses.field(default_factory=anyio.Event)
 
 
-_UnderWay: TypeAlias = tuple[asyncio.Task[_T | BaseException], Overlap | None]
+_UnderWay: TypeAlias = tuple[asyncio.Task[_T | BaseException], Overlap]
 
 
 @dataclasses.dataclass(eq=False)
@@ -207,16 +207,15 @@ class InOrder(Generic[_T]):
         attempt: attempts one, which may overlap with the next one.
         engine: takes the steps, when nobody needs the centre before them any more.
         num_generations: of the run.
-        centre_of: around which centre a generation stands; None: each around its own, and none
-            begins ahead.
+        centre_of: around which centre a generation stands: its own, or the one before.
         take_held_back: has the engine take the step of the last recorded generation, where the
             first to come begins around the centre before it; None: the engine has it.
     """
 
-    attempt: Callable[[int, Overlap | None], Awaitable[_T]]
+    attempt: Callable[[int, Overlap], Awaitable[_T]]
     engine: Engine
     num_generations: int
-    centre_of: Callable[[int], int] | None = None
+    centre_of: Callable[[int], int]
     take_held_back: Callable[[], Awaitable[None]] | None = None
     _under_way: "dict[int, _UnderWay[_T]]" = dataclasses.field(
         default_factory=dict[int, "_UnderWay[_T]"], init=False
@@ -264,12 +263,10 @@ class InOrder(Generic[_T]):
             return await self.engine.apply(step)
 
     def _begins_ahead(self, generation: int) -> bool:
-        if self.centre_of is None or generation >= self.num_generations:
-            return False
-        return self.centre_of(generation) < generation
+        return generation < self.num_generations and self.centre_of(generation) < generation
 
     def _begin(self, generation: int) -> _UnderWay[_T]:
-        overlap = None if self.centre_of is None else Overlap(self.centre_of(generation))
+        overlap = Overlap(self.centre_of(generation))
 
         async def outcome() -> _T | BaseException:
             try:
@@ -279,8 +276,7 @@ class InOrder(Generic[_T]):
             except BaseException as error:  # A task that ends with Ctrl-C would break the loop.
                 return error
             finally:
-                if overlap is not None:
-                    overlap.all_taken.set()
+                overlap.all_taken.set()
 
         own = self._under_way[generation] = asyncio.create_task(outcome()), overlap
         return own
@@ -288,8 +284,7 @@ class InOrder(Generic[_T]):
     async def _all_taken(self) -> None:
         """No genome is left of what is under way that no engine has taken."""
         for _, overlap in self._under_way.values():
-            if overlap is not None:
-                await overlap.all_taken.wait()
+            await overlap.all_taken.wait()
 
     @contextlib.asynccontextmanager
     async def _centre_may_move(self) -> AsyncGenerator[None]:

@@ -1,24 +1,24 @@
 """The loop: ask, roll out, score, tell, apply, record.
 
 A generation counts once its history line is on the disk. Whatever comes before that line (rollouts,
-the step on the engine, metrics) is simply done again after a crash, and comes out the same. Where
-`max_staleness` lets it, the next generation begins while the last rollouts of one end (`InOrder`).
+the step on the engine, metrics) is simply done again after a crash, and comes out the same.
 
 The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` says
 what a run opens and closes, `recorder` what it writes.
 """
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.genome import Genome
+from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scheduling import InOrder, Overlap
-from es_cookbook.population.scoring import Asked, Scoring
-from es_cookbook.rl.types import RLDataset, TrajectoryGroup
+from es_cookbook.population.scoring import Asked, Scored, Scoring
+from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.history.store import check_fingerprint
@@ -45,46 +45,12 @@ class Run:
     engine: Engine
     recorder: Recorder
 
-    async def train(self) -> None:
-        optimizer, timed = self.optimizer, self.recorder.timed
-        async with self._in_order() as attempts:
-            for generation in itertools.takewhile(self._is_to_come, itertools.count(self.start)):
-                genomes_G, asked, groups_P = await attempts.of(generation)
-                with timed(generation, "score"):
-                    scored = self.scoring.score(asked, groups_P)
-                with timed(generation, "tell"):
-                    step = optimizer.tell(
-                        generation, genomes_G, scored.scores_P_G, scored.fitness_G
-                    )
-                results_P = self.dataset.results(generation, scored.batch_groups_P)
-                self.dataset.tell(generation, results_P)
-                if not self.dataset.depends_on_results:
-                    results_P = results_P or self.scoring.results(asked, scored.batch_groups_P)
-                self.scoring.tell(results_P)
-                with timed(generation, "apply"):
-                    fingerprint = await attempts.apply(step)
-                await self.recorder.record(
-                    generation, genomes_G, scored, results_P, step, fingerprint
-                )
+    def generations(self) -> Iterator[int]:
+        """Those that are still to come, of a run as long as it is by then."""
+        to_come = itertools.count(self.start)
+        return itertools.takewhile(lambda t: t < self.recorder.config.num_generations, to_come)
 
-    def _is_to_come(self, generation: int) -> bool:
-        """Whether the run, as long as it is by now, has this generation."""
-        return generation < self.recorder.config.num_generations
-
-    async def _attempt(
-        self, generation: int, overlap: Overlap | None
-    ) -> tuple[Sequence[Genome], Asked, Sequence[TrajectoryGroup]]:
-        """A population attempts the problems of a generation."""
-        timed = self.recorder.timed
-        asked = await self._asked(generation)
-        with timed(generation, "ask"):
-            genomes_G = self.optimizer.ask(generation)
-        with timed(generation, "rollout"):
-            groups_P = await self.sampler.rollout(generation, asked.problems_P, genomes_G, overlap)
-        self.recorder.rolled_out(generation, self.sampler.seconds)
-        return genomes_G, asked, groups_P
-
-    async def _asked(self, generation: int) -> Asked:
+    async def problems(self, generation: int) -> Asked:
         """What the genomes of a generation attempt: its batch and the regularisers' problems.
 
         With a surrogate the centre attempts the batch here, and the genomes score answers.
@@ -101,18 +67,81 @@ class Run:
             ]
         return self.scoring.problems(generation, batch_P, answers_P, answered_P)
 
-    def _in_order(self) -> InOrder[tuple[Sequence[Genome], Asked, Sequence[TrajectoryGroup]]]:
-        """Attempts the generations to come; where `max_staleness` lets them they overlap."""
-        return InOrder(
-            self._attempt,
-            self.engine,
-            self.config.num_generations,
-            self.config.centre_of if self.config.max_staleness else None,
-            None if self.held_back is None else self._take_held_back,
-        )
+    def ask(self, generation: int) -> Sequence[Genome]:
+        """The population of a generation."""
+        with self.recorder.timed(generation, "ask"):
+            return self.optimizer.ask(generation)
 
-    async def _take_held_back(self) -> None:
-        held = self.held_back
-        assert held is not None
-        found = await self.engine.apply(held.step)
-        check_fingerprint(held.generation + 1, held.fingerprint, found, self.config.model_name)
+    async def rollout(
+        self,
+        generation: int,
+        asked: Asked,
+        genomes_G: Sequence[Genome],
+        overlap: Overlap | None = None,
+    ) -> Sequence[TrajectoryGroup]:
+        """The population's attempts at the problems; one group a problem."""
+        with self.recorder.timed(generation, "rollout"):
+            groups_P = await self.sampler.rollout(generation, asked.problems_P, genomes_G, overlap)
+        self.recorder.rolled_out(generation, self.sampler.seconds)
+        return groups_P
+
+    def score(self, generation: int, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
+        """`scores_P_G` and `fitness_G`; NaN where a rollout was lost."""
+        with self.recorder.timed(generation, "score"):
+            return self.scoring.score(asked, groups_P)
+
+    def tell(self, generation: int, genomes_G: Sequence[Genome], scored: Scored) -> Step:
+        """The step that these scores make."""
+        with self.recorder.timed(generation, "tell"):
+            return self.optimizer.tell(generation, genomes_G, scored.scores_P_G, scored.fitness_G)
+
+    def results(self, generation: int, asked: Asked, scored: Scored) -> Sequence[ProblemResult]:
+        """What is recorded of the problems, once whoever goes by it has been told."""
+        results_P = self.dataset.results(generation, scored.batch_groups_P)
+        self.dataset.tell(generation, results_P)
+        if not self.dataset.depends_on_results:
+            results_P = results_P or self.scoring.results(asked, scored.batch_groups_P)
+        self.scoring.tell(results_P)
+        return results_P
+
+
+async def train_in_turn(run: Run) -> None:
+    """The generations that are still to come, one after the other."""
+    for generation in run.generations():
+        asked = await run.problems(generation)
+        genomes_G = run.ask(generation)
+        groups_P = await run.rollout(generation, asked, genomes_G)
+        scored = run.score(generation, asked, groups_P)
+        step = run.tell(generation, genomes_G, scored)
+        results_P = run.results(generation, asked, scored)
+        with run.recorder.timed(generation, "apply"):
+            fingerprint = await run.engine.apply(step)
+        await run.recorder.record(generation, genomes_G, scored, results_P, step, fingerprint)
+
+
+async def train_overlapping(run: Run) -> None:
+    """The same where the next generation begins while the last rollouts of one end."""
+
+    async def attempt(
+        generation: int, overlap: Overlap
+    ) -> tuple[Asked, Sequence[Genome], Sequence[TrajectoryGroup]]:
+        asked = await run.problems(generation)
+        genomes_G = run.ask(generation)
+        return asked, genomes_G, await run.rollout(generation, asked, genomes_G, overlap)
+
+    async def take_held_back(held: Record) -> None:
+        found = await run.engine.apply(held.step)
+        check_fingerprint(held.generation + 1, held.fingerprint, found, run.config.model_name)
+
+    config, held = run.config, run.held_back
+    take = None if held is None else functools.partial(take_held_back, held)
+    length, centre_of = config.num_generations, config.centre_of
+    async with InOrder(attempt, run.engine, length, centre_of, take) as attempts:
+        for generation in run.generations():
+            asked, genomes_G, groups_P = await attempts.of(generation)
+            scored = run.score(generation, asked, groups_P)
+            step = run.tell(generation, genomes_G, scored)
+            results_P = run.results(generation, asked, scored)
+            with run.recorder.timed(generation, "apply"):
+                fingerprint = await attempts.apply(step)
+            await run.recorder.record(generation, genomes_G, scored, results_P, step, fingerprint)

@@ -24,6 +24,7 @@ from es_cookbook.common.terminal import BEGAN, as_program
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
+from es_cookbook.runs.loop import train_in_turn, train_overlapping
 from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.setup import opened, to_go_on
 from es_cookbook.runs.signals import advice, advise, result_until_signal
@@ -44,7 +45,7 @@ async def train(config: Config) -> None:
     advise(_AGAIN)
     async with opened(config) as run:
         if run is not None:
-            await run.train()
+            await (train_overlapping if config.max_staleness else train_in_turn)(run)
 
 
 @as_program()
