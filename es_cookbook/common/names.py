@@ -8,7 +8,7 @@ import contextlib
 import functools
 import typing
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import chz
 import chz.factories
@@ -17,6 +17,9 @@ from es_cookbook.common.configs import NOT_RECORDED
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.fields.chz_fields import CastError
 from es_cookbook.common.references import load, typed
+from es_cookbook.common.registry import Registered
+
+_Class = TypeVar("_Class")
 
 
 class Names(chz.factories.MetaFactory):
@@ -152,3 +155,29 @@ class Names(chz.factories.MetaFactory):
     ) -> Callable[..., object]:
         settings = self.settings_of(loaded, name)
         return functools.partial(loaded, **settings) if settings else loaded
+
+
+def with_each(
+    registered: Registered, kind: type, what: str, *, optional: bool = True
+) -> Callable[[type[_Class]], type[_Class]]:
+    """Decorates a class before `chz.chz` does: it gets a field for each part; none is imported.
+
+    Args:
+        registered: the group.
+        kind: what the parts subclass.
+        what: they are, for the documentation of the fields.
+        optional: whether a part is off until it, or an option of it, is given.
+    """
+
+    def decorated(config: type[_Class]) -> type[_Class]:
+        own = f"{config.__module__}:{config.__qualname__}"
+        for name in registered:
+            is_free = name.isidentifier() and not hasattr(config, name)
+            if is_free and registered.first(name) != own:
+                part = Names(registered, default=name, only=(name,))
+                doc = f"the {what} {name} of {registered.distribution(name)}; None leaves it out"
+                setattr(config, name, part.field(doc, optional=optional))
+                config.__annotations__[name] = kind | None
+        return config
+
+    return decorated

@@ -47,8 +47,6 @@ from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
 from es_cookbook.population.underway import Underway
 from es_cookbook.rl.data.problem_dataset import unchanged
-from es_cookbook.rl.regularisers import KLProblem
-from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.timeouts import Watch
 from es_cookbook.rl.types import EnvGroupBuilder, LostRollout, SamplingParams, TrajectoryGroup
 
@@ -297,7 +295,7 @@ def _earns(problem: EnvGroupBuilder) -> bool:
     """Whether each attempt has a reward by itself, and one that tells how good it is."""
     problem = unchanged(problem)
     alone = type(problem).compute_group_rewards is EnvGroupBuilder.compute_group_rewards
-    return alone and not isinstance(problem, AnswersProblem | KLProblem)
+    return alone and problem.is_graded
 
 
 @dataclasses.dataclass(slots=True)

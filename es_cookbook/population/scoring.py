@@ -167,7 +167,7 @@ class Scoring:
 
 
 def loaded(
-    regularisers: Sequence[Regulariser | None], engine: Engine, run_seed: int
+    regularisers: Sequence[Regulariser], engine: Engine, run_seed: int
 ) -> list[tuple[float, AddedProblems]]:
     """Weight and problems of each regulariser, in the order that the run's seed gives its rows.
 
@@ -175,8 +175,7 @@ def loaded(
         DataError: A row that cannot be used.
     """
     tokenizer, context_length = engine.tokenizer, engine.traits.context_length
-    chosen = [regulariser for regulariser in regularisers if regulariser is not None]
-    return [(each.weight, each(tokenizer, context_length, run_seed)) for each in chosen]
+    return [(each.weight, each(tokenizer, context_length, run_seed)) for each in regularisers]
 
 
 def reward_metrics(rewards_P_G: NDArray[np.float64]) -> Mapping[str, float]:

@@ -253,6 +253,11 @@ class AnswersProblem(EnvGroupBuilder):
     answers: Sequence[Example]
     of_problem: tuple[str, ...] = ()
 
+    @property
+    @override
+    def is_graded(self) -> bool:
+        return False
+
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Envs that score them; the tokens are cut once for all."""
         answers: list[_Weighted] = []

@@ -437,6 +437,11 @@ class EnvGroupBuilder(ABC):
         return False
 
     @property
+    def is_graded(self) -> bool:
+        """Whether the reward of an attempt, where it has one by itself, says how good it is."""
+        return True
+
+    @property
     def tags(self) -> tuple[str, ...]:
         """Names under which this problem's metrics are reported, in addition to `all`."""
         return ()

@@ -4,7 +4,7 @@ So the same Config gives the same history, wherever and however often the run is
 """
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -15,7 +15,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import Preset
 from es_cookbook.common.configs import read_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.names import Names
+from es_cookbook.common.names import Names, with_each
 from es_cookbook.common.schedules import (
     Constant,
     Schedule,
@@ -32,7 +32,7 @@ from es_cookbook.evolution.optimizers.base import (
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
-from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
+from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, check_is_run
@@ -75,6 +75,7 @@ SIZES = (
 
 
 @chz.chz
+@with_each(REGULARISER_NAMES, Regulariser, "regulariser")
 class Config(RunConfig):
     """One training run, whole."""
 
@@ -90,13 +91,6 @@ class Config(RunConfig):
         "how a genome's attempts at a problem become one score"
     )
     fitness: Fitness = Names(FITNESS_NAMES, default="zscore").field("how scores become fitness")
-    kl: KLToBase | None = chz.field(
-        default=None, doc="keeps genomes close to the base: kl.weight=..."
-    )
-    preference: PreferencePairs | None = chz.field(
-        default=None,
-        doc="chosen answers likelier than rejected: preference.source=... preference.weight=...",
-    )
     surrogate: AnswerSource | None = Names(SURROGATE_NAMES, default="centre").field(
         "genomes score answers in place of giving their own: the centre's, surrogate.attempts=16, "
         "or the gold ones",
@@ -174,6 +168,12 @@ class Config(RunConfig):
                 "batch_per_pair leaves no problem that all attempt: it does not go with "
                 "optimizer.evaluate_centre"
             )
+
+    @property
+    def regularisers(self) -> Sequence[Regulariser]:
+        """Those that the run has, in the order of their names."""
+        found: list[object] = [getattr(self, name, None) for name in sorted(REGULARISER_NAMES)]
+        return [each for each in found if isinstance(each, Regulariser)]
 
     @property
     @override

@@ -109,14 +109,8 @@ async def _prepared(config: Config) -> tuple[Config, RunState]:
 
 def _check_outside(config: Config) -> None:
     """Refuse what would fail outside of this process, before a model is loaded."""
-    for builder in (
-        config.trackers,
-        one_by_one(config).dataset,
-        config.kl,
-        config.preference,
-    ):
-        if builder is not None:
-            builder.check()
+    for builder in (config.trackers, one_by_one(config).dataset, *config.regularisers):
+        builder.check()
     config.engine.check(config.model_name)  # Last: it may be fetched.
 
 
@@ -245,9 +239,9 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         start = directory.history.next_generation
         directory.begin()
         advise(to_go_on(config))
-        pairs = config.preference.trained_on(engine.tokenizer) if config.preference else ()
+        others = [d for each in config.regularisers for d in each.trained_on(engine.tokenizer)]
         keep_options(log_path, config)
-        keep_trained_on(log_path, datasets, start, num_forked(then), pairs)
+        keep_trained_on(log_path, datasets, start, num_forked(then), others)
         if config.evaluates(start) and datasets.test_P:
             say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
         profile = Profile(log_path / PROFILE) if config.profile else None
@@ -310,7 +304,7 @@ async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Eng
 
 
 def _scoring(config: Config, engine: Engine) -> Scoring:
-    regularisers = loaded((config.kl, config.preference), engine, config.seed)
+    regularisers = loaded(config.regularisers, engine, config.seed)
     return Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
 
 
@@ -483,14 +477,10 @@ def _check_ahead(config: Config, optimizer: Optimizer, dataset: RLDataset) -> No
 def _evaluation(
     config: Config, sampler: PopulationSampler, test_P: Sequence[EnvGroupBuilder]
 ) -> Callable[[], Awaitable[Mapping[str, float]]]:
-    """What measures the centre on held-out problems, and its KL to the base."""
-    kl, engine = config.kl, sampler.engine
-    extra_P: Sequence[EnvGroupBuilder] = ()
-    if kl is not None and test_P:
-        if kl.source is None:
-            kl = chz.replace(kl, problems_per_generation=len(test_P))
-        problems = kl(engine.tokenizer, engine.traits.context_length, config.seed)
-        extra_P = problems(0, test_P)
+    """What measures the centre on held-out problems, and on those of the regularisers."""
+    of = sampler.engine.tokenizer, sampler.engine.traits.context_length, config.seed
+    regularisers = config.regularisers if test_P else ()
+    extra_P = [problem for each in regularisers for problem in each.held_out(*of, test_P)]
     attempts, temperature = config.eval_attempts, config.eval_temperature
     return functools.partial(evaluate, sampler, test_P, attempts, temperature, extra_P)
 

@@ -13,9 +13,9 @@ from es_cookbook.cli import rewind
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.problem_env import digest_of
-from es_cookbook.rl.regularisers import PreferencePairs
 from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.history.format import Fork

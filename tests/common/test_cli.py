@@ -18,7 +18,7 @@ from es_cookbook.engines.ray.pool import RayPoolBuilder
 from es_cookbook.evolution.fitness import FITNESS_NAMES, Fitness, Raw, ZScore
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.rl.regularisers import KLToBase
+from es_cookbook.plugins.regularisers.kl import KLToBase
 
 _OPTIMIZERS = Names(OPTIMIZER_NAMES, default="es", settings={"es": {"sigma": 0.005}})
 _FITNESS = Names({**FITNESS_NAMES, "remote": "no_such_package:Fitness"}, default="zscore")

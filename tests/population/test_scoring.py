@@ -9,9 +9,10 @@ import pytest
 
 from es_cookbook.evolution.fitness import Raw
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
+from es_cookbook.plugins.regularisers.kl import KLToBase
+from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
-from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
 from tests.fakes import FakeEngine, problem
@@ -104,7 +105,7 @@ def test_an_objective_that_follows_results_is_told_those_of_recorded_generations
 def test_a_weight_of_zero_is_no_regulariser_to_the_bit(pairs: str) -> None:
     judge = scoring(pairs, Mean(), 0.0, 0.0)
     scored = judge.score(judge.problems(0, BATCH_P), groups())
-    alone = Scoring(Mean(), Raw(), loaded((None, None), FakeEngine(), 0))
+    alone = Scoring(Mean(), Raw(), loaded((), FakeEngine(), 0))
     asked = alone.problems(0, BATCH_P)
     assert list(asked.problems_P) == BATCH_P
     expected = alone.score(asked, groups()[:3])

@@ -36,10 +36,11 @@ from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.plugins.regularisers.kl import KLToBase
+from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
-from es_cookbook.rl.regularisers import KLToBase, PreferencePairs
 from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config

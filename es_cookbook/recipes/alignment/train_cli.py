@@ -16,8 +16,8 @@ import chz
 
 from es_cookbook.cli.recipe import program
 from es_cookbook.common.fields.parts import built_field
+from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.conciseness import train_cli as conciseness
-from es_cookbook.rl.regularisers import PreferencePairs
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"

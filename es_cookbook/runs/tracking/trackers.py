@@ -9,40 +9,25 @@ it, is given; in `default_trackers` it is on unless it is None.
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.names import Names
+from es_cookbook.common.names import with_each
 from es_cookbook.common.registry import Registered
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.live import LiveTrackerBuilder
 
-_Class = TypeVar("_Class")
 _OFF, _ON = Registered("trackers"), Registered("default_trackers")
 FILES_ALONE: Mapping[str, None] = {"live": None, **dict.fromkeys(_ON)}
 """Fields of a `TrackersBuilder` that writes `metrics.jsonl` and `rollouts.jsonl` and nothing else.
 """
 
 
-def _with_registered(builder: type[_Class]) -> type[_Class]:
-    """The class with a field for every tracker that is registered; imports none of them."""
-    own = f"{builder.__module__}:{builder.__qualname__}"
-    for registered in (_OFF, _ON):
-        for name in registered:
-            is_free = name.isidentifier() and not hasattr(builder, name)
-            if is_free and registered.first(name) != own:
-                part = Names(registered, default=name, only=(name,))
-                doc = f"the tracker {name} of {registered.distribution(name)}; None leaves it out"
-                setattr(builder, name, part.field(doc, optional=registered is _OFF))
-                builder.__annotations__[name] = TrackerBuilder | None
-    return builder
-
-
 @chz.chz
-@_with_registered
+@with_each(_ON, TrackerBuilder, "tracker", optional=False)
+@with_each(_OFF, TrackerBuilder, "tracker")
 class TrackersBuilder(TrackerBuilder):
     """Builds the trackers of a run: its files, the live view, and those that are registered."""
 

@@ -13,9 +13,9 @@ from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.hub.background_push import HubPush
+from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
-from es_cookbook.rl.regularisers import KLToBase
 
 YAML = """\
 num_generations: 7   # how long

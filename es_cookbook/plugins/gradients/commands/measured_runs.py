@@ -31,9 +31,9 @@ from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.policy_gradient import run as run_program
 from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.grpo import main as run_grpo
+from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.golds import check_attempted
-from es_cookbook.rl.regularisers import KLToBase
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics
 from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.config import Config

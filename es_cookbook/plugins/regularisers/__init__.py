@@ -1,0 +1,1 @@
+"""Regularisers: KL to the base, and preference pairs."""

@@ -1,0 +1,357 @@
+"""KL to the base and preference pairs, on a real model and on literals."""
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.engines.base import Engine, LogprobsRequest
+from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution.fitness import ZScore
+from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.evolution.spaces.low_rank import LowRank
+from es_cookbook.plugins.regularisers.kl import KLProblem, KLToBase, kl_per_token
+from es_cookbook.plugins.regularisers.preference import PairProblem, PreferencePairs, log_sigmoid
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
+from es_cookbook.rl.types import (
+    Env,
+    EnvGroup,
+    EnvGroupBuilder,
+    LostRollout,
+    Observation,
+    SamplingParams,
+    TrajectoryGroup,
+)
+from tests.fakes import FakeEngine, problem
+from tests.recipe_problems import write_rows
+from tests.tiny_run import write_tiny_model
+
+pytestmark = pytest.mark.anyio
+PROMPT = Observation((5, 6, 7))
+PAIR = (5, 6, 7), (10, 11, 12), (20, 21)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
+    model = write_tiny_model(tmp_path_factory.mktemp("model"))
+    built = await TorchEngineBuilder(num_lanes=1)(model_name=str(model), search_space=LowRank())
+    yield built
+    await built.close()
+
+
+async def rollout(
+    engine: Engine, builder: EnvGroupBuilder, *genomes: Genome, attempts: int = 1
+) -> TrajectoryGroup:
+    greedy = SamplingParams(max_tokens=3)
+    sampler = PopulationSampler(engine, sampling=greedy, attempts=attempts, max_failed_fraction=1)
+    (group,) = await sampler.rollout(0, [builder], genomes)
+    return group
+
+
+def noisy(seed: int, coefficient: float) -> Genome:
+    return Genome((Term(seed, coefficient),))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=6, max_size=6), st.floats(0.1, 3))
+def test_over_all_tokens_the_estimate_is_the_kl_divergence(
+    weights: list[float], tilt: float
+) -> None:
+    own = [weight / math.fsum(weights) for weight in weights]
+    tilted = [weight**tilt for weight in weights]
+    base = [weight / math.fsum(tilted) for weight in tilted]
+    kl = math.fsum(p * math.log(p / q) for p, q in zip(own, base, strict=True))
+    pairs = [(p, math.log(p), math.log(q)) for p, q in zip(own, base, strict=True)]
+    found = math.fsum(p * kl_per_token([log_p], [log_q]) for p, log_p, log_q in pairs)
+    assert found == pytest.approx(kl, abs=1e-12)
+    assert all(kl_per_token([log_p], [log_q]) >= 0 for _, log_p, log_q in pairs)
+
+
+def test_the_estimate_is_a_mean_over_tokens() -> None:
+    estimates = [math.exp(-0.5) - 1 + 0.5, 0.0]
+    assert kl_per_token([-1.0, -2.0], [-1.5, -2.0]) == pytest.approx(sum(estimates) / 2)
+
+
+async def test_a_genome_that_is_the_base_has_no_kl_and_a_farther_one_has_more(
+    engine: Engine,
+) -> None:
+    genomes = [Genome(()), noisy(1, 0.05), noisy(1, 0.2)]
+    group = await rollout(engine, KLProblem(PROMPT, 12), *genomes, attempts=8)
+    rewards_G = [math.fsum(rewards_K) / 8 for rewards_K in group.rewards_G_K]
+    assert rewards_G[0] == pytest.approx(0, abs=1e-6)
+    assert rewards_G[0] > rewards_G[1] > rewards_G[2]
+    assert env_metrics([group])["env/kl/kl"] == pytest.approx(-sum(rewards_G) / 3)
+
+
+async def test_the_kl_is_of_what_engines_say_about_the_sampled_answer(engine: Engine) -> None:
+    genome = noisy(3, 0.1)
+    group = await rollout(engine, KLProblem(PROMPT, 12), genome)
+    (trajectory,) = group.trajectories_G_K[0]
+    assert not isinstance(trajectory, LostRollout)
+    action = trajectory.transitions[0].action
+    await engine.load([genome])
+    own, base = [
+        await engine.logprobs(LogprobsRequest(who, PROMPT.tokens_T, action.tokens_T))
+        for who in (0, "base")
+    ]
+    assert trajectory.reward == pytest.approx(-kl_per_token(own, base), abs=1e-5)
+    assert trajectory.reward < 0
+
+
+async def test_answers_are_drawn_at_temperature_1_though_the_run_is_greedy() -> None:
+    engine = FakeEngine()
+    await rollout(engine, KLProblem(PROMPT, 9), noisy(1, 0.1), noisy(2, 0.1), attempts=2)
+    params = {request.params for _, request in engine.requests}
+    assert params == {SamplingParams(max_tokens=9, temperature=1.0, logprobs=True)}
+    seeds = {(who, request.seed) for who, request in engine.requests}
+    assert len(seeds) == 4 and len({seed for _, seed in seeds}) == 2, "common random numbers"
+
+
+class Closing(EnvGroupBuilder):
+    """Problems that must be closed, and whose first observation needs a policy."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def make_envs(self, num_envs: int) -> EnvGroup:
+        builder = self
+
+        class Group(EnvGroup):
+            async def close(self) -> None:
+                builder.closed += 1
+
+        class Asking(Env):
+            async def initial_observation(self) -> Observation:
+                return Observation((len(await self.policy.logprobs((1,), (2, 3))),))
+
+            async def step(self, action: Any) -> Any:
+                raise AssertionError("only the first observation is wanted")
+
+        return Group([Asking() for _ in range(num_envs)])
+
+
+async def test_the_batchs_own_problems_are_answered_and_closed() -> None:
+    builder = Closing()
+    added = KLToBase(weight=1.0, problems_per_generation=2)(FakeEngine().tokenizer, 64, 0)
+    batch_P = [problem(1, "train"), builder, problem(2, "train")]
+    problems = list(added(7, batch_P))
+    assert problems == [KLProblem(batch_P[0], 32), KLProblem(builder, 32)]
+    engine = FakeEngine()
+    group = await rollout(engine, problems[1], Genome(()))
+    assert builder.closed == 1
+    assert lost_rollouts([group]) == []
+    assert [request.observation.tokens_T for _, request in engine.requests] == [(2,)]
+    assert group.tags == ("kl",)
+
+
+@given(st.floats(-700, 700))
+def test_log_sigmoid_is_that_and_never_overflows(x: float) -> None:
+    if x > -30:
+        assert log_sigmoid(x) == pytest.approx(-math.log1p(math.exp(-x)), abs=1e-12)
+    assert min(x, 0) - math.log(2) <= log_sigmoid(x) <= min(x, 0)
+    assert log_sigmoid(1e300) == 0 and log_sigmoid(-1e300) == -1e300
+
+
+async def margins(engine: Engine, *targets: Any) -> list[float]:
+    found: list[float] = []
+    for who in targets:
+        chosen, rejected = [
+            await engine.logprobs(LogprobsRequest(who, PAIR[0], answer_T)) for answer_T in PAIR[1:]
+        ]
+        found.append(sum(chosen) - sum(rejected))
+    return found
+
+
+async def test_a_pair_is_scored_by_genome_and_base_and_nothing_is_sampled(engine: Engine) -> None:
+    genomes = [noisy(1, 0.2), noisy(2, 0.2), Genome(())]
+    moved = Step((Term(9, 0.3),))
+    await engine.apply(moved)  # The base stays what it was.
+    group = await rollout(engine, PairProblem(*PAIR, 0.5, True), *genomes, attempts=2)
+    await engine.load(genomes)
+    *own_G, base = await margins(engine, 0, 1, 2, "base")
+    for own, rewards_K in zip(own_G, group.rewards_G_K, strict=True):
+        expected = -math.log1p(math.exp(-0.5 * (own - base)))
+        assert rewards_K == pytest.approx([expected] * 2, abs=1e-5)
+    metrics = env_metrics([group])
+    assert metrics["env/preference/margin"] == pytest.approx(sum(own_G) / 3, abs=1e-4)
+    assert metrics["env/preference/preferred"] == pytest.approx(sum(m > 0 for m in own_G) / 3)
+    assert sum(t.num_tokens for ts in group.trajectories_G_K for t in ts if t) == 0  # pyright: ignore
+    alone = await rollout(engine, PairProblem(*PAIR, 0.5, False), *genomes)
+    expected_G = [[-math.log1p(math.exp(-0.5 * own))] for own in own_G]
+    assert alone.rewards_G_K == [pytest.approx(reward, abs=1e-5) for reward in expected_G]
+    await engine.restore([])
+
+
+@pytest.mark.parametrize(
+    ("builder", "metric"),
+    [(KLProblem(PROMPT, 12), "kl"), (PairProblem(*PAIR, 0.5, True), "margin")],
+    ids=["back to the base", "towards the chosen answer"],
+)
+async def test_the_reward_is_one_that_evolution_can_climb(
+    engine: Engine, builder: EnvGroupBuilder, metric: str
+) -> None:
+    builders_P = [builder] * 4  # Problems differ in their sampling seeds.
+    params = SamplingParams(max_tokens=3)
+    sampler = PopulationSampler(engine, sampling=params, attempts=4)
+    optimizer = ES(population_size=16, sigma=0.03, learning_rate=0.05)(
+        run_seed=1, num_generations=20, space=engine.space
+    )
+    await engine.apply(Step((Term(9, 0.15),)))  # Somewhere that is not the base.
+
+    async def centre() -> float:
+        groups_P = await sampler.rollout_centre(builders_P, params, 16)
+        return env_metrics(groups_P)[f"env/all/{metric}"]
+
+    before = await centre()
+    for generation in range(20):
+        genomes_G = optimizer.ask(generation)
+        groups_P = await sampler.rollout(generation, builders_P, genomes_G)
+        fitness_G = ZScore()(mean_rewards(groups_P))
+        await engine.apply(optimizer.tell(generation, genomes_G, None, fitness_G))
+    after = await centre()
+    await engine.restore([])
+    if metric == "kl":
+        assert 0 <= after < before / 2
+    else:
+        assert after > before + 2
+
+
+class Deaf(FakeEngine):
+    """Fails to score for its first genome; counts what the base scores."""
+
+    asked_base = 0
+
+    async def logprobs(self, request: LogprobsRequest) -> list[float]:
+        self.asked_base += request.target == "base"
+        if request.target == 0:
+            raise OSError("no answer")
+        return await super().logprobs(request)
+
+
+async def test_a_lost_scoring_is_a_lost_rollout_and_the_base_scores_once() -> None:
+    engine = Deaf()
+    group = await rollout(engine, PairProblem(*PAIR, 0.1, True), *[noisy(s, 1.0) for s in range(5)])
+    assert [math.isnan(reward) for (reward,) in group.rewards_G_K] == [True] + [False] * 4
+    assert engine.asked_base == 2, "once for each answer, not for each genome"
+    assert engine.requests == []
+
+
+async def test_the_kl_needs_no_engine_that_can_score_with_genomes() -> None:
+    engine = Deaf()
+    group = await rollout(engine, KLProblem(PROMPT, 9), Genome(()))
+    assert lost_rollouts([group]) == []
+    assert engine.asked_base == 1
+
+
+def pairs_of(source: str, **fields: Any) -> Sequence[PairProblem]:
+    builder = PreferencePairs(source=source, weight=1.0, **fields)
+    added = builder(FakeEngine().tokenizer, 64, 3)
+    return [p for p in added(0, []) if isinstance(p, PairProblem)]
+
+
+async def test_rows_become_pairs_of_tokens(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    (found,) = pairs_of(source, problems_per_generation=1, beta=0.3)
+    letters = [ord(letter) - 32 for letter in "abc"]
+    assert found == PairProblem((letters[0],), (letters[1],), (letters[2],), 0.3, True)
+    tokenizer = FakeEngine().tokenizer
+    tokenizer.eos_token = "!"
+    builder = PreferencePairs(source=source, weight=1.0, problems_per_generation=1)
+    (ended,) = builder(tokenizer, 64, 0)(0, [])
+    assert ended == PairProblem((letters[0],), (letters[1], 1), (letters[2], 1), 0.1, True), "ends"
+
+
+@pytest.mark.parametrize("kind", ["kl", "preference"])
+async def test_rows_are_gone_through_as_a_function_of_the_generation(
+    tmp_path: Path, kind: str
+) -> None:
+    rows = [{"prompt": letter, "chosen": "b", "rejected": "c"} for letter in "defgh"]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    regulariser = (
+        KLToBase(weight=1.0, source=source, problems_per_generation=2)
+        if kind == "kl"
+        else PreferencePairs(weight=1.0, source=source, problems_per_generation=2)
+    )
+    added, again, other = (regulariser(FakeEngine().tokenizer, 64, seed) for seed in (0, 0, 1))
+    batches = [list(added(generation, [])) for generation in range(5)]
+    assert [list(again(generation, [])) for generation in reversed(range(5))] == batches[::-1]
+    assert [list(other(generation, [])) for generation in range(5)] != batches
+    seen = [p for batch in batches for p in batch]
+    assert all(seen.count(p) == 2 for p in seen) and len(seen) == 10, "two epochs"
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], "there are no preference pairs"),
+        (
+            [{"prompt": "a", "chosn": "b", "rejected": "c"}],
+            "line 1: field 'chosen' is missing; did you mean 'chosn'",
+        ),
+        ([{"prompt": "a", "chosen": "b", "rejected": 3}], "'rejected' must be text"),
+        ([{"prompt": "a", "chosen": "b", "rejected": "b"}], "line 1: .* are the same tokens"),
+    ],
+)
+def test_pairs_that_cannot_be_used_are_named(
+    tmp_path: Path, rows: list[Any], sentence: str
+) -> None:
+    with pytest.raises(DataError, match=sentence):
+        pairs_of(write_rows(tmp_path / "pairs.jsonl", rows))
+
+
+def test_rows_that_do_not_fit_the_context_are_named(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    tokenizer = FakeEngine().tokenizer
+    sentence = "line 1: its prompt and longer answer have 2 tokens together, more than .* 1 tokens"
+    with pytest.raises(DataError, match=sentence):
+        PreferencePairs(source=source, weight=1.0)(tokenizer, 1, 0)
+    PreferencePairs(source=source, weight=1.0)(tokenizer, 2, 0)
+    with pytest.raises(DataError, match=r"line 1: its prompt of 1 token leaves no .* 1 token$"):
+        KLToBase(source=source, weight=1.0)(tokenizer, 1, 0)
+    KLToBase(source=source, weight=1.0)(tokenizer, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ([], "there are no prompts"),
+        ([{"promt": "a"}], "field 'prompt' is missing; did you mean 'promt'"),
+    ],
+)
+def test_prompts_that_cannot_be_used_are_named(
+    tmp_path: Path, rows: list[Any], sentence: str
+) -> None:
+    source = write_rows(tmp_path / "prompts.jsonl", rows)
+    with pytest.raises(DataError, match=sentence):
+        KLToBase(weight=1.0, source=source)(FakeEngine().tokenizer, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"weight": math.nan}, "weight must be 0 or more, found nan"),
+        ({"weight": math.inf}, "weight must be 0 or more, found inf"),
+        ({"weight": -1.0}, "weight must be 0 or more, found -1.0"),
+        ({"weight": 1.0, "problems_per_generation": 0}, "must be at least 1, found 0"),
+        ({"weight": 1.0, "beta": 0.0}, "beta must be above 0, found 0.0"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        PreferencePairs(source="pairs.jsonl", **fields)
+    if "beta" not in fields:
+        with pytest.raises(ConfigError, match=sentence):
+            KLToBase(**fields)
+    with pytest.raises(ConfigError, match="max_tokens must be at least 1, found 0"):
+        KLToBase(weight=1.0, max_tokens=0)
