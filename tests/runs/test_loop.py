@@ -573,7 +573,7 @@ async def test_what_makes_another_run_of_it_is_refused_and_the_rest_listed(tmp_p
     sentence = str(caught.value)
     assert "search_space was" in sentence
     assert (
-        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, hub, "
+        "what may differ on resuming: log_path, behavior_if_log_dir_exists, trackers, "
         "model_name, engine, num_generations, snapshot_every" in sentence
     )
     assert f"python -m es_cookbook fork log_path={tmp_path} output=... FIELD=..." in sentence
