@@ -37,6 +37,7 @@ from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
 from es_cookbook.recipes.code.dataset import extract_code
 from es_cookbook.recipes.code.dataset import read_problem as read_code_problem
 from es_cookbook.recipes.conciseness.reward import Conciseness
+from es_cookbook.recipes.countdown.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.recipes.crossword.reward import Crossword, canonical, letters
 from es_cookbook.recipes.math.dataset import read_problem as read_math_problem
 from es_cookbook.recipes.rush_hour.boards import parse_board, parse_moves
@@ -47,7 +48,6 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.message import parse_tool_calls
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
-from es_cookbook.rl.rewards.arithmetic import CountdownReward, evaluate, grade_countdown
 from es_cookbook.rl.rewards.format import Format, extract_answer
 from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex

@@ -20,13 +20,13 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
-from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Observation, Tokenizer
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.recipes.countdown.arithmetic import Number, divide
 from es_cookbook.rl.data.generated import FOLDS, distinct
-from es_cookbook.rl.rewards.arithmetic import Number, divide
 
 ProblemKey: TypeAlias = tuple[tuple[int, ...], int]
 

@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import es_cookbook.recipes.countdown as countdown
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, question
-from es_cookbook.recipes.countdown.problems import Problem, Split, generate_problems, solve
-from es_cookbook.recipes.countdown.train_cli import CLIConfig
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.rewards.arithmetic import (
+from es_cookbook.recipes.countdown.arithmetic import (
     PAPER_REWARD,
     CountdownReward,
     evaluate,
     grade_countdown,
 )
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, question
+from es_cookbook.recipes.countdown.problems import Problem, Split, generate_problems, solve
+from es_cookbook.recipes.countdown.train_cli import CLIConfig
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation
 from tests.recipe_problems import Builders, build, check_second_row_is_named
 from tools import small_model

@@ -10,10 +10,10 @@ from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import Judge, mark_in
 from es_cookbook.plugins.math.reward import Math
 from es_cookbook.recipes.conciseness.reward import Conciseness
+from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.recipes.crossword.reward import Crossword
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.thoughts import THOUGHTS
-from es_cookbook.rl.rewards.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, reward_and_metrics
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.rewards.length import Length

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.checks import LEAST
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.rewards.arithmetic import (
+from es_cookbook.recipes.countdown.arithmetic import (
     MAX_DEPTH,
     MAX_LENGTH,
     PAPER_REWARD,
@@ -18,6 +17,7 @@ from es_cookbook.rl.rewards.arithmetic import (
     evaluate,
     grade_countdown,
 )
+from es_cookbook.rl.problem_env import Grade
 
 Expression: TypeAlias = tuple[str, Fraction | None, tuple[int, ...]]
 """Text, value (None where it divides by zero), numbers used."""
