@@ -29,7 +29,8 @@ IMPORTED = {
         "Observation Policy RLDataset RLDatasetBuilder SamplingParams StepResult Trajectory "
         "TrajectoryGroup Transition"
     ),
-    "es_cookbook.rl.problem_env": "ProblemEnv render_prompt",
+    "es_cookbook.rl.problem_env": "ProblemEnv",
+    "es_cookbook.rl.prompts": "render_prompt",
     "es_cookbook.common.cli": "run_cli changed split_options",
     "es_cookbook.common.names": "Names",
     "es_cookbook.common.configs": "config_from_json config_to_json load_config",
