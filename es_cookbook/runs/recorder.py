@@ -10,11 +10,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from pathlib import Path
+from typing import Generic, TypeVar, cast
 
 import anyio
 import chz
 import numpy as np
+from typing_extensions import override
 
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import done_saying, say
@@ -24,17 +26,19 @@ from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
 from es_cookbook.population.sampler import Seconds
 from es_cookbook.population.scoring import Scored
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
-from es_cookbook.rl.types import ProblemResult, RLDataset
+from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import METRICS, RunDirectory, keep_options
 from es_cookbook.runs.directory.opening import with_length
 from es_cookbook.runs.history.format import Record
+from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.sizes import length_for
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
 from es_cookbook.runs.tracking.findings import cut_answers
 from es_cookbook.runs.tracking.live import line_of
 from es_cookbook.runs.tracking.measures import Progress
 
+_Config = TypeVar("_Config", bound=RunConfig)
 ANSWER = "rollout_centre"
 """The centre answers, where genomes score what it said."""
 LOOP = "loop"
@@ -45,39 +49,31 @@ _LONG = 3.0
 """Seconds of an evaluation whose result is told before the generation that it is recorded with."""
 
 
-@dataclasses.dataclass(eq=False)
-class Recorder:
-    """Measures and records the generations of a run, and its centre on held-out problems.
+@dataclasses.dataclass(eq=False, kw_only=True)
+class BaseRecorder(Generic[_Config]):
+    """What every run records of its generations, whatever moves its model.
 
-    `evaluate` measures the centre there: metrics `test/...`. A run that is to be over at `until`
-    (of `time.perf_counter`) has as many generations as fit; `config` and `info` say how many by
-    now. `spans` is told of what is timed; who profiles a run sets another.
+    `evaluate` measures the model on held-out problems: metrics `test/...`. `spans` is told of what
+    is timed; who profiles a run sets another.
+
+    Attributes:
+        progress: how far the run has come.
+        evaluated: what was measured of the model that the present generation starts from.
+        began: when that generation did, by `time.perf_counter`.
     """
 
-    config: Config
-    directory: RunDirectory
+    config: _Config
     engine: Engine
     dataset: RLDataset
-    optimizer: Optimizer
     tracker: Tracker
-    info: RunInfo
     evaluate: Callable[[], Awaitable[Mapping[str, float]]]
-    until: float | None = None
     spans: Spans = dataclasses.field(default=NO_SPANS, init=False)
 
     def __post_init__(self) -> None:
-        self._decode = cast(Decode, self.engine.tokenizer.decode)
-        self._progress = Progress(self.directory.path / METRICS)
-        for step in self.directory.history.steps():
-            self._progress.moved(step)
-        self._evaluated: Mapping[str, float] = {}
-        self._restarted = 0.0
-        self._stats: Mapping[str, float] = {}
-        self._began = self._looked = 0.0
+        self.progress = Progress(Path(self.config.log_path) / METRICS)
+        self.evaluated: Mapping[str, float] = {}
+        self.began = 0.0
         self._seconds = defaultdict[int, dict[str, float]](dict)
-        self._planned, self._evaluation = self.config.num_generations, 0.0
-        self._generations = deque[float](maxlen=_RECENT)
-        """Seconds of the last generations; `_evaluation` of the last evaluation."""
 
     @contextmanager
     def timed(self, generation: int, name: str) -> Generator[None]:
@@ -88,6 +84,74 @@ class Recorder:
         self._seconds[generation][name] = ended - began
         self.spans.add(LOOP, name, began, ended)
 
+    async def begin(self, generation: int) -> None:
+        """Evaluate the model that a generation starts from, where it is due; start the clock.
+
+        Its metrics are written with that generation's. After the last one they are written at once.
+        """
+        last = self.config.num_generations
+        self.evaluated = {}
+        if self.config.evaluates(generation):
+            with self.timed(generation, "evaluate"):
+                self.evaluated = await self.evaluate()
+        if generation == last:
+            self.tracker.log(last, {**self.evaluated, **self.counted()})
+            self.tracker.recorded(last)
+        self.began = time.perf_counter()
+
+    def counted(self) -> Mapping[str, float]:
+        """How far the run has come, in metrics."""
+        return self.progress.metrics()
+
+    def usual_metrics(self, groups_P: Sequence[TrajectoryGroup]) -> Mapping[str, float]:
+        """The metrics of a generation that do not depend on what moves the model."""
+        return {
+            **self.evaluated,
+            **self.counted(),
+            **self.dataset.metrics(),
+            "rollouts/failed": len(lost_rollouts(groups_P)),
+            "time/unix": time.time(),
+            **self.tracker.metrics(),
+        }
+
+    def log(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], metrics: Mapping[str, float]
+    ) -> None:
+        """Give the trackers what a generation did and measured."""
+        decode = cast(Decode, self.engine.tokenizer.decode)
+        self.tracker.log_rollouts(generation, groups_P, decode)
+        self.tracker.log(generation, metrics)
+
+    async def finish(self) -> None:
+        """Wait for what trackers still have under way after the last generation."""
+        await anyio.to_thread.run_sync(self.tracker.finish, abandon_on_cancel=True)
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Recorder(BaseRecorder[Config]):
+    """Measures and records the generations of a population.
+
+    A run that is to be over at `until` (of `time.perf_counter`) has as many generations as fit;
+    `config` and `info` say how many by now.
+    """
+
+    directory: RunDirectory
+    optimizer: Optimizer
+    info: RunInfo
+    until: float | None = None
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for step in self.directory.history.steps():
+            self.progress.moved(step)
+        self._restarted = 0.0
+        self._stats: Mapping[str, float] = {}
+        self._looked = 0.0
+        self._planned, self._evaluation = self.config.num_generations, 0.0
+        self._generations = deque[float](maxlen=_RECENT)
+        """Seconds of the last generations; `_evaluation` of the last evaluation."""
+
     def rolled_out(self, generation: int, seconds: Seconds) -> None:
         """Where the time of a generation's rollouts went."""
         self._seconds[generation] |= {
@@ -96,29 +160,20 @@ class Recorder:
             "grade": seconds.score,
         }
 
+    @override
     async def begin(self, generation: int, looked: float = 0.0) -> None:
-        """Evaluate the centre that a generation starts from, where it is due; start the clock.
-
-        Its metrics are written with that generation's. After the last one they are written at once.
-        `looked` seconds, spent to find what the optimizer needs, count as the generation's.
-        """
-        last = self.config.num_generations
-        self._evaluated = {}
+        """The same; `looked` seconds, spent to find what the optimizer needs, count as well."""
+        is_first = not self.began
+        await super().begin(generation)
         if self.config.evaluates(generation):
-            with self.timed(generation, "evaluate"):
-                self._evaluated = await self.evaluate()
             self._evaluation = self._seconds[generation]["evaluate"]
-            if not self._began and generation < last:
+            if is_first and generation < self.config.num_generations:
                 self._tell_evaluated(generation)
-        if generation == last:
-            self.tracker.log(last, {**self._evaluated, **self._progress.metrics()})
-            self.tracker.recorded(last)
-        self._looked = looked
-        self._began, self._stats = time.perf_counter(), self.engine.stats()
+        self._looked, self._stats = looked, self.engine.stats()
 
     def _tell_evaluated(self, generation: int) -> None:
         """Say what the centre earns, where the generation that follows may take long as well."""
-        found = self._evaluated
+        found = self.evaluated
         if found and self._seconds[generation]["evaluate"] >= _LONG:
             say(f"before generation {generation + 1}: {line_of('', found)}")
             if cut := cut_answers(found, "test/rollouts/"):
@@ -143,25 +198,20 @@ class Recorder:
         """
         optimizer, groups_P = self.optimizer, scored.groups_P
         centre = self.config.centre_of(generation)
-        self._progress.rolled_out(groups_P)
-        self._progress.moved(step)
+        self.progress.rolled_out(groups_P)
+        self.progress.moved(step)
         stats = self.engine.stats()
         restarted = stats.get("restarted", 0.0)
         metrics = {
-            **self._evaluated,
-            **self._progress.metrics(),
+            **self.usual_metrics(groups_P),
             **scored.metrics,
-            **self.dataset.metrics(),
             **optimizer.metrics(),
             **self._in_force(generation),
             "genomes/tied_fraction": tied_fraction(genomes_G, scored.fitness_G),
             "step/rms_over_sigma": step.rms / optimizer.sigma(generation),
-            "rollouts/failed": len(lost_rollouts(groups_P)),
             "engines/restarted": restarted - self._restarted,
-            "time/unix": time.time(),
             **self._times(generation),
             **self._throughput(stats, count_tokens(groups_P)),
-            **self.tracker.metrics(),
         }
         self._restarted = restarted
         scores_P_G = map(tuple, scored.scores_P_G.tolist()) if optimizer.records_scores else None
@@ -175,13 +225,12 @@ class Recorder:
             centre=None if centre == generation else centre,
         )
         with self.timed(generation, "record"):
-            self.tracker.log_rollouts(generation, groups_P, self._decode)
-            self.tracker.log(generation, metrics)
+            self.log(generation, groups_P, metrics)
             self.directory.history.append(record)
             self.tracker.recorded(generation + 1)
         del self._seconds[generation]
         done_saying()
-        self._generations.append(time.perf_counter() - self._began)
+        self._generations.append(time.perf_counter() - self.began)
         self._end_in_time(generation + 1)
         await self.begin(generation + 1)
 
@@ -197,10 +246,6 @@ class Recorder:
             self.directory.keep(with_length(self.directory.config_json, length))
             keep_options(self.directory.path, self.config)
             self.info.num_generations = length
-
-    async def finish(self) -> None:
-        """Wait for what trackers still have under way after the last generation."""
-        await anyio.to_thread.run_sync(self.tracker.finish, abandon_on_cancel=True)
 
     def _in_force(self, generation: int) -> Mapping[str, float]:
         """What schedules and adaptation made of the optimizer's settings in this generation."""
@@ -219,12 +264,12 @@ class Recorder:
             "time/sample": seconds["sample"],
             "time/score": seconds["grade"],
             "time/apply": seconds["apply"],
-            "time/total": time.perf_counter() - self._began + self._looked,
+            "time/total": time.perf_counter() - self.began + self._looked,
         }
 
     def _throughput(self, stats: Mapping[str, float], num_tokens: int) -> Mapping[str, float]:
         """What the engine did a second since the generation began, as far as it counts that."""
-        total = time.perf_counter() - self._began
+        total = time.perf_counter() - self.began
         rose = {name: now - self._stats.get(name, 0.0) for name, now in stats.items()}
         counted = {"throughput/tokens_per_second": num_tokens / total}
         if "requests" in rose:

@@ -59,7 +59,7 @@ from es_cookbook.runs.loop import Run
 from es_cookbook.runs.profile import Profile
 from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
 from es_cookbook.runs.recorder import Recorder
-from es_cookbook.runs.run_config import closing
+from es_cookbook.runs.run_config import RunConfig, closing
 from es_cookbook.runs.signals import advise
 from es_cookbook.runs.sizes import (
     LATE,
@@ -242,8 +242,7 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         others = [d for each in config.regularisers for d in each.trained_on(engine.tokenizer)]
         keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start, num_forked(then), others)
-        if config.evaluates(start) and datasets.test_P:
-            say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
+        tell_evaluation(config, start, datasets)
         profile = Profile(log_path / PROFILE) if config.profile else None
         info = _info(config, config_json, directory, sampler.underway)
         tracker = _tracker(config, info, profile)
@@ -279,23 +278,38 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         await recorder.finish()
 
 
-def _when(config: Config, generation: int) -> str:
+def tell_evaluation(config: RunConfig, start: int, datasets: Datasets) -> None:
+    """Say that a run of any kind begins, or goes on, with an evaluation, where it does."""
+    if config.evaluates(start) and datasets.test_P:
+        say(f"evaluating {len(datasets.test_P):,} held-out problems {_when(config, start)}")
+
+
+def _when(config: RunConfig, generation: int) -> str:
     if generation == config.num_generations:
         return "after the last generation"
     return f"before generation {generation + 1}" if generation else "before the first generation"
 
 
-async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
+async def open_engine(
+    config: RunConfig, stack: contextlib.AsyncExitStack
+) -> tuple[Engine, Datasets]:
+    """The engine of any run, which the stack closes, and its problems."""
     where = f"{config.log_path}: " if config.log_path else ""
     say(f"{where}loading {config.model_name} on {config.engine.name}")
     with libraries_quiet():
-        engine = await config.engine(model_name=config.model_name, search_space=config.search_space)
+        engine = await config.engine(model_name=config.model_name, search_space=config.space)
     await stack.enter_async_context(closing(engine))
     if config.log_path:
         keep_date(Path(config.log_path), engine.tokenizer)
     with libraries_quiet():
         datasets = await config.dataset(engine.tokenizer)
     await validate(datasets, engine.tokenizer, engine.traits.context_length, config.sampling)
+    return engine, datasets
+
+
+async def _loaded(config: Config, stack: contextlib.AsyncExitStack) -> tuple[Engine, Datasets]:
+    """The same of a population, and what may be amiss with its problems."""
+    engine, datasets = await open_engine(config, stack)
     if config.surrogate is not None:
         config.surrogate.check(datasets.train.get_batch(0))
     if stop := told_stop(config.sampling, datasets.train.get_batch(0)):

@@ -17,17 +17,19 @@ What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL
 """
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 import chz
 import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
@@ -35,7 +37,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import EngineError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.machine.scratch import scratch
-from es_cookbook.common.terminal import done_saying, no_silence, say
+from es_cookbook.common.terminal import done_saying, no_silence
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
 from es_cookbook.engines.vocabulary import learn_tokens_alone
@@ -43,13 +45,11 @@ from es_cookbook.evolution.exact import MODULUS, fingerprint_span
 from es_cookbook.plugins.gradients.checkpoints import begin
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.rl.golds import validate
 from es_cookbook.rl.rollouts import (
     answer_lengths,
     count_answers,
     count_tokens,
     env_metrics,
-    lost_rollouts,
     mean_of,
     mean_rewards,
 )
@@ -58,23 +58,20 @@ from es_cookbook.rl.types import (
     EnvGroupBuilder,
     Metrics,
     ProblemResult,
-    RLDataset,
     Trajectory,
     TrajectoryGroup,
 )
 from es_cookbook.runs.centre.checkpoints import STATE, Checkpoint, next_checkpoint, state_json
 from es_cookbook.runs.directory.directory import (
     LOG,
-    METRICS,
     MODEL,
-    keep_date,
     keep_options,
     keep_trained_on,
 )
-from es_cookbook.runs.run_config import closing
-from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
+from es_cookbook.runs.recorder import BaseRecorder
+from es_cookbook.runs.setup import open_engine, tell_evaluation
+from es_cookbook.runs.tracking.base import RunInfo, Tracker
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
-from es_cookbook.runs.tracking.measures import Progress
 
 
 class _Learns(Protocol):
@@ -99,7 +96,7 @@ class _Learns(Protocol):
 _Learner = TypeVar("_Learner", bound=_Learns)
 
 
-class GradientRun(Generic[_Learner]):
+class GradientRun(BaseRecorder[GradientConfig], Generic[_Learner]):
     """A run, open: what its loop works with; `generations` are those that are still to come."""
 
     def __init__(
@@ -112,19 +109,20 @@ class GradientRun(Generic[_Learner]):
         checkpoint: Checkpoint | None,
     ) -> None:
         start = checkpoint.generation if checkpoint else 0
-        self.generations = range(start, config.num_generations)
-        self.dataset: RLDataset = datasets.train
-        self.learner = learner
-        self.engine = engine
-        self._config = config
         self._sampler = config.sampler(engine, Path(config.log_path))
-        self._test_P = datasets.test_P
-        self._tracker = tracker
+        how = config.eval_attempts, config.eval_temperature
+        held_out = functools.partial(evaluate, self._sampler, datasets.test_P, *how)
+        super().__init__(
+            config=config,
+            engine=engine,
+            dataset=datasets.train,
+            tracker=tracker,
+            evaluate=held_out,
+        )
+        self.generations = range(start, config.num_generations)
+        self.learner = learner
         self._results = [*checkpoint.results] if checkpoint else list[Sequence[ProblemResult]]()
-        self._progress = Progress(Path(config.log_path) / METRICS)
-        self._evaluated: Metrics = {}
-        self._began = 0.0
-        self._seconds: dict[str, float] = {}
+        self._took: dict[str, float] = {}
 
     async def rollout(
         self, generation: int, problems_P: Sequence[EnvGroupBuilder], attempts: int
@@ -133,7 +131,7 @@ class GradientRun(Generic[_Learner]):
 
         Then the engine rests, until it takes the weights that were learned.
         """
-        sampling = chz.replace(self._config.sampling_at(generation), logprobs=True)
+        sampling = chz.replace(self.config.sampling_at(generation), logprobs=True)
         found = await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
         await self.engine.rest()
         return found
@@ -151,19 +149,7 @@ class GradientRun(Generic[_Learner]):
         for weight in self.learner.weights.values():
             weight.grad = None  # its memory is for the engine now
         await take_weights(self.engine, self.learner.weights)
-        self._seconds = {"learn": seconds, "load": time.perf_counter() - began}
-
-    async def begin(self, generation: int) -> None:
-        """Evaluate the model that a generation starts from, where it is due; start the clock."""
-        config, last = self._config, self._config.num_generations
-        self._evaluated = {}
-        if config.evaluates(generation):
-            how = config.eval_attempts, config.eval_temperature
-            self._evaluated = await evaluate(self._sampler, self._test_P, *how)
-        if generation == last:
-            self._tracker.log(last, {**self._evaluated, **self._counted()})
-            self._tracker.recorded(last)
-        self._began = time.perf_counter()
+        self._took = {"learn": seconds, "load": time.perf_counter() - began}
 
     async def record(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], measured: Metrics
@@ -172,45 +158,39 @@ class GradientRun(Generic[_Learner]):
         results_P = self.dataset.results(generation, groups_P)
         self.dataset.tell(generation, results_P)
         self._results.append(results_P)
-        self._progress.rolled_out(groups_P)
-        seconds, total = self._sampler.seconds, time.perf_counter() - self._began
+        self.progress.rolled_out(groups_P)
+        seconds, total = self._sampler.seconds, time.perf_counter() - self.began
         metrics = {
-            **self._evaluated,
-            **self._counted(),
+            **self.usual_metrics(groups_P),
             "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
             **env_metrics(groups_P),
             **answer_lengths(groups_P),
-            **self.dataset.metrics(),
             **measured,
             "policy/nats_per_token": _nats_per_token(groups_P),
-            "rollouts/failed": float(len(lost_rollouts(groups_P))),
-            "time/unix": time.time(),
-            "time/load": self._seconds["load"],
-            "time/learn": self._seconds["learn"],
+            "time/load": self._took["load"],
+            "time/learn": self._took["learn"],
             "time/sample": seconds.sample,
             "time/score": seconds.score,
             "time/total": total,
             "throughput/answers_per_second": count_answers(groups_P) / total,
             "throughput/tokens_per_second": count_tokens(groups_P) / total,
-            **self._tracker.metrics(),
         }
-        decode = cast(Decode, self.engine.tokenizer.decode)
-        self._tracker.log_rollouts(generation, groups_P, decode)
-        self._tracker.log(generation, metrics)
-        done, every = generation + 1, self._config.checkpoint_every
-        if done == self._config.num_generations or (every and done % every == 0):
+        self.log(generation, groups_P, metrics)
+        done, every = generation + 1, self.config.checkpoint_every
+        if done == self.config.num_generations or (every and done % every == 0):
             await anyio.to_thread.run_sync(self._write_checkpoint, done)
-        self._tracker.recorded(done)
+        self.tracker.recorded(done)
         done_saying()
         await self.begin(done)
 
-    def _counted(self) -> Metrics:
-        counts = self._progress.metrics()
+    @override
+    def counted(self) -> Metrics:
+        counts = self.progress.metrics()
         return {key: counts[key] for key in ("progress/rollouts", "progress/tokens")}
 
     def _write_checkpoint(self, generation: int) -> None:
         tokenizer, dtype = self.engine.tokenizer, self.engine.traits.base_dtype
-        with next_checkpoint(Path(self._config.log_path), generation) as path:
+        with next_checkpoint(Path(self.config.log_path), generation) as path:
             with no_progress_bar():
                 self.learner.model.save_pretrained(path / MODEL)
             # Whoever loads it is to sample as the run did: what was learned of rounded weights may
@@ -250,16 +230,9 @@ async def opened(
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(library_log(log_path / LOG))
         stack.enter_context(no_silence())
-        say(f"{log_path}: loading {config.model_name} on {config.engine.name}")
+        engine, datasets = await open_engine(config, stack)
         with libraries_quiet():
-            name, space = config.model_name, config.space
-            engine = await config.engine(model_name=name, search_space=space)
-            await stack.enter_async_context(closing(engine))
             learner = await _learner(config, checkpoint, engine, make_learner)
-            keep_date(log_path, engine.tokenizer)
-            datasets = await config.dataset(engine.tokenizer)
-        context_length = engine.traits.context_length
-        await validate(datasets, engine.tokenizer, context_length, config.sampling)
         for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
             datasets.train.tell(generation, results_P)
         start = checkpoint.generation if checkpoint else 0
@@ -276,14 +249,11 @@ async def opened(
         )
         tracker = config.trackers(info)
         stack.callback(tracker.close)
-        if start == 0 and datasets.test_P:
-            say(
-                f"evaluating {len(datasets.test_P):,} held-out problems before the first generation"
-            )
+        tell_evaluation(config, start, datasets)
         run = GradientRun(config, learner, engine, datasets, tracker, checkpoint)
         await run.begin(start)
         yield run
-        await anyio.to_thread.run_sync(tracker.finish, abandon_on_cancel=True)
+        await run.finish()
 
 
 async def _learner(
