@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
-from es_cookbook.common.errors import ESCookbookError, HistoryError, RunDirectoryError
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import (
     ANY_SIZE,
     LONGEST_LINE,
@@ -43,7 +43,7 @@ from es_cookbook.runs.directory.directory import (
 )
 from es_cookbook.runs.directory.lock import writer_of
 from es_cookbook.runs.history.format import Header, Record
-from es_cookbook.runs.history.store import read_header, read_history
+from es_cookbook.runs.history.store import readable_prefix
 from es_cookbook.runs.tracking.jsonl import metrics_of_line
 
 State: TypeAlias = Literal["not begun", "running", "interrupted", "complete"]
@@ -122,7 +122,10 @@ def read_run(log_path: Path) -> RunFiles:
     problems: list[str] = []
     config = _config(log_path, problems)
     metrics = _metrics(log_path / METRICS, problems)
-    header, records = _history(log_path / HISTORY, problems)
+    history = readable_prefix(log_path / HISTORY)
+    if history.damage is not None:  # What stands before it is good.
+        problems.append(str(history.damage))
+    header, records = history.header, [*history.records]
     for name, value in _chosen(header).items():
         if config.get(name) == AUTO:
             config[name] = value
@@ -168,18 +171,6 @@ def _chosen(header: Header | None) -> Mapping[str, object]:
     found = {f"optimizer.{name}": value for name, value in header.found.items()}
     engines = ("engine", "engine.engine") if header.products is not None else ()
     return found | {f"{engine}.products": header.products for engine in engines}
-
-
-def _history(path: Path, problems: list[str]) -> tuple[Header | None, list[Record]]:
-    records: list[Record] = []
-    header: Header | None = None
-    try:
-        header = read_header(path)
-        for record in read_history(path):
-            records.append(record)
-    except ESCookbookError as error:  # What stands before the damage is good.
-        problems.append(str(error))
-    return header, records
 
 
 def _state(log_path: Path, done: int, metrics: list[dict[str, float]], length: int) -> State:
