@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from tests.said import after_start
 
 RECORDED = Path(__file__).parent / "data/recorded"
@@ -278,7 +280,7 @@ def main(directory: Path) -> Mapping[str, object]:
             if not module.name.startswith(NOT_LOADED):
                 importlib.import_module(module.name)
     importlib.import_module("es_cookbook.engines.vllm.engine")
-    importlib.import_module("anyio._backends._asyncio")  # As whatever runs on it imports it.
+    anyio.run(anyio.sleep, 0)  # Its backend is imported when it is first used.
     os.chdir(directory)
     sys.path.insert(0, str(directory))
     for name in ("evil_env", "sitecustomize", "es_cookbook_evil"):
