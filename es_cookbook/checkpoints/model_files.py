@@ -20,8 +20,6 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.checkpoints.formats import formats
 from es_cookbook.common.errors import HubError, ModelError
 from es_cookbook.common.files import ANY_SIZE, LARGEST_TEXT, check_file, parsed, read_file
-from es_cookbook.common.servers.hub import endpoint, reason, repository_files
-from es_cookbook.common.servers.library import guard
 from es_cookbook.common.terminal import one_line, say
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
@@ -207,6 +205,8 @@ def _cached(model_name: str, part: Part) -> Path | None:
 
 
 def _fetched(model_name: str, part: Part) -> Path:
+    from es_cookbook.common.servers.hub import endpoint, repository_files  # Most models are here.
+
     try:
         files = repository_files(model_name)
         if CONFIG not in files:
@@ -242,6 +242,9 @@ def download(model_name: str, files: Iterable[str]) -> Path:
         HubError: They cannot be had.
     """
     from huggingface_hub import snapshot_download
+
+    from es_cookbook.common.servers.hub import endpoint, reason
+    from es_cookbook.common.servers.library import guard
 
     guard()
     try:

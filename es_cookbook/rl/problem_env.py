@@ -32,11 +32,14 @@ from es_cookbook.rl.types import (
     Observation,
     ProvableEnv,
     Reading,
+    SamplingParams,
     StepResult,
 )
 
 _MAGIC = b"es_cookbook digests of training problems 1\n"
 _DIGEST = np.dtype("<u8")
+NEWLINE = ("\n",)
+"""What ends answers to plain prompts with examples of one line (`usual_stop`)."""
 
 
 class Grade(StepResult):
@@ -275,6 +278,17 @@ def check_prompt(name: str, length: int, context_length: int) -> None:
             f"context of {plural(context_length, 'token')}; shorten the prompt or raise "
             "engine.max_model_len"
         )
+
+
+def told_stop(sampling: SamplingParams, problems_P: Sequence[EnvGroupBuilder]) -> str:
+    """What to say of where answers end, if problems say so and the sampling parameters do not."""
+    found = {getattr(problem, "usual_stop", ()) for problem in problems_P}
+    if sampling.stop is not None or found != {NEWLINE}:
+        return ""
+    return (
+        "answers end at the first newline, since the prompt has examples of one line and no chat "
+        "template; sampling.stop=[] lets them go on, and sampling.stop=TEXT ends them elsewhere"
+    )
 
 
 def digest_of(content: str | Sequence[int]) -> int:

@@ -32,6 +32,9 @@ Logs: TypeAlias = Mapping[str, str]
 """Text; shown, never averaged."""
 ANSWER = "answer"
 """The log with the answer that a task read; attempts with equal ones vote together."""
+SOURCE_DOC = "data files, a directory, or a set of the Hub, as in owner/name:configuration:split"
+OnBadRow: TypeAlias = Literal["refuse", "skip"]
+ON_BAD_ROW_DOC = "of a row that lacks what the task needs; skip: say so, and go on"
 
 
 def check_measured(who: str, reward: object, metrics: object, logs: object) -> None:

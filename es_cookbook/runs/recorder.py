@@ -32,7 +32,6 @@ from es_cookbook.runs.directory.directory import METRICS, RunDirectory, keep_opt
 from es_cookbook.runs.directory.opening import with_length
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.run_config import RunConfig
-from es_cookbook.runs.sizes import length_for
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker
 from es_cookbook.runs.tracking.findings import cut_answers
 from es_cookbook.runs.tracking.live import line_of
@@ -239,6 +238,10 @@ class Recorder(BaseRecorder[Config]):
         config = self.config
         if self.until is None or not config.evaluates(done):
             return
+        from es_cookbook.runs.choosing.sizes import (
+            length_for,  # Only where the run's time was chosen.
+        )
+
         left, generation = self.until - time.perf_counter(), float(np.mean(self._generations))
         length = length_for(config, self._planned, done, left, generation, self._evaluation)
         if length != config.num_generations:

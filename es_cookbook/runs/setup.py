@@ -13,7 +13,7 @@ import functools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING
 
 import chz
 
@@ -22,27 +22,20 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
-from es_cookbook.evolution.optimizers.base import AUTO, Auto, Optimizer, number
-from es_cookbook.population.centre_answers import (
-    CentreAnswers,
-    centre_answers,
-    seconds_of_reading,
-)
+from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.population.look import Look, Pace, observation_of
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.population.scoring import Scoring, loaded
-from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.population.underway import Underway
-from es_cookbook.rl.data.lines import told_stop
 from es_cookbook.rl.golds import validate
+from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
-from es_cookbook.runs.centre.snapshots import SnapshotWriter
 from es_cookbook.runs.config import MAY_DIFFER, Config
 from es_cookbook.runs.directory.directory import (
     HISTORY,
     LOG,
     PROFILE,
+    SNAPSHOTS,
     Recorded,
     RunDirectory,
     failures_logged,
@@ -53,34 +46,18 @@ from es_cookbook.runs.directory.directory import (
 )
 from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
 from es_cookbook.runs.directory.trusted import trust_option
-from es_cookbook.runs.history.format import Header, Record, num_forked
+from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import Prefix, check_same_base, header_of
 from es_cookbook.runs.loop import Run
-from es_cookbook.runs.profile import Profile
-from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
 from es_cookbook.runs.recorder import Recorder
 from es_cookbook.runs.run_config import RunConfig, closing
 from es_cookbook.runs.signals import advise
-from es_cookbook.runs.sizes import (
-    LATE,
-    as_options,
-    as_recorded,
-    doubts,
-    one_by_one,
-    shown,
-    sized,
-    told,
-    with_options,
-)
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
 from es_cookbook.runs.tracking.log import libraries_quiet, library_log
 
-_SHOWN = 16
-"""Problems that the centre answers before anything else, where sizes are chosen."""
-_ROWS = 128
-"""Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
-a CPU. They are to the same problems, since prompts take their time as well."""
-_SECONDS_LOOKED = 12.0
+if TYPE_CHECKING:
+    from es_cookbook.population.step_sizes import FoundSigma
+    from es_cookbook.runs.profile import Profile
 
 
 async def _prepared(config: Config) -> tuple[Config, RunState]:
@@ -90,7 +67,7 @@ async def _prepared(config: Config) -> tuple[Config, RunState]:
         Its Config, with the sizes that a recorded run has chosen; and what it finds there.
     """
     recorded, as_given = Recorded(Path(config.log_path)), config
-    config = as_recorded(as_given, recorded)
+    config = _as_recorded(as_given, recorded)
     config_json = config_to_json(config)
     state = run_state(
         recorded,
@@ -107,9 +84,27 @@ async def _prepared(config: Config) -> tuple[Config, RunState]:
     return (config if state.decision == "resume" else as_given), state
 
 
+def _as_recorded(config: Config, recorded: Recorded) -> Config:
+    """The Config with the sizes that its recorded run has chosen."""
+    if not config.size:
+        return config
+    from es_cookbook.runs.choosing.sizes import as_recorded  # Few runs choose sizes.
+
+    return as_recorded(config, recorded)
+
+
+def _one_by_one(config: Config) -> Config:
+    """The Config in which problems come one by one, if how many make a batch is to be chosen."""
+    if not config.size:
+        return config
+    from es_cookbook.runs.choosing.sizes import one_by_one
+
+    return one_by_one(config)
+
+
 def _check_outside(config: Config) -> None:
     """Refuse what would fail outside of this process, before a model is loaded."""
-    for builder in (config.trackers, one_by_one(config).dataset, *config.regularisers):
+    for builder in (config.trackers, _one_by_one(config).dataset, *config.regularisers):
         builder.check()
     config.engine.check(config.model_name)  # Last: it may be fetched.
 
@@ -217,19 +212,29 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         announced = stack.enter_context(contextlib.ExitStack())
         announced.enter_context(no_silence())
         began = time.perf_counter()
-        looking, looked, takes = one_by_one(config), None, None
+        looking, looked, takes = _one_by_one(config), None, None
         engine, datasets = await _loaded(looking, stack)
         if config.size:
-            looked = await _look(config, engine, datasets.train)
+            from es_cookbook.runs.choosing import settled
+
+            looked = await settled.look(config, engine, datasets.train)
             seconds = 60 * config.minutes - (time.perf_counter() - began)
-            config, takes = _sized(config, looked.answers.look, datasets, seconds)
+            config, takes = settled.sized_run(
+                config, looked.answers.look, datasets, seconds, may_change_length(config)
+            )
             if config.dataset != looking.dataset:
                 with libraries_quiet():
                     datasets = await config.dataset(engine.tokenizer)
         scoring = _scoring(config, engine)
         sampler = config.sampler(engine, log_path)
         then = state.history.header
-        found, seconds_looked = await _found(config, engine, datasets.train, then, looked)
+        found, seconds_looked = then.found if then else {}, 0.0
+        if then is None and config.optimizer.unsettled:
+            from es_cookbook.runs.choosing import settled
+
+            began = time.perf_counter()
+            found = await settled.found(config, engine, datasets.train, looked)
+            seconds_looked = time.perf_counter() - began
         optimizer = _optimizer(config, engine, datasets.train, found)
         config_json = config_to_json(config)
         directory = await _directory(config, config_json, engine, state, found)
@@ -243,7 +248,7 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start, num_forked(then), others)
         tell_evaluation(config, start, datasets)
-        profile = Profile(log_path / PROFILE) if config.profile else None
+        profile = _profile(config)
         info = _info(config, config_json, directory, sampler.underway)
         tracker = _tracker(config, info, profile)
         stack.callback(tracker.close)
@@ -322,113 +327,19 @@ def _scoring(config: Config, engine: Engine) -> Scoring:
     return Scoring(config.objective, config.fitness, regularisers, config.num_pairs)
 
 
-async def tried_sigmas(config: Config) -> FoundSigma:
+async def tried_sigmas(config: Config) -> "FoundSigma":
     """What the run would find for σ; it does not begin.
 
     Raises:
         ESCookbookError: As `opened` and `find_sigma`.
     """
+    from es_cookbook.runs.choosing import settled
+
     await asyncio.to_thread(_check_outside, config)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(no_silence())
         engine, datasets = await _loaded(config, stack)
-        return await _find_sigma(config, engine, datasets.train)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Looked:
-    """What the centre answered first, and to what."""
-
-    problems_P: Sequence[EnvGroupBuilder]
-    answers: CentreAnswers
-
-
-async def _find_sigma(
-    config: Config, engine: Engine, dataset: RLDataset, looked: _Looked | None = None
-) -> FoundSigma:
-    sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
-    size = 2 if config.num_pairs else config.optimizer.population_size
-    num_rollouts = len(batch_P) * size * config.attempts
-    if looked is None:
-        return await find_sigma(sampler, batch_P, num_rollouts)
-    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
-
-
-async def _look(config: Config, engine: Engine, dataset: RLDataset) -> _Looked:
-    """The centre's first answers, shown."""
-    sampler = config.sampler(engine, sampling=config.sampling_at(0))
-    some_P = _some(dataset, 2 * _SHOWN)
-    problems_P, others_P = some_P[:_SHOWN], some_P[_SHOWN:]
-    say(f"the centre answers {plural(len(problems_P), 'problem')} first")
-    rows_P = [*problems_P] * max(1, _ROWS // len(problems_P))
-    answers = await centre_answers(sampler, rows_P, _SECONDS_LOOKED, len(problems_P))
-    asked = list(filter(None, map(observation_of, others_P)))
-    if asked and (pace := answers.look.pace) is not None:
-        # By now the engine has its memory; the first prompts waited for it.
-        reading = await seconds_of_reading(engine, asked, sampler.sampling)
-        look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
-        answers = dataclasses.replace(answers, look=look)
-    for line in [*shown(answers.look), *doubts(answers.look, config.sampling)]:
-        say(line)
-    return _Looked(problems_P, answers)
-
-
-def _some(dataset: RLDataset, most: int) -> Sequence[EnvGroupBuilder]:
-    """Problems of the first generations."""
-    most = min(most, len(dataset))
-    problems_P = list(dataset.get_batch(0))
-    generation = 0
-    while len(problems_P) < most and not dataset.depends_on_results:
-        generation += 1
-        problems_P += dataset.get_batch(generation)
-    return problems_P[:most]
-
-
-def _sized(
-    config: Config, look: Look, datasets: Datasets, seconds: float
-) -> tuple[Config, float | None]:
-    """The Config with sizes that fit into so many seconds.
-
-    And the seconds in which the run ends, however many generations these are, if that was chosen.
-    """
-    if look.pace is None:
-        say("no answer was heard, so sizes stay as they are")
-        return chz.replace(config, size=()), None
-    if config.optimizer.unsettled:
-        seconds -= LEAST_SECONDS
-    counts = len(datasets.train), len(datasets.test_P)
-    sizes = sized(config, look, counts, seconds)
-    config = with_options(config, {**sizes.chosen, "size": ()})
-    is_free = "num_generations" in sizes.chosen and may_change_length(config)
-    say(told(config, sizes))
-    say(f"chosen for {config.minutes:g} minutes: {as_options(sizes.chosen)}")
-    if sizes.run > LATE * seconds:
-        say(
-            f"this is the least that may learn here, and takes more than minutes={config.minutes:g}"
-        )
-    return config, sizes.run if is_free else None
-
-
-async def _found(
-    config: Config,
-    engine: Engine,
-    dataset: RLDataset,
-    header: Header | None,
-    looked: _Looked | None,
-) -> tuple[Mapping[str, float], float]:
-    """Numbers for the options that are `auto`, as recorded or found now, and how long it took."""
-    if header is not None or not config.optimizer.unsettled:
-        return header.found if header else {}, 0.0
-    began = time.perf_counter()
-    given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
-    if given == AUTO:
-        tried = await _find_sigma(config, engine, dataset, looked)
-        for line in tried.table().split("\n"):
-            say(line)
-        given = tried.sigma
-    found = options_of(config.optimizer, number(given), config.num_generations)
-    say(", ".join(f"optimizer.{name}={value:g}" for name, value in found.items()))
-    return found, time.perf_counter() - began
+        return await settled.find_sigma_for(config, engine, datasets.train)
 
 
 async def _directory(
@@ -517,6 +428,10 @@ async def _go_on(
     """
     history = directory.history
     records = list(history.records())
+    if not records:
+        return None
+    from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
+
     given = num_forked(history.header)
     replay_optimizer(
         optimizer,
@@ -529,9 +444,8 @@ async def _go_on(
     for record in records:
         scoring.tell(record.results_P)
     taken = records[: config.centre_of(len(records))]
-    if records:
-        say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
-        await restore(engine, history.path, taken, config.model_name)
+    say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
+    await restore(engine, history.path, taken, config.model_name)
     return records[-1] if len(taken) < len(records) else None
 
 
@@ -547,11 +461,22 @@ def _info(config: Config, config_json: str, directory: RunDirectory, underway: U
     )
 
 
-def _tracker(config: Config, run: RunInfo, profile: Profile | None) -> Tracker:
+def _profile(config: Config) -> "Profile | None":
+    if not config.profile:
+        return None
+    from es_cookbook.runs.profile import Profile
+
+    return Profile(Path(config.log_path) / PROFILE)
+
+
+def _tracker(config: Config, run: RunInfo, profile: "Profile | None") -> Tracker:
     # In this order: a disk that refuses the first leaves no thread of the last behind.
-    trust = trust_of(run.config_json)
-    snapshots = SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust)
-    trackers = [config.trackers(run), snapshots]
+    trackers = [config.trackers(run)]
+    if config.snapshot_every or (run.path / SNAPSHOTS).is_dir():
+        from es_cookbook.runs.centre.snapshots import SnapshotWriter
+
+        trust = trust_of(run.config_json)
+        trackers.append(SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust))
     if profile is not None:
         trackers.insert(0, profile)  # It sees the end of a generation first, and closes last.
     return Trackers(trackers)

@@ -17,9 +17,9 @@ from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs import setup
+from es_cookbook.runs.choosing.sizes import Sizes
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
-from es_cookbook.runs.sizes import Sizes
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngineBuilder

@@ -22,7 +22,6 @@ from es_cookbook.checkpoints.models import (
     load_tokenizer,
     parameter_infos,
 )
-from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
 from es_cookbook.common.machine.left_threads import ended
@@ -50,6 +49,7 @@ from es_cookbook.engines.torch.resident_weights import ResidentWeights, packed_b
 from es_cookbook.engines.vocabulary import Vocabulary
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
+from es_cookbook.evolution.spaces.factors import StoredAdapter
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.types import Action
 
@@ -134,14 +134,20 @@ def load(
     needed = _weight_bytes(model_name, search_space, wanted)
     check_weights_fit(model_name, needed, wanted.device)
     model = load_causal_lm(model_name, wanted.dtype, wanted.device)
-    return model, tokenizer, search_space(parameter_infos(model), read_adapter)
+    return model, tokenizer, search_space(parameter_infos(model), _read_adapter)
+
+
+def _read_adapter(path: Path, weights: Mapping[str, tuple[int, int]]) -> StoredAdapter:
+    from es_cookbook.checkpoints.peft import read_adapter  # Few search spaces start from one.
+
+    return read_adapter(path, weights)
 
 
 def _weight_bytes(
     model_name: str, search_space: SearchSpaceBuilder, wanted: Wanted
 ) -> tuple[int, int, int]:
     architecture = architecture_for(search_space, model_name)
-    space = search_space(parameter_infos(architecture), read_adapter)
+    space = search_space(parameter_infos(architecture), _read_adapter)
     wanted.check_space(space)
     configured = cast("torch.dtype | None", architecture.config.dtype)
     held = configured if wanted.dtype == "auto" else getattr(torch, wanted.dtype)

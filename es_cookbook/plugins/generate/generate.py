@@ -48,7 +48,12 @@ from es_cookbook.plugins.judges.chat import (
     completion,
 )
 from es_cookbook.rl.data.rows import Row, check_template, filled
-from es_cookbook.rl.data.sources import SOURCE_DOC, load_rows
+from es_cookbook.rl.data.sources import (
+    load_rows,
+)
+from es_cookbook.rl.types import (
+    SOURCE_DOC,
+)
 from es_cookbook.runs.files import LineFile, cannot, replace_file
 
 KEY = "ES_COOKBOOK_GENERATE_KEY"

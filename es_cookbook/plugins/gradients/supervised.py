@@ -21,20 +21,29 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.rl.data.rows import (
-    ON_BAD_ROW_DOC,
     Fields,
-    OnBadRow,
     Remarks,
     Row,
     messages_of,
     tools_of,
 )
-from es_cookbook.rl.data.sources import SOURCE_DOC, check_source, load_rows
+from es_cookbook.rl.data.sources import (
+    check_source,
+    load_rows,
+)
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
 from es_cookbook.rl.messages.message import Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
-from es_cookbook.rl.types import Action, RLDatasetBuilder, SamplingParams, Tokenizer
+from es_cookbook.rl.types import (
+    ON_BAD_ROW_DOC,
+    SOURCE_DOC,
+    Action,
+    OnBadRow,
+    RLDatasetBuilder,
+    SamplingParams,
+    Tokenizer,
+)
 from es_cookbook.runs.run_config import ENGINES
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder

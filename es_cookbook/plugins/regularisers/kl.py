@@ -11,10 +11,11 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
-from es_cookbook.rl.data.sources import SOURCE_DOC, load_rows
+from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
+    SOURCE_DOC,
     Action,
     Env,
     EnvGroup,

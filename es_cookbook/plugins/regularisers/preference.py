@@ -12,7 +12,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.regularisers.rows import check_texts, dealt
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.sources import SOURCE_DOC, load_rows
+from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.messages.encoder import Controls, inside
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.template import ChatTemplate
@@ -20,6 +20,7 @@ from es_cookbook.rl.problem_env import digest_of
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.types import (
+    SOURCE_DOC,
     Action,
     Env,
     EnvGroup,

@@ -13,7 +13,7 @@ anyway becoming right).
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 from typing_extensions import override
@@ -23,12 +23,14 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.recipes.countdown.problems import Problem, generate_problems, solve
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
-from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
 from es_cookbook.rl.rewards.format import THINK_OPEN, prompt_ends_in_think
 from es_cookbook.rl.types import Observation, Tokenizer
+
+if TYPE_CHECKING:
+    from es_cookbook.rl.data.rows import Row
 
 PromptStyle: TypeAlias = Literal["compact", "paper"]
 
@@ -113,7 +115,7 @@ class CountdownDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return ((f"generated problem {problem.key}", problem) for problem in problems)
 
     @override
-    def read(self, row: Row, tokenizer: "Tokenizer | None") -> Problem:
+    def read(self, row: "Row", tokenizer: "Tokenizer | None") -> Problem:
         numbers, target = row.integers("numbers", "nums"), row.integer("target")
         return Problem(numbers, target, row.optional_text("solution"))
 

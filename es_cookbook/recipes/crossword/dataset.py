@@ -17,13 +17,16 @@ from typing_extensions import override
 from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.crossword.reward import Crossword, canonical, enumeration_of
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.sources import SOURCE_DOC
 from es_cookbook.rl.data.task import RowDatasetBuilder, TaskEnv
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
 from es_cookbook.rl.rewards.format import prompt_ends_in_think
-from es_cookbook.rl.types import Observation, Tokenizer
+from es_cookbook.rl.types import (
+    SOURCE_DOC,
+    Observation,
+    Tokenizer,
+)
 
 CLUES = Path(__file__).parent / "clues.jsonl"
 

@@ -12,7 +12,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import chz
 from typing_extensions import override
@@ -20,13 +20,20 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.row_checks import check_count
-from es_cookbook.rl.data.rows import ON_BAD_ROW_DOC, OnBadRow, Remarks, Row
-from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources
-from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
-from es_cookbook.rl.types import Datasets, RLDataset, RLDatasetBuilder, Tokenizer
+from es_cookbook.rl.types import (
+    ON_BAD_ROW_DOC,
+    SOURCE_DOC,
+    Datasets,
+    OnBadRow,
+    RLDataset,
+    RLDatasetBuilder,
+    Tokenizer,
+)
+
+if TYPE_CHECKING:
+    from es_cookbook.rl.data.rows import Remarks, Row
 
 Fold: TypeAlias = Literal["train", "development", "test"]
 
@@ -192,7 +199,7 @@ P = TypeVar("P", bound=_FoldedProblem)
 
 @chz.chz
 class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
-    """Problems of rows, or generated ones."""
+    """Problems of rows, or generated ones, for which nothing that reads rows is imported."""
 
     source: str | None = chz.field(default=None, doc=f"{SOURCE_DOC}; None generates problems")
     test_source: str | None = chz.field(
@@ -220,8 +227,11 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
 
     @override
     def check(self) -> None:
-        check_sources(self.source, self.test_source)
         if self.source is not None:
+            from es_cookbook.rl.data.rows import Remarks
+            from es_cookbook.rl.data.sources import check_sources
+
+            check_sources(self.source, self.test_source)
             train, _ = self._read(Remarks(self.source, self.on_bad_row), None)
             if not train:
                 raise DataError(f"{self.origin}: there are no training problems")
@@ -236,7 +246,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         """Distinct problems with their names; not of "train" means of `fold`."""
 
     @abstractmethod
-    def read(self, row: Row, tokenizer: "Tokenizer | None") -> P:
+    def read(self, row: "Row", tokenizer: "Tokenizer | None") -> P:
         """The problem of a row; without a tokenizer it is only checked, before a model is loaded.
 
         Raises:
@@ -260,6 +270,8 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
         if self.source is None:
             return super().splits(tokenizer)
+        from es_cookbook.rl.data.rows import Remarks
+
         remarks = Remarks(self.source, self.on_bad_row)
         splits = self._read(remarks, tokenizer)
 
@@ -275,8 +287,10 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         return train, test
 
     def _read(
-        self, remarks: Remarks, tokenizer: "Tokenizer | None"
+        self, remarks: "Remarks", tokenizer: "Tokenizer | None"
     ) -> tuple[dict[str, P], dict[str, P]]:
+        from es_cookbook.rl.data.splits import load_splits
+
         assert self.source is not None, "asked of builders that have one"
         return load_splits(
             self.source,

@@ -16,10 +16,9 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 
-from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
-from es_cookbook.rl.types import EnvGroupBuilder, SamplingParams, Tokenizer
+from es_cookbook.rl.problem_env import NEWLINE, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.types import Tokenizer
 
-_NEWLINE = ("\n",)
 _PROMPTS_READ = 64
 
 
@@ -49,7 +48,7 @@ def stop_of(
         for env in envs
         if isinstance(env, ProblemEnv)
     ]
-    return _NEWLINE if prompts and all(shows_one_line(each, cue) for each in prompts) else ()
+    return NEWLINE if prompts and all(shows_one_line(each, cue) for each in prompts) else ()
 
 
 def with_stop(
@@ -57,17 +56,6 @@ def with_stop(
 ) -> list[ProblemGroupBuilder]:
     """The same problems, whose answers end at these texts where `SamplingParams.stop` is None."""
     return [dataclasses.replace(problem, usual_stop=stop) for problem in problems_P]
-
-
-def told_stop(sampling: SamplingParams, problems_P: Sequence[EnvGroupBuilder]) -> str:
-    """What to say of where answers end, if problems say so and the sampling parameters do not."""
-    found = {getattr(problem, "usual_stop", ()) for problem in problems_P}
-    if sampling.stop is not None or found != {_NEWLINE}:
-        return ""
-    return (
-        "answers end at the first newline, since the prompt has examples of one line and no chat "
-        "template; sampling.stop=[] lets them go on, and sampling.stop=TEXT ends them elsewhere"
-    )
 
 
 def shows_one_line(prompt: str, cue: str = "") -> bool:

@@ -22,7 +22,6 @@ from typing_extensions import TypeVar, override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
-from es_cookbook.rl.data.row_checks import check_count
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Env,
@@ -35,6 +34,19 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+
+
+def check_count(num_rows: int, problems_per_generation: int) -> None:
+    """Refuse a batch of more problems than there are to train on, or of none.
+
+    Raises:
+        ConfigError: How many there are.
+    """
+    if not 1 <= problems_per_generation <= num_rows:
+        raise ConfigError(
+            f"dataset.problems_per_generation must be from 1 to {num_rows}, the number of "
+            f"training problems, found {problems_per_generation}"
+        )
 
 
 def in_epochs(size: int, seed: int, start: int, count: int) -> list[int]:

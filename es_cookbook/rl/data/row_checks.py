@@ -1,4 +1,4 @@
-"""What is known to be wrong with rows before a model is loaded: fields, and how many there are.
+"""What is known to be wrong with rows before a model is loaded: their fields.
 
 A problem needs the model's tokenizer, and a model may take minutes to load; that a field of the
 prompt is missing shows in the rows alone. All rows that a run uses are looked at, so the sentence
@@ -8,9 +8,10 @@ says whether the field's name is wrong or a row is.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Formatter
 
-from es_cookbook.common.errors import ConfigError, DataError, nearest
+from es_cookbook.common.errors import DataError, nearest
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import OnBadRow, Row
+from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.types import OnBadRow
 
 _MOST_NAMED = 3
 
@@ -54,19 +55,6 @@ def check_rows(
         more = len(errors) - 1
         of_more = f" (and {more:,} more of {plural(len(rows), 'row')} cannot be used)"
         raise DataError(f"{errors[0]}{of_more if more else ''}") from errors[0]
-
-
-def check_count(num_rows: int, problems_per_generation: int) -> None:
-    """Refuse a batch of more problems than there are to train on, or of none.
-
-    Raises:
-        ConfigError: How many there are.
-    """
-    if not 1 <= problems_per_generation <= num_rows:
-        raise ConfigError(
-            f"dataset.problems_per_generation must be from 1 to {num_rows}, the number of "
-            f"training problems, found {problems_per_generation}"
-        )
 
 
 def _lacking(

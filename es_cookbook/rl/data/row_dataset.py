@@ -27,23 +27,33 @@ from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.rl.data.lines import with_stop
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.row_checks import check_count, check_rows
+from es_cookbook.rl.data.problem_dataset import (
+    ProblemDataset,
+    check_count,
+)
+from es_cookbook.rl.data.row_checks import (
+    check_rows,
+)
 from es_cookbook.rl.data.rows import (
-    ON_BAD_ROW_DOC,
-    OnBadRow,
     Remarks,
     Row,
     check_template,
     filled,
     with_whole_numbers,
 )
-from es_cookbook.rl.data.sources import SOURCE_DOC, check_sources, label_of, load_rows
+from es_cookbook.rl.data.sources import (
+    check_sources,
+    label_of,
+    load_rows,
+)
 from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (
+    ON_BAD_ROW_DOC,
+    SOURCE_DOC,
     Datasets,
+    OnBadRow,
     RLDatasetBuilder,
     Tokenizer,
 )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from string import Formatter
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.files import strict_json
@@ -22,6 +22,7 @@ from es_cookbook.rl.messages.reading import FieldError, JsonObject, read_message
 from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.rewards.answers import first_field, lettered, text_of
 from es_cookbook.rl.rewards.values import whole
+from es_cookbook.rl.types import OnBadRow
 
 Fields: TypeAlias = Mapping[str, object]
 _NAMES_OF_CHOICES = ("choices", "options")
@@ -29,8 +30,6 @@ TAGS = re.compile("</?(?:think|answer)>")
 _FIELD = re.compile(r"\s*\{(\w+)\}\s*")
 """A template that is a field and nothing else."""
 T = TypeVar("T")
-OnBadRow: TypeAlias = Literal["refuse", "skip"]
-ON_BAD_ROW_DOC = "of a row that lacks what the task needs; skip: say so, and go on"
 _MOST_NAMED = 3
 """Rows that are named where more are told of."""
 

@@ -25,7 +25,6 @@ from es_cookbook.rl.data.readers.files import FILE_TYPES, file_rows
 from es_cookbook.rl.data.readers.sets import NamedSet, opened_set, set_rows
 from es_cookbook.rl.data.rows import Row
 
-SOURCE_DOC = "data files, a directory, or a set of the Hub, as in owner/name:configuration:split"
 _SLICE = re.compile(r"\[(\d*):(\d*)\]$")
 
 

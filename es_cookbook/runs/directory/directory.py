@@ -38,7 +38,6 @@ from es_cookbook.common.files import (
     whole_directory,
 )
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.messages.template import ChatTemplate, fix_date
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets, Tokenizer
 from es_cookbook.runs.directory.lock import LOCK, RunLock
@@ -287,6 +286,10 @@ def keep_date(log_path: Path, tokenizer: Tokenizer, *, writes: bool = True) -> N
     Raises:
         RunDirectoryError: What is recorded is no date, or the disk refuses.
     """
+    if tokenizer.chat_template is None:
+        return
+    from es_cookbook.rl.messages.template import ChatTemplate, fix_date
+
     if not ChatTemplate.tells_date(tokenizer):
         return
     path, date = log_path / DATE, datetime.now()

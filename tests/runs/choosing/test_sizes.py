@@ -13,10 +13,7 @@ from es_cookbook.population.look import Answer, Look, Pace
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.config import SIZES, Config
-from es_cookbook.runs.directory.directory import Recorded
-from es_cookbook.runs.history.store import HistoryStore
-from es_cookbook.runs.sizes import (
+from es_cookbook.runs.choosing.sizes import (
     as_options,
     as_recorded,
     doubts,
@@ -30,6 +27,9 @@ from es_cookbook.runs.sizes import (
     told,
     with_options,
 )
+from es_cookbook.runs.config import SIZES, Config
+from es_cookbook.runs.directory.directory import Recorded
+from es_cookbook.runs.history.store import HistoryStore
 from tests.runs.records import HEADER, make_record
 
 PACE = Pace(prompt=0.0005, sampled=0.002)

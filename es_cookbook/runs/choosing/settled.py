@@ -1,0 +1,128 @@
+"""What the centre answers first, and what follows from it: sizes, and numbers that are `auto`.
+
+Most runs are given all of it, and import none of this.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import chz
+
+from es_cookbook.common.terminal import plural, say
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
+from es_cookbook.population.centre_answers import (
+    CentreAnswers,
+    centre_answers,
+    seconds_of_reading,
+)
+from es_cookbook.population.look import Look, Pace, observation_of
+from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
+from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
+from es_cookbook.runs.choosing.sizes import (
+    LATE,
+    as_options,
+    doubts,
+    shown,
+    sized,
+    told,
+    with_options,
+)
+from es_cookbook.runs.config import Config
+
+_SHOWN = 16
+"""Problems that the centre answers before anything else, where sizes are chosen."""
+_ROWS = 128
+"""Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
+a CPU. They are to the same problems, since prompts take their time as well."""
+_SECONDS_LOOKED = 12.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """What the centre answered first, and to what."""
+
+    problems_P: Sequence[EnvGroupBuilder]
+    answers: CentreAnswers
+
+
+async def find_sigma_for(
+    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None = None
+) -> FoundSigma:
+    sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
+    size = 2 if config.num_pairs else config.optimizer.population_size
+    num_rollouts = len(batch_P) * size * config.attempts
+    if looked is None:
+        return await find_sigma(sampler, batch_P, num_rollouts)
+    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
+
+
+async def look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
+    """The centre's first answers, shown."""
+    sampler = config.sampler(engine, sampling=config.sampling_at(0))
+    some_P = _some(dataset, 2 * _SHOWN)
+    problems_P, others_P = some_P[:_SHOWN], some_P[_SHOWN:]
+    say(f"the centre answers {plural(len(problems_P), 'problem')} first")
+    rows_P = [*problems_P] * max(1, _ROWS // len(problems_P))
+    answers = await centre_answers(sampler, rows_P, _SECONDS_LOOKED, len(problems_P))
+    asked = list(filter(None, map(observation_of, others_P)))
+    if asked and (pace := answers.look.pace) is not None:
+        # By now the engine has its memory; the first prompts waited for it.
+        reading = await seconds_of_reading(engine, asked, sampler.sampling)
+        look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
+        answers = dataclasses.replace(answers, look=look)
+    for line in [*shown(answers.look), *doubts(answers.look, config.sampling)]:
+        say(line)
+    return Looked(problems_P, answers)
+
+
+def _some(dataset: RLDataset, most: int) -> Sequence[EnvGroupBuilder]:
+    """Problems of the first generations."""
+    most = min(most, len(dataset))
+    problems_P = list(dataset.get_batch(0))
+    generation = 0
+    while len(problems_P) < most and not dataset.depends_on_results:
+        generation += 1
+        problems_P += dataset.get_batch(generation)
+    return problems_P[:most]
+
+
+def sized_run(
+    config: Config, look: Look, datasets: Datasets, seconds: float, is_free: bool
+) -> tuple[Config, float | None]:
+    """The Config with sizes that fit into so many seconds.
+
+    And the seconds in which the run ends, however many generations these are, if that was chosen.
+    """
+    if look.pace is None:
+        say("no answer was heard, so sizes stay as they are")
+        return chz.replace(config, size=()), None
+    if config.optimizer.unsettled:
+        seconds -= LEAST_SECONDS
+    counts = len(datasets.train), len(datasets.test_P)
+    sizes = sized(config, look, counts, seconds)
+    config = with_options(config, {**sizes.chosen, "size": ()})
+    is_free = is_free and "num_generations" in sizes.chosen
+    say(told(config, sizes))
+    say(f"chosen for {config.minutes:g} minutes: {as_options(sizes.chosen)}")
+    if sizes.run > LATE * seconds:
+        say(
+            f"this is the least that may learn here, and takes more than minutes={config.minutes:g}"
+        )
+    return config, sizes.run if is_free else None
+
+
+async def found(
+    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None
+) -> Mapping[str, float]:
+    """Numbers for the options that are `auto`."""
+    given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
+    if given == AUTO:
+        tried = await find_sigma_for(config, engine, dataset, looked)
+        for line in tried.table().split("\n"):
+            say(line)
+        given = tried.sigma
+    chosen = options_of(config.optimizer, number(given), config.num_generations)
+    say(", ".join(f"optimizer.{name}={value:g}" for name, value in chosen.items()))
+    return chosen
