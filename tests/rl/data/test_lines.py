@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from es_cookbook.engines.base import SampleRequest
-from es_cookbook.rl.data.lines import shows_one_line, told_stop
+from es_cookbook.rl.data.lines import shows_one_line
 from es_cookbook.rl.data.task import Task
+from es_cookbook.rl.problem_env import told_stop
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, Observation, SamplingParams
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
