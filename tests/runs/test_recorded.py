@@ -198,7 +198,7 @@ async def test_another_base_is_refused(log_path: Path, tmp_path: Path) -> None:
         await rebuild(open_run(log_path, str(tmp_path / "other"), trust=["tests"]))
 
 
-@pytest.mark.parametrize("generation", [0, 1, 6])
+@pytest.mark.parametrize("generation", [0, 1])
 async def test_without_a_header_the_fingerprint_tells_another_base(
     log_path: Path, tmp_path: Path, generation: int
 ) -> None:
