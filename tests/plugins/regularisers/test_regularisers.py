@@ -17,7 +17,8 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.regularisers.kl import KLProblem, KLToBase, kl_per_token
-from es_cookbook.plugins.regularisers.preference import PairProblem, PreferencePairs, log_sigmoid
+from es_cookbook.plugins.regularisers.pairs import PairProblem, log_sigmoid
+from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.rollouts import env_metrics, lost_rollouts, mean_rewards
 from es_cookbook.rl.types import (
