@@ -4,6 +4,7 @@ import functools
 import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import chz
@@ -32,8 +33,9 @@ SLOW = {"code", "rush_hour"}
 
 @functools.cache
 def tokenizer_of(recipe: str) -> PreTrainedTokenizerBase:
-    made = recipe_config(recipe).recipe
-    return build_tokenizer(LETTERS) if made.hub_model else AutoTokenizer.from_pretrained(made.model)
+    model = recipe_config(recipe)().model_name
+    is_here = Path(model).is_dir()
+    return AutoTokenizer.from_pretrained(model) if is_here else build_tokenizer(LETTERS)
 
 
 def of_size(dataset: RLDatasetBuilder, seed: int, size: Mapping[str, int]) -> RLDatasetBuilder:

@@ -69,7 +69,7 @@ def test_what_a_command_sets_of_es_is_carried_over_found_or_said(command: str, n
     names = chz.chz_fields(config_class(command))["optimizer"].meta_factory
     said = names.note(found, ())
     carried = OPTIMIZERS[name].carried(es)
-    own = {} if command == "train" else config_class(command).recipe.optimizers.get(name, {})
+    own = names.settings_of(object, name)  # Without what is carried over.
     for step, value in steps_of(found).items():
         if step in carried:
             assert value in (own.get(step), carried[step]) or step in said, step

@@ -17,6 +17,7 @@ from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.types import TrajectoryGroup
 from es_cookbook.runs import setup
+from es_cookbook.runs.choosing import settled
 from es_cookbook.runs.choosing.sizes import Sizes
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
@@ -178,7 +179,7 @@ async def test_a_run_whose_length_was_chosen_ends_with_its_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        setup, "sized", lambda *_: Sizes({"num_generations": 24}, 9, 240.0, 8, 9, 4)
+        settled, "sized", lambda *_: Sizes({"num_generations": 24}, 9, 240.0, 8, 9, 4)
     )
     monkeypatch.setattr(time, "perf_counter", Slow.clock)
     given = {"size": ("num_generations",), "eval_every": 5}

@@ -132,7 +132,7 @@ def test_the_file_has_every_problem_and_says_what_was_measured_and_how() -> None
         "seed": 7,
         "rollout_timeout": 600.0,
         "turn_timeout": None,
-        "dataset": {"$class": "tests.fakes:SmallDatasetBuilder"},
+        "dataset": {"$format": 1, "$class": "tests.fakes:SmallDatasetBuilder"},
     }
     last = json.loads(Path("fake/history.jsonl").read_text().splitlines()[-1])
     assert int(found["model"]["fingerprint"], 16) == int(last["fingerprint"], 16)

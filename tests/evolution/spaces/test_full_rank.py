@@ -68,6 +68,8 @@ def test_adam_leaves_what_is_outside_the_mask_and_muon_which_would_not_is_refuse
     rule = AdamRule(counts=(2,), first=(1.0,), second=(1.0,), rate=0.1, epsilon=1e-8)
     centre.apply(Step((Term(1, 0.5), Term(2, 0.5)), rule=rule))
     torch.testing.assert_close((centre.weights["w"] - 1).abs(), 0.1 * inside)
-    Muon()(run_seed=0, num_generations=1, space=FullRank()([ParameterInfo("w", (3, 2), "linear")]))
+    Muon(sigma=0.1, learning_rate=0.1)(
+        run_seed=0, num_generations=1, space=FullRank()([ParameterInfo("w", (3, 2), "linear")])
+    )
     with pytest.raises(ConfigError, match="muon moves every element"):
         Muon()(run_seed=0, num_generations=1, space=space)
