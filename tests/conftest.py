@@ -124,6 +124,12 @@ def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(programs.python))
 
 
+@pytest.fixture(autouse=True)
+def same_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb puts a function of its own in the place of `sys.exit`, and leaves it there."""
+    monkeypatch.setattr(sys, "exit", sys.exit)
+
+
 @pytest.fixture
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
     """Registers parts as another distribution would, for one test."""
