@@ -126,7 +126,7 @@ def quick_python(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def same_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """wandb puts a function of its own in the place of `sys.exit`, and leaves it there."""
+    """A run of wandb puts a function of its own in the place of `sys.exit`, and leaves it."""
     monkeypatch.setattr(sys, "exit", sys.exit)
 
 
