@@ -108,7 +108,7 @@ NAMES = (
     ),
     *("es_cookbook.runs.directory.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
     *(
-        "es_cookbook.plugins.hub.push:HubPush",
+        "es_cookbook.plugins.hub.background_push:HubPush",
         "es_cookbook.plugins.hub.command:HubCommand",
     ),
 )
@@ -202,7 +202,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
     yield "dataset", {"$class": textarena, "game": "evil_env"}
     logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
     yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
-    pushing = "es_cookbook.plugins.hub.push:HubPush"
+    pushing = "es_cookbook.plugins.hub.background_push:HubPush"
     options = {"$tuple": ["recipe=countdown", "engine=evil_env:Builder"]}
     yield "trackers", {"$class": pushing, "repo_id": "me/run", "evaluate": options}
 

@@ -14,6 +14,7 @@ follow from the history.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,13 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from es_cookbook.common.errors import HubError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
 from es_cookbook.common.servers.http import NoReplyError, brief
 from es_cookbook.common.servers.hub import TOKEN, check_online, is_refusal, named, within
 from es_cookbook.common.servers.library import SECONDS, bounded
 from es_cookbook.common.terminal import plural
-from es_cookbook.plugins.hub.push import MAIN
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, OPTIONS
 from es_cookbook.runs.history.store import read_history
 
@@ -38,6 +38,7 @@ RUN_FILES = (HISTORY, METRICS, CONFIG, OPTIONS)
 """What is pushed of a run directory. A generation's metrics are written before its history line, so
 in this order no generation is without them."""
 RUN_FOLDER = "run"
+MAIN = "main"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")
 _NO_ANSWERS = (
     ArithmeticError,
@@ -49,6 +50,18 @@ _NO_ANSWERS = (
     ValueError,
 )
 """What the library raises about an answer of another form."""
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Refuse what is not the name of a repository.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id, re.ASCII):
+        raise ConfigError(
+            f"repo_id must be owner/name in letters, digits, '-', '_' and '.', found {repo_id!r}"
+        )
 
 
 def files_to_push(path: Path) -> Mapping[str, Path | bytes]:

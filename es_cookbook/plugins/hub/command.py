@@ -16,8 +16,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import say
-from es_cookbook.plugins.hub.client import push
-from es_cookbook.plugins.hub.push import MAIN, check_repo_id
+from es_cookbook.plugins.hub.client import MAIN, check_repo_id, push
 
 
 @chz.chz

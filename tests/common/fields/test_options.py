@@ -12,7 +12,7 @@ from es_cookbook.common.fields.options import each_option, options_in, options_o
 from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.plugins.hub.push import HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown

@@ -13,8 +13,8 @@ import pytest
 from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.hub.command import HubCommand
-from es_cookbook.plugins.hub.push import HubPush
 from es_cookbook.plugins.judges.judges import PairJudge
 from es_cookbook.rl.objectives import Objective
 from es_cookbook.rl.rewards.base import Reward

@@ -27,7 +27,7 @@ SERVER = {
 }
 EXACT = {"$class": "es_cookbook.rl.rewards.matching:Exact"}
 JUDGED = TASK | {"$class": "es_cookbook.plugins.judges.task:JudgedTask", "reward": EXACT}
-HUB = {"$class": "es_cookbook.plugins.hub.push:HubPush", "repo_id": "evil/run"}
+HUB = {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "evil/run"}
 TRACKERS = {"$class": "es_cookbook.runs.tracking.trackers:TrackersBuilder"}
 WANDB = {"$class": "es_cookbook.plugins.trackers.libraries:WandbTrackerBuilder"}
 TRACKIO = {"$class": "es_cookbook.plugins.trackers.libraries:TrackioTrackerBuilder"}

@@ -23,7 +23,7 @@ from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.plugins.gradients.policy_gradient import PPO, Expert, Group
 from es_cookbook.plugins.gradients.sft import learn, likelihood, main
 from es_cookbook.plugins.gradients.supervised import Evaluation, SFTConfig, SupervisedRows
-from es_cookbook.plugins.hub.push import HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.trackers.libraries import TensorboardTrackerBuilder
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig

@@ -16,7 +16,7 @@ import pytest
 
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, HubError
-from es_cookbook.plugins.hub.push import HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker

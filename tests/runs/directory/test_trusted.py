@@ -22,7 +22,7 @@ from es_cookbook.cli.rewind import main as rewind
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.hub.push import HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.judges.reward import Judge
 from es_cookbook.plugins.mcp.dataset import ToolRows
 from es_cookbook.plugins.program.dataset import ProgramRows

@@ -19,7 +19,7 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLos
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.grpo import main
-from es_cookbook.plugins.hub.push import HubPush
+from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.rl.types import (
     Action,
     Datasets,
