@@ -7,7 +7,6 @@ from typing import cast
 
 from typing_extensions import override
 
-from es_cookbook.plugins.regularisers.preference import OPTION, PreferencePairs
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.sources import load_rows
 from es_cookbook.rl.messages.encoder import Controls, inside
@@ -29,6 +28,8 @@ from es_cookbook.rl.types import (
     Trajectory,
 )
 
+OPTION = "preference.source"
+"""Names the rows in sentences."""
 MARGIN = "margin"
 """The metric of a preference pair from which its reward is made."""
 
@@ -111,21 +112,29 @@ def digests(source: str, tokenizer: Tokenizer, *, chat: bool) -> Iterator[tuple[
 
 
 def load_pairs(
-    config: PreferencePairs, tokenizer: Tokenizer, context_length: int
+    source: str,
+    chat: bool,
+    beta: float,
+    relative_to_base: bool,
+    tokenizer: Tokenizer,
+    context_length: int,
 ) -> list[PairProblem]:
-    """The rows as tokens.
+    """The rows as tokens; other arguments are as of `PreferencePairs`.
 
     Raises:
         DataError: A row that cannot be used; names the file and the line.
     """
-    rows = load_rows(config.source, option=OPTION)
-    return [_pair(config, row, tokenizer, context_length) for row in rows]
+    return [
+        PairProblem(*_tokens(row, chat, tokenizer, context_length), beta, relative_to_base)
+        for row in load_rows(source, option=OPTION)
+    ]
 
 
-def _pair(
-    config: PreferencePairs, row: Row, tokenizer: Tokenizer, context_length: int
-) -> PairProblem:
-    is_chat = config.chat and tokenizer.chat_template is not None
+def _tokens(
+    row: Row, chat: bool, tokenizer: Tokenizer, context_length: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Prompt, chosen and rejected answer."""
+    is_chat = chat and tokenizer.chat_template is not None
     end = cast("int | None", tokenizer.eos_token_id)
 
     def answer(name: str) -> tuple[int, ...]:
@@ -138,7 +147,7 @@ def _pair(
             said_T = inside(tokenizer, said)
         return (*said_T, *([] if end is None else [end]))
 
-    prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=config.chat)
+    prompt_T = render_prompt(tokenizer, row.text("prompt"), chat=chat)
     chosen_T, rejected_T = answer("chosen"), answer("rejected")
     if chosen_T == rejected_T:
         raise row.error("its chosen and its rejected answer are the same tokens")
@@ -148,4 +157,4 @@ def _pair(
             f"its prompt and longer answer have {length} tokens together, more than the "
             f"engine's context of {context_length} tokens"
         )
-    return PairProblem(prompt_T, chosen_T, rejected_T, config.beta, config.relative_to_base)
+    return tuple(prompt_T), tuple(chosen_T), tuple(rejected_T)

@@ -10,9 +10,6 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.regularisers import AddedProblems, Regulariser
 from es_cookbook.rl.types import SOURCE_DOC, Tokenizer
 
-OPTION = "preference.source"
-"""Names the rows in sentences."""
-
 
 @chz.chz
 class PreferencePairs(Regulariser):
@@ -54,7 +51,7 @@ class PreferencePairs(Regulariser):
     def check(self) -> None:
         from es_cookbook.plugins.regularisers.rows import check_texts  # Only who has rows reads.
 
-        check_texts(self.source, OPTION, "prompt", "chosen", "rejected")
+        check_texts(self.source, "preference.source", "prompt", "chosen", "rejected")
 
     @override
     def trained_on(self, tokenizer: Tokenizer) -> Iterable[tuple[int, ...]]:
@@ -67,7 +64,8 @@ class PreferencePairs(Regulariser):
         from es_cookbook.plugins.regularisers.pairs import load_pairs
         from es_cookbook.plugins.regularisers.rows import dealt
 
-        problems = load_pairs(self, tokenizer, context_length)
+        how = self.chat, self.beta, self.relative_to_base
+        problems = load_pairs(self.source, *how, tokenizer, context_length)
         none = f"{self.source}: there are no preference pairs"
         seed = derive_seed(run_seed, "preference")
         return dealt(problems, self.problems_per_generation, seed, none)
