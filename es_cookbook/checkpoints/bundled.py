@@ -1,12 +1,12 @@
 """The small models that recipes bring along: `bundled:countdown`."""
 
-import importlib.util
 from pathlib import Path
 
 from typing_extensions import override
 
 from es_cookbook.checkpoints.formats import Format
 from es_cookbook.common.errors import ModelError, nearest
+from es_cookbook.common.references import source_of
 from es_cookbook.common.registry import Registered
 
 _PREFIX = "bundled:"
@@ -23,14 +23,15 @@ class Bundled(Format):
         if not model_name.startswith(_PREFIX):
             return None
         name = model_name.removeprefix(_PREFIX)
-        if name in _RECIPES and (found := _folder(name)).is_dir():
+        if name in _RECIPES and (found := _folder(name)) is not None:
             return found
-        have = [each for each in _RECIPES if _folder(each).is_dir()]
+        have = [each for each in _RECIPES if _folder(each) is not None]
         raise ModelError(
             f"model_name: no recipe {name!r:.100} brings a model: {nearest(name, have)}"
         )
 
 
-def _folder(name: str) -> Path:
-    spec = importlib.util.find_spec(_RECIPES.first(name).partition(":")[0])
-    return Path(str(spec and spec.origin)).parent / "model"
+def _folder(name: str) -> Path | None:
+    file = source_of(_RECIPES.first(name))
+    folder = None if file is None else file.parent / "model"
+    return folder if folder is not None and folder.is_dir() else None

@@ -4,15 +4,13 @@
 """
 
 import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.references import load
+from es_cookbook.common.references import load, source_of
 from es_cookbook.common.registry import Registered, part
 from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
 
@@ -53,17 +51,17 @@ def command_of(name: str) -> Callable[[], object]:
             the interface, or cannot be imported.
     """
     if name in COMMANDS:
-        registered, value = part("commands", name), COMMANDS[name]
+        registered = part("commands", name)
     elif name in RECIPES:
-        registered, value = part("recipes", name), RECIPES[name]
+        registered = part("recipes", name)
     else:
         found = nearest(_ALIASES.get(name, name), [*COMMANDS, *RECIPES])
         raise ConfigError(f"unknown command {name!r}: {found}")
     if registered.is_own:  # A mistake in its own code keeps its traceback.
-        module, _, attribute = value.partition(":")
+        module, _, attribute = registered.value.partition(":")
         found = getattr(importlib.import_module(module), attribute)
     else:
-        found = load(value)
+        found = load(registered.value)
     if registered.group == "recipes":
         from es_cookbook.cli import recipe  # It imports all that a run needs.
 
@@ -102,10 +100,12 @@ def summary(value: str) -> str:
     module = value.partition(":")[0]
     if module.endswith(".train_cli"):
         module = module.rpartition(".")[0]
+    file = source_of(module)
     try:
-        found = importlib.util.find_spec(module)
-        text = Path(str(found and found.origin)).read_text(encoding="utf-8")
-    except (ImportError, OSError, ValueError):
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+    if not text:
         return "(cannot be found)"
     line = "".join(_FIRST_LINE.findall(text)[:1])
     return line[:1].lower() + line[1:]

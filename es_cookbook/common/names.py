@@ -4,7 +4,6 @@
 chosen.
 """
 
-import contextlib
 import functools
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -60,7 +59,8 @@ class Names(chz.factories.MetaFactory):
         """Name -> "module:Class", as far as is known now."""
         if self._only is None:
             return self._accepted
-        return {name: self._accepted[name] for name in self._only}
+        known = dict(self._accepted.items())
+        return {name: known[name] for name in self._only}
 
     def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
         """The field of a config for such a part, with the default, or None where there is none.
@@ -116,13 +116,9 @@ class Names(chz.factories.MetaFactory):
         """The name that a user's word is, or whose class it names."""
         if factory in self.accepted:
             return factory
-        for name in self.accepted:
-            with contextlib.suppress(
-                ConfigError
-            ):  # Of another part than the one that is asked for.
-                target = self.accepted[name]
-                if factory in (target, target.partition(":")[2]):
-                    return name
+        for name, target in self.accepted.items():
+            if factory in (target, target.partition(":")[2]):
+                return name
         return None
 
     def settings_of(self, part: Callable[..., object], name: str | None) -> Mapping[str, object]:
@@ -148,7 +144,7 @@ class Names(chz.factories.MetaFactory):
         raise CastError(f"{value!r} is a name")
 
     def _load(self, name: str) -> Callable[..., object]:
-        return self._with_settings(load(self.accepted[name]), name)
+        return self._with_settings(load(self._accepted[name]), name)
 
     def _with_settings(
         self, loaded: Callable[..., object], name: str | None = None

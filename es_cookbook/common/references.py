@@ -127,6 +127,18 @@ def load(text: str) -> Callable[..., object]:
         raise ConfigError(f"{error}{whose}") from error
 
 
+def source_of(text: str) -> Path | None:
+    """The file of a "module:name", of which only the packages around it are imported.
+
+    None if there is none, or one of the packages fails.
+    """
+    try:
+        found = importlib.util.find_spec(text.partition(":")[0])
+    except Exception:  # Whatever the code of a stranger's package raises.
+        return None
+    return Path(found.origin) if found is not None and found.origin is not None else None
+
+
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
     return belongs_to(of_program(text).partition(":")[0], (_OWN,))

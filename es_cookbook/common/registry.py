@@ -92,7 +92,7 @@ class Registered(Mapping[str, str]):
     @override
     def values(self) -> ValuesView[str]:
         """The same for all names, as `first`."""
-        return {name: self.first(name) for name in self}.values()
+        return dict(self.items()).values()
 
     def distribution(self, name: str) -> str:
         """Which distribution has registered a name; the first of several."""
@@ -118,7 +118,7 @@ def part(group: str, name: str) -> Part:
             f"{_singular(group)} {name!r} is registered by "
             f"{' and by '.join(map(str, (found, *others)))}; uninstall one of them"
         )
-    check_api(found.distribution)
+    _check_api(found.distribution)
     return found
 
 
@@ -137,7 +137,7 @@ def parts_of(value: str) -> tuple[Part, ...]:
     return _by_value().get(value, ())
 
 
-def check_api(distribution: str) -> None:
+def _check_api(distribution: str) -> None:
     """Check that a distribution is made for this version of the interface.
 
     Raises:
@@ -163,7 +163,8 @@ def _registered() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
     found: dict[str, dict[str, list[Part]]] = {}
     for distribution in _distributions():
         for entry in distribution.entry_points:
-            if entry.group.startswith(_PREFIX) and _VALUE.fullmatch(entry.value):
+            is_part = entry.group.startswith(_PREFIX) and entry.group != _API_GROUP
+            if is_part and _VALUE.fullmatch(entry.value):
                 group = entry.group.removeprefix(_PREFIX)
                 made = Part(group, entry.name, entry.value, distribution.name, distribution.version)
                 found.setdefault(group, {}).setdefault(entry.name, []).append(made)

@@ -36,11 +36,7 @@ def _by_distribution() -> Mapping[str, Mapping[str, Sequence[Part]]]:
     """Distribution and version -> group -> its parts; es-cookbook first."""
     found: dict[str, dict[str, list[Part]]] = {}
     every = [
-        each
-        for group, names in groups().items()
-        for registered in names.values()
-        for each in registered
-        if group != "api"
+        each for names in groups().values() for registered in names.values() for each in registered
     ]
     for each in sorted(every, key=lambda each: (not each.is_own, each.distribution)):
         found.setdefault(str(each), {}).setdefault(each.group, []).append(each)
@@ -51,7 +47,7 @@ def problems() -> Iterator[str]:
     """A sentence for each name that cannot be used."""
     for group, names in groups().items():
         for name, (first, *others) in names.items():
-            if group == "api" or (first.is_own and not others):
+            if first.is_own and not others:
                 continue
             try:
                 load(part(group, name).value)

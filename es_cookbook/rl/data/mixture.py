@@ -25,7 +25,7 @@ import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import chz
@@ -77,12 +77,21 @@ class _Choices(Mapping[str, str]):
     """
 
     def __getitem__(self, name: str) -> str:
+        return self._home(name)[name]
+
+    @override
+    def items(self) -> ItemsView[str, str]:
+        """All names, without a check of who has registered them."""
+        return {name: self._home(name).first(name) for name in self}.items()
+
+    @staticmethod
+    def _home(name: str) -> Registered:
+        """Where a name is looked up."""
         if name not in _RECIPES:
-            return _CLASSES[name]
-        recipe = _RECIPES[name]
-        package = recipe.partition(":")[0].rpartition(".")[0]
-        others = name in _CLASSES and not _CLASSES[name].startswith(f"{package}.")
-        return _CLASSES[name] if others else recipe  # `mixture` is any.
+            return _CLASSES
+        package = _RECIPES.first(name).partition(":")[0].rpartition(".")[0]
+        others = name in _CLASSES and not _CLASSES.first(name).startswith(f"{package}.")
+        return _CLASSES if others else _RECIPES  # `mixture` is any.
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*_CLASSES, *_RECIPES]))
