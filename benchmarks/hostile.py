@@ -61,7 +61,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "play": ("play", "{run}"),
     "evaluate": ("evaluate", "{run}", "against=base"),
     "against": ("evaluate", "{good}", "against={run}"),
-    "reconsider": ("reconsider", "{run}", "cue=1+1=", "output={new}"),
     "export": ("export", "{run}", "output={new}"),
     "inspect": ("inspect", "{run}", "task={task}", "log_dir={new}"),
     "hub": ("hub", "{run}", "repo_id=me/mine"),

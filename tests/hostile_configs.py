@@ -104,7 +104,7 @@ NAMES = (
     *("es_cookbook.runs.program:run", "es_cookbook.common.cli:run_cli", "es_cookbook.runs:main"),
     *(
         "es_cookbook.recipes.countdown.train_cli:cli",
-        "es_cookbook.runs.directory.branches:rewind_run",
+        "es_cookbook.plugins.branches.branches:rewind_run",
     ),
     *("es_cookbook.runs.directory.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
     *(
@@ -225,17 +225,17 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
 
     from es_cookbook.cli.export import ExportConfig
     from es_cookbook.cli.export import main as export
-    from es_cookbook.cli.fork import Fork
-    from es_cookbook.cli.fork import main as fork
-    from es_cookbook.cli.play import PlayConfig
-    from es_cookbook.cli.play import main as play
     from es_cookbook.cli.resume import Resume
     from es_cookbook.cli.resume import main as resume
     from es_cookbook.common.cli import run_cli
     from es_cookbook.common.configs import config_to_json, load_config
+    from es_cookbook.plugins.branches.fork import Fork
+    from es_cookbook.plugins.branches.fork import main as fork
+    from es_cookbook.plugins.play.play import PlayConfig
+    from es_cookbook.plugins.play.play import main as play
+    from es_cookbook.plugins.sweep import is_complete
     from es_cookbook.runs.config import Config
     from es_cookbook.runs.directory.config_differences import differences
-    from es_cookbook.runs.sweep import is_complete
 
     log_path, output = f"log_path={directory}", f"output={directory / 'output'}"
     ours = load_config(RECORDED / "low_rank/config.json", Config)

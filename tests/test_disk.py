@@ -23,8 +23,8 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.cli.test_fork import config, files, same_run
 from tests.limits import largest_file
+from tests.plugins.branches.test_fork import config, files, same_run
 from tests.said import after_start
 from tests.tiny_run import TinyConfig
 

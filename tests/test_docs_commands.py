@@ -23,29 +23,28 @@ from docs.pages import GENERATED, config_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
-from es_cookbook.cli.fork import Fork
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
-from es_cookbook.cli.sigma import Sigma
-from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.cli.train import TrainConfig, built_for, whole_names
 from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
 from es_cookbook.common.names import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
-from es_cookbook.plugins.generate.reconsider import ReconsiderConfig
+from es_cookbook.plugins.branches.fork import Fork
 from es_cookbook.plugins.gradients import policy_gradient, sft
 from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
 from es_cookbook.plugins.gradients.commands.grpo import for_trl
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
 from es_cookbook.plugins.gradients.commands.sft import SFTCommand, configured
 from es_cookbook.plugins.gradients.grpo import config as grpo
+from es_cookbook.plugins.plan.sigma import Sigma
 from es_cookbook.plugins.report.commands.compare import Compare, runs
+from es_cookbook.plugins.sweep.command import Sweep, maker
+from es_cookbook.plugins.sweep.search import corners
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
 from es_cookbook.rl.objectives import OBJECTIVE_NAMES
 from es_cookbook.rl.types import RLDatasetBuilder
-from es_cookbook.runs.sweep.search import corners
 from tests.adapters import make_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -201,7 +200,6 @@ SHORTENED = {
     "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
-    "reconsider": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
     "sigma": SHORT,
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=4"),
@@ -397,7 +395,6 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     ),
     "sigma": fields_of(lambda own, fields: built_for(own.recipe, fields), Sigma),
     "evaluate": parse_evaluate,
-    "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
 }
 """Command -> builds its Config from options; what must be given has a value already."""
 

@@ -327,7 +327,7 @@ RUNS_WHAT_IT_READS = {
     "es_cookbook.rl.data.readers.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
-    "es_cookbook.cli.play": {"importlib.import_module"},
+    "es_cookbook.plugins.play.play": {"importlib.import_module"},
     "es_cookbook.plugins.cma.optimizers": {"importlib.import_module"},
     "es_cookbook.cli": {"importlib.import_module"},
     "es_cookbook": {"importlib.import_module"},

@@ -21,7 +21,7 @@ DOCUMENTS = [
 
 IMPORTED = {
     "es_cookbook.runs.config": "MAY_DIFFER recorded_config",
-    "es_cookbook.runs.sweep": (
+    "es_cookbook.plugins.sweep": (
         "Range SweepSettings Value Values refuse_unequal_rollouts run_all sweep"
     ),
     "es_cookbook.rl.types": (
@@ -69,7 +69,7 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft", "sigma"),
-        *("compare-gradients", "reconsider", "sweep", "frames", "runs", "show", "plot", "report"),
+        *("compare-gradients", "sweep", "frames", "runs", "show", "plot", "report"),
         "serve",
         "plugins",
     }

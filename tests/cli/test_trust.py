@@ -12,10 +12,10 @@ import torch
 
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.cli.fork import Fork
-from es_cookbook.cli.fork import main as fork
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.plugins.branches.fork import Fork
+from es_cookbook.plugins.branches.fork import main as fork
 from es_cookbook.runs.config import Config, recorded_config
 from tests.hostile_configs import RECORDED, hostile_configs
 from tests.programs import Programs

@@ -10,11 +10,11 @@ import torch
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 
-from es_cookbook.cli import fork
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.rules import OffsetsRule
+from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.cma.optimizers import CMA
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from es_cookbook.plugins.gradients.sft import SFTConfig, main

@@ -9,7 +9,6 @@ import pytest
 
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config, recipe_defaults
-from es_cookbook.cli.sweep import Sweep, maker
 from es_cookbook.common.cli import run_cli, split_options
 from es_cookbook.common.schedules import Constant, Cosine
 from es_cookbook.evolution.optimizers.adam import Adam
@@ -17,6 +16,7 @@ from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES, OptimizerBuil
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.commands.compare import Compare
 from es_cookbook.plugins.report.commands.compare import runs as compared_runs
+from es_cookbook.plugins.sweep.command import Sweep, maker
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig as Arithmetic
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
 

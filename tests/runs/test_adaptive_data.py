@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.cli import fork
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.rl.data.mixture import Mixture, Part

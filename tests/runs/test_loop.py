@@ -20,7 +20,6 @@ import chz
 import numpy as np
 import pytest
 
-from es_cookbook.cli import fork
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import (
     ConfigError,
@@ -35,6 +34,7 @@ from es_cookbook.engines.torch.host import TorchEngine
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
+from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs

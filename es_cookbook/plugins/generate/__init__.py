@@ -1,1 +1,1 @@
-"""Training rows and second answers from models."""
+"""Training rows from models."""

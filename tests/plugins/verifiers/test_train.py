@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.cli import play, resume, train
+from es_cookbook.cli import resume, train
 from es_cookbook.cli.evaluate import evaluate
+from es_cookbook.plugins.play import play
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with

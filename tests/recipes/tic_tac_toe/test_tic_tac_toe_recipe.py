@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.cli import rewind
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.plugins.branches import rewind
 from es_cookbook.recipes.tic_tac_toe.dataset import (
     OpeningGroup,
     TicTacToeDatasetBuilder,

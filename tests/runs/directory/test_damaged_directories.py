@@ -19,8 +19,8 @@ import pytest
 
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ESCookbookError
+from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.runs.config import MAY_DIFFER
-from es_cookbook.runs.directory.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS, Recorded
 from es_cookbook.runs.directory.opening import open_run_directory, run_state
 from es_cookbook.runs.history.format import Header

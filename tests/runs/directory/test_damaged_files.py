@@ -21,10 +21,10 @@ import torch
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
+from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.runs.centre.replay import latest_snapshot
 from es_cookbook.runs.centre.snapshots import write_snapshot
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import lines_before
 from es_cookbook.runs.export.export import curve
 from es_cookbook.runs.history.format import CHECKSUM_KEY

@@ -11,12 +11,12 @@ from typing import cast
 import pytest
 
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
+from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets
-from es_cookbook.runs.directory.branches import fork_run, rewind_run
 from es_cookbook.runs.directory.directory import (
     Recorded,
     check_is_run,

@@ -172,7 +172,6 @@ OWN = {
     "checkpoints/identity.py": "maps weights that were checked",
     "checkpoints/tensors.py": "writes a new file",
     "runs/directory/trusted.py": "this user's own secret, and scripts where the user has them",
-    "runs/sweep/worker.py": "output of processes of its own",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}
 _OPENING |= {"write_text", "write_bytes"}

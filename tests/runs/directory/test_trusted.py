@@ -13,23 +13,23 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook.cli.fork import Fork
-from es_cookbook.cli.fork import main as fork
-from es_cookbook.cli.play import PlayConfig
-from es_cookbook.cli.play import main as play
-from es_cookbook.cli.rewind import Rewind
-from es_cookbook.cli.rewind import main as rewind
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.branches.branches import rewind_run
+from es_cookbook.plugins.branches.fork import Fork
+from es_cookbook.plugins.branches.fork import main as fork
+from es_cookbook.plugins.branches.rewind import Rewind
+from es_cookbook.plugins.branches.rewind import main as rewind
 from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.judges.reward import Judge
 from es_cookbook.plugins.mcp.dataset import ToolRows
+from es_cookbook.plugins.play.play import PlayConfig
+from es_cookbook.plugins.play.play import main as play
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.runs.config import Config, recorded_config
-from es_cookbook.runs.directory.branches import rewind_run
 from es_cookbook.runs.directory.opening import RunState, open_run_directory
 from es_cookbook.runs.directory.trusted import keep_scripts, with_sealed
 from es_cookbook.runs.history.store import read_prefix

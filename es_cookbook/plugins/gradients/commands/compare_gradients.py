@@ -65,6 +65,7 @@ from es_cookbook.plugins.gradients.commands.measured_runs import (
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe
 from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
+from es_cookbook.plugins.sweep import batch_of, rollouts_of
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Metrics
@@ -72,7 +73,6 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
-from es_cookbook.runs.sweep import batch_of, rollouts_of
 from es_cookbook.runs.tracking.curves import Spent, mean_and_range, points
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import RunFiles, read_run

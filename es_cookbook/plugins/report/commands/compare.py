@@ -33,9 +33,9 @@ from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
+from es_cookbook.plugins.sweep import refuse_unequal_rollouts, run_all
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.sweep import refuse_unequal_rollouts, run_all
 from es_cookbook.runs.tracking.curves import is_share, table
 from es_cookbook.runs.tracking.reading import read_run
 from es_cookbook.runs.tracking.trackers import TrackersBuilder

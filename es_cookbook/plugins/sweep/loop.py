@@ -33,14 +33,9 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, HistoryError, SweepError, did_you_mean
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import markdown, plural
-from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import CONFIG, METRICS
-from es_cookbook.runs.directory.lock import RunLock
-from es_cookbook.runs.files import cannot, replace_file
-from es_cookbook.runs.signals import end_on_signals
-from es_cookbook.runs.sweep import worker
-from es_cookbook.runs.sweep.in_turn import is_complete
-from es_cookbook.runs.sweep.search import (
+from es_cookbook.plugins.sweep import worker
+from es_cookbook.plugins.sweep.in_turn import is_complete
+from es_cookbook.plugins.sweep.search import (
     OptunaSampler,
     Space,
     Trial,
@@ -49,6 +44,11 @@ from es_cookbook.runs.sweep.search import (
     corners,
     grid,
 )
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.directory import CONFIG, METRICS
+from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.signals import end_on_signals
 from es_cookbook.runs.tracking.base import GENERATION, TrackerBuilder
 from es_cookbook.runs.tracking.curves import is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics

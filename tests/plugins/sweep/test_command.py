@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas
 import pytest
 
-from es_cookbook.cli.sweep import Sweep, maker, searched
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.sweep import Range, Values
+from es_cookbook.plugins.sweep.command import Sweep, maker, searched
+from es_cookbook.plugins.sweep.search import grid
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.sweep import Range, Values
-from es_cookbook.runs.sweep.search import grid
 from tests.said import refused, typed
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.runs.sweep.search import Range, Trial, Values, at_random, corners, grid
+from es_cookbook.plugins.sweep.search import Range, Trial, Values, at_random, corners, grid
 
 
 def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> None:

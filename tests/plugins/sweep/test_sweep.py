@@ -20,11 +20,11 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, SweepError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.frames import frames
+from es_cookbook.plugins.sweep import Range, SweepSettings, Value, Values, sweep
+from es_cookbook.plugins.sweep.loop import Curve, falls_behind
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.history.store import read_history
-from es_cookbook.runs.sweep import Range, SweepSettings, Value, Values, sweep
-from es_cookbook.runs.sweep.loop import Curve, falls_behind
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import FakeEngineBuilder
 from tests.tiny_run import tiny
@@ -99,7 +99,7 @@ def in_background(
             time.sleep(0.02)
         children = psutil.Process().children()  # Graders of other tests are workers too.
         (worker,) = (
-            child for child in children if "es_cookbook.runs.sweep.worker" in child.cmdline()
+            child for child in children if "es_cookbook.plugins.sweep.worker" in child.cmdline()
         )
         act(worker)
 
@@ -267,7 +267,7 @@ def test_a_metric_that_is_not_measured_stops_the_sweep_with_the_nearest(tmp_path
 def worker_of(config: Config) -> "subprocess.Popen[bytes]":
     """A sweep's worker, which has been given this run."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "es_cookbook.runs.sweep.worker"],
+        [sys.executable, "-m", "es_cookbook.plugins.sweep.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

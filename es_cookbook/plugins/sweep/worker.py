@@ -1,6 +1,6 @@
 """Runs in processes of their own, each on its share of the cores.
 
-    python -m es_cookbook.runs.sweep.worker cores=0,1 < config
+    python -m es_cookbook.plugins.sweep.worker cores=0,1 < config
 
 A process is bound to cores of its own, and starts as many threads as these are, so runs do not get
 in each other's way. Where there are several GPUs, it sees its own. Its standard input is the run's
@@ -71,7 +71,7 @@ def start(config: Config, share: Share, output: Path) -> subprocess.Popen[bytes]
     options = [f"cores={','.join(map(str, share[0]))}", f"scripts={scripts}"]
     with output.open("ab") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "es_cookbook.runs.sweep.worker", *options],
+            [sys.executable, "-m", "es_cookbook.plugins.sweep.worker", *options],
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=printed,

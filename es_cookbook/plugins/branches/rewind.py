@@ -15,7 +15,7 @@ import chz
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import command, plural
-from es_cookbook.runs.directory.branches import rewind_run
+from es_cookbook.plugins.branches.branches import rewind_run
 from es_cookbook.runs.directory.directory import CONFIG, WANDB_ID
 from es_cookbook.runs.directory.trusted import trust_option
 

@@ -8,15 +8,15 @@ A run directory says by itself whether its run is complete, so all of it is repe
 done: nothing is run twice, and what was interrupted goes on.
 """
 
-from es_cookbook.runs.sweep.in_turn import (
+from es_cookbook.plugins.sweep.in_turn import (
     batch_of,
     is_complete,
     refuse_unequal_rollouts,
     rollouts_of,
     run_all,
 )
-from es_cookbook.runs.sweep.loop import Make, SweepSettings, sweep
-from es_cookbook.runs.sweep.search import Range, Space, Value, Values
+from es_cookbook.plugins.sweep.loop import Make, SweepSettings, sweep
+from es_cookbook.plugins.sweep.search import Range, Space, Value, Values
 
 __all__ = [
     "Make",

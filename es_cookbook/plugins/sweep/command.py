@@ -25,8 +25,8 @@ from es_cookbook.cli.options import check_options
 from es_cookbook.cli.train import SHORT, TrainConfig, built_for, config_class_of
 from es_cookbook.common.cli import arguments, run_with_fields
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 
 _VALUES, _RANGE = "values", "range"
 

@@ -30,7 +30,7 @@ from tests.recipe_problems import write_rows
 from tests.said import after_start, typed
 from tests.tiny_run import TinyConfig, write_tiny_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_genome_without_a_generation_is_of_the_last_that_has_any(log_path: Pat
     assert answers[0] != answers[1]
     assert fed(log_path, "A\n/centre\nA\n", "genome=1").stdout.splitlines() == answers
     keys = "/genome 4\n/genome 1\nA\n/genome 0\n/quit\n"
-    with mock.patch("es_cookbook.cli.play.is_at_terminal", lambda: True):
+    with mock.patch("es_cookbook.plugins.play.play.is_at_terminal", lambda: True):
         done = fed(log_path, keys)
     assert "there is no genome 4: generation 3 has 4, 0 to 3" in done.stdout + done.stderr
     assert done.stdout.splitlines()[-4:] == [

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.cli import rewind
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
+from es_cookbook.plugins.branches import rewind
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.problem_env import digest_of
@@ -27,7 +27,7 @@ from tests.programs import Programs
 from tests.said import refused, typed
 from tests.tiny_run import TinyConfig, untimed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BASE = ROOT / "tests/data/base"
 
 

@@ -1,0 +1,1 @@
+"""Forks and rewinds of recorded runs."""
