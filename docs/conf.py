@@ -6,7 +6,16 @@ in a checkout. `include_patterns` says which files are pages; links to any other
 downloads.
 """
 
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from es_cookbook import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `docs.pages`, where sphinx runs by itself
 
 project = "es_cookbook"
 copyright = "the es_cookbook authors"
@@ -23,7 +32,7 @@ include_patterns = [
     "es_cookbook/plugins/*/README.md",
 ]
 # Folders that hold no pages are not looked through: an environment has a hundred thousand files.
-# AGENTS.md repeats parts of other pages.
+# AGENTS.md only says where to read.
 exclude_patterns = [".*", "AGENTS.md", "build", "dist", "runs", "tests", "wandb"]
 
 myst_heading_anchors = 4  # links to headings, spelled as on GitHub
@@ -51,3 +60,18 @@ html_theme_options = {
         "color-brand-content": "#7db7f5",
     },
 }
+
+
+def setup(app: "Sphinx") -> None:
+    """Fill in what pages show of the code, and write llms.txt."""
+    from docs.pages import filled, llms
+
+    def fill(app: "Sphinx", name: str, source: list[str]) -> None:
+        source[0] = filled(source[0])
+
+    def write(app: "Sphinx", error: Exception | None) -> None:
+        if error is None:
+            (Path(app.outdir) / "llms.txt").write_text(llms(), encoding="utf-8")
+
+    app.connect("source-read", fill)
+    app.connect("build-finished", write)

@@ -1,21 +1,17 @@
-"""Writes what pages show of the code into them: options, classes, commands.
+"""Fills in what pages show of the code when the site is built: options, classes, commands.
 
-    python -m docs.pages
-
-renews, in every page of `docs`, what stands between two comments such as
+In every page of `docs` a comment such as
 
     <!-- options es_cookbook.runs.config:Config -->
-    <!-- end -->
 
-so the pages can be read in a checkout and on a code host as on the site, and a test holds them to
-the code. The comment's first word says what is made of the rest: `options`, a table of a class's
-fields; `about`, its docstring before that table; `parts FIELD NAMES`, a section for each name that
-a user may choose for a field, with the docstring of its module too after `modules`; `classes`, the
-docstrings and signatures of classes or functions; `commands`, a section for each command;
-`recipes`, a table of what each shows, the second paragraph of its package's docstring.
+is replaced, with the note below it for readers of a checkout. Its first word says by what:
+`options`, a table of a class's fields; `about`, its docstring before that table; `parts FIELD
+NAMES`, a section for each name that a user may choose for a field, with the docstring of its module
+too after `modules`; `classes`, the docstrings and signatures of classes or functions; `commands`, a
+section for each command; `recipes`, a table of what each shows, the second paragraph of its
+package's docstring.
 
-Two files at the root are made whole: `AGENTS.md`, what an agent has to know that changes the code,
-out of README.md and CONTRIBUTING.md, and `llms.txt` (https://llmstxt.org), the list of pages.
+The site has `llms.txt` (https://llmstxt.org), too: the list of its pages.
 """
 
 import ast
@@ -38,20 +34,15 @@ from es_cookbook.common.references import resolve
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GENERATED = re.compile(
-    r"(<!-- (options|about|parts|classes|commands|recipes)\b([^>]*)-->\n).*?(<!-- end -->)",
-    re.DOTALL,
+    r"<!-- (options|about|parts|classes|commands|recipes)\b([^>]*)-->\n"
+    r"\*`make docs` fills this in.*"
 )
 _PACKAGE = str(ROOT / "es_cookbook")
 
 
-def renewed(page: str) -> str:
-    """The text of a page, with all that is generated made anew."""
-
-    def block(found: re.Match[str]) -> str:
-        begin, kind, arguments, end = found.groups()
-        return f"{begin}\n{_MAKERS[kind](*arguments.split())}\n\n{end}"
-
-    return GENERATED.sub(block, page)
+def filled(page: str) -> str:
+    """The text of a page with all that is made of the code."""
+    return GENERATED.sub(lambda found: _MAKERS[found[1]](*found[2].split()), page)
 
 
 def table_of(config_class: type) -> str:
@@ -119,31 +110,6 @@ def recipes() -> str:
     return "\n".join(rows)
 
 
-def agents() -> str:
-    """AGENTS.md: commands, style and layout, and where it says how parts are added."""
-    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    begin, *sections = re.split(r"^## ", guide.partition("\n")[2], flags=re.MULTILINE)
-    told = {title: text.strip() for title, _, text in (each.partition("\n") for each in sections)}
-    layout, rest = re.split(r"```text\n.*?\n```\n+", told["The layout"], flags=re.DOTALL)
-    adding = [title for title in told if title.startswith("Adding ")]
-    links = [f"- [{title}](CONTRIBUTING.md#{title.lower().replace(' ', '-')})" for title in adding]
-    return "\n\n".join(
-        [
-            "<!-- Made of README.md and CONTRIBUTING.md by `make pages`. -->",
-            "# es_cookbook, for agents that work on it",
-            _first_paragraph("README.md"),
-            begin[begin.index("| command") :].strip(),
-            f"## Dependencies\n\n{told['Dependencies']}",
-            f"## How it reads\n\n{told['How it reads']}",
-            f"## The layout\n\n{layout.strip()}",
-            "The tree is in [CONTRIBUTING.md](CONTRIBUTING.md#the-layout).",
-            rest,
-            "## Where to read on",
-            "\n".join([*links, "- [llms.txt](llms.txt) lists the pages for users"]) + "\n",
-        ]
-    )
-
-
 def llms() -> str:
     """llms.txt: the pages of the site by the captions of its contents, and how each begins."""
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
@@ -164,17 +130,13 @@ def _listed(page: str) -> str:
     """A line of llms.txt: a page's title and first sentence, without links and comments."""
     title = (ROOT / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     begin = re.sub(r"\[([^\]]*)\]\([^)]*\)|<!--.*?--> *", r"\1", _first_paragraph(page))
-    return f"- [{title}]({page}): {re.split(r'(?<=[.])(?: |$)', begin)[0]}"
+    return f"- [{title}]({page.removesuffix('.md')}.html): {re.split(r'(?<=[.])(?: |$)', begin)[0]}"
 
 
 def _first_paragraph(page: str) -> str:
     """That below the title, on one line."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return " ".join(text.split("\n\n")[1].split())
-
-
-WHOLE: Mapping[str, Callable[[], str]] = {"AGENTS.md": agents, "llms.txt": llms}
-"""File at the root -> makes it."""
 
 
 _MAKERS: Mapping[str, Callable[..., str]] = {
@@ -327,10 +289,3 @@ def config_of(name: str, module: str) -> type:
         importlib.import_module(module).cli()
     (config,) = shown
     return config if isinstance(config, type) else type(config)
-
-
-if __name__ == "__main__":
-    for path in PAGES:
-        path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, make in WHOLE.items():
-        (ROOT / name).write_text(make(), encoding="utf-8")

@@ -27,7 +27,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngineBuilder
-from tests.test_docs_commands import PAGES, ROOT, lines, written
+from tests.test_docs_commands import PAGES, ROOT, lines
 from tests.tiny_run import TinyConfig
 
 
@@ -54,7 +54,7 @@ def blocks() -> list[Block]:
             token.content,
         )
         for page in PAGES
-        for token in MarkdownIt("commonmark").parse(written(page))
+        for token in MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
         if token.type in ("fence", "code_block") and token.map
     ]
 

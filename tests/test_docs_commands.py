@@ -19,7 +19,7 @@ from unittest import mock
 import chz
 import pytest
 
-from docs.pages import GENERATED, config_of
+from docs.pages import config_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
@@ -58,15 +58,9 @@ LAB_NOTES = "lab_notes.md"
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def written(page: Path) -> str:
-    """A page, with empty lines for what is made of the code."""
-    text = page.read_text(encoding="utf-8")
-    return GENERATED.sub(lambda found: "\n" * found[0].count("\n"), text)
-
-
 def code_and_text(page: Path) -> tuple[str, str]:
     """Blocks of code of a page, with continued lines joined, and the page without them."""
-    text = written(page)
+    text = page.read_text(encoding="utf-8")
     blocks = _FENCED.findall(text)
     rest = _FENCED.sub("", text)
     indented = "\n".join(re.findall(r"^ {4}(.*)", rest, flags=re.MULTILINE))
@@ -86,7 +80,7 @@ def lines(start: str) -> list[tuple[str, str]]:
     begins = re.compile(rf"^(?:{behind})?((?:{start})\b.*?)(?: +# .*)?$")
     for page in PAGES:
         code, _ = code_and_text(page)
-        folded = re.findall(r"entrypoint: >-\n((?: {4}.*\n)+)", written(page))
+        folded = re.findall(r"entrypoint: >-\n((?: {4}.*\n)+)", page.read_text(encoding="utf-8"))
         for text in (*code.splitlines(), *inline(page), *(" ".join(it.split()) for it in folded)):
             if match := begins.match(text):
                 found[str(page.relative_to(ROOT)), match[1]] = None

@@ -12,7 +12,7 @@ import chz
 import pytest
 
 from docs import pages as docs_pages
-from docs.pages import GENERATED, PAGES, WHOLE, about, classes, commands, renewed, table_of
+from docs.pages import GENERATED, PAGES, about, classes, commands, filled, llms, table_of
 from es_cookbook.__main__ import COMMANDS, RECIPES
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.runs.config import Config
@@ -68,6 +68,7 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path) -> Non
     assert not any(is_remote(url) for css in styles for url in re.findall(r"url\(\W?(.*?)\)", css))
     optimizers = pages[site / "docs/builders/optimizers.html"]
     assert "genomes in mirrored pairs" in optimizers
+    assert "(docs/start.html)" in (site / "llms.txt").read_text(encoding="utf-8")
     assert any("copybutton.js" in address for address in fetched_by(optimizers))
 
 
@@ -84,32 +85,13 @@ def test_the_search_finds_what_is_remote(page: str, found: bool) -> None:
     assert any(map(is_remote, fetched_by(page))) is found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_shows_of_the_code_is_so(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert renewed(text) == text, "`make pages` writes it anew"
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_file_that_is_made_of_pages_is_as_they_are(name: str) -> None:
-    assert (ROOT / name).read_text(encoding="utf-8") == WHOLE[name](), "`make pages` writes it anew"
-
-
 def test_the_list_of_pages_has_every_page_of_the_site_and_no_other() -> None:
-    listed = re.findall(r"^- \[.*?\]\((.*?)\): \S", WHOLE["llms.txt"](), flags=re.MULTILINE)
+    listed = re.findall(r"^- \[.*?\]\((.*?)\.html\): \S", llms(), flags=re.MULTILINE)
     recipes = (ROOT / "es_cookbook").glob("*/*/README.md")
     roots = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")]
     pages = [*PAGES, *recipes, *roots, ROOT / "benchmarks/README.md"]
-    expected = {page.relative_to(ROOT).as_posix() for page in pages} - {"docs/index.md"}
-    assert sorted(listed) == sorted(expected)
-
-
-def test_agents_are_told_the_commands_the_style_and_where_parts_are_explained() -> None:
-    text = WHOLE["AGENTS.md"]()
-    titles = ["Dependencies", "How it reads", "The layout", "Where to read on"]
-    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == titles
-    assert all(each in text for each in ("| `make fast` |", "| `_P` |", "| 10 | `__main__` |"))
-    assert text.count("](CONTRIBUTING.md#adding-") == 6
+    expected = {page.relative_to(ROOT).with_suffix("").as_posix() for page in pages}
+    assert sorted(listed) == sorted(expected - {"docs/index"})
 
 
 def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:
@@ -117,13 +99,11 @@ def test_no_page_has_a_directive_that_a_code_host_shows_as_code() -> None:
     assert found == {"index.md"}  # Its contents are the site's.
 
 
-def test_a_changed_option_changes_its_page() -> None:
-    page = ROOT / "docs/builders/config.md"
-    before = page.read_text(encoding="utf-8")
-    stale = before.replace("| `seed` | `int` | `0` |", "| `seed` | `str` | `1` |")
-    assert before != stale
-    assert renewed(stale) == before
-    assert all(found[2] for found in GENERATED.finditer(before))
+def test_a_page_is_filled_from_the_code() -> None:
+    page = (ROOT / "docs/builders/config.md").read_text(encoding="utf-8")
+    assert GENERATED.search(page) and "| `seed` |" not in page
+    assert "| `seed` | `int` | `0` |" in filled(page)
+    assert GENERATED.search(filled(page)) is None
 
 
 def test_a_table_has_a_row_for_every_field() -> None:

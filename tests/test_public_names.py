@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import es_cookbook
+from docs.pages import filled
 from tests.public_names import promises
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/builders/python.md").read_text(encoding="utf-8")
+PAGE = filled((ROOT / "docs/builders/python.md").read_text(encoding="utf-8"))
 
 
 def test_a_signature_that_changes_is_a_promise_that_changes() -> None:
