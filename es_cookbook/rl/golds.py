@@ -9,7 +9,7 @@ end it. What a reward needs and never sees shows here, before the first generati
 from collections.abc import Iterable, Sequence
 
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.data.problem_dataset import check_all, unchanged
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, SamplingParams, Tokenizer
@@ -41,8 +41,7 @@ async def check_attempted(
     Raises:
         DataError: As `EnvGroupBuilder.check`, and where the model cannot say a gold answer.
     """
-    for problem in problems_P:
-        await problem.check(context_length)
+    await check_all(problems_P, context_length)
     await _check_said(problems_P, tokenizer, sampling)
 
 

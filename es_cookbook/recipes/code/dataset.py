@@ -18,9 +18,8 @@ import functools
 import hashlib
 import json
 import random
-import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, TypeAlias, cast
 
 import anyio
@@ -28,32 +27,19 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import DataError, leaves
+from es_cookbook.common.errors import DataError
 from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.terminal import say
 from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, Ran, check_sandbox, run_code
-from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.messages.thoughts import THOUGHTS, canonical, opened_thought, spoken
-from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder, digest_of
+from es_cookbook.rl.messages.thoughts import opened_thought, spoken
+from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import last_answer
 from es_cookbook.rl.timeouts import nobody_has_control
-from es_cookbook.rl.types import (
-    Action,
-    Datasets,
-    Env,
-    EnvGroup,
-    EnvGroupBuilder,
-    Observation,
-    RLDataset,
-    StepResult,
-    Tokenizer,
-)
+from es_cookbook.rl.types import EnvGroup, Observation, Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +109,7 @@ def read_problem(row: Row, max_cases: int) -> Problem:
         solution=row.optional_text("code"),
     )
     try:
-        asked_names(problem.asserts, problem.setup, problem.reference, problem.task)
+        asked_names(problem.asserts, problem.setup, problem.reference)
     except DataError as error:
         raise row.error(str(error)) from None
     return problem
@@ -200,13 +186,7 @@ def generate_problems(seed: int, *, is_test: bool, fold: int = 0) -> Iterator[Pr
 
 
 Reward: TypeAlias = Literal["share", "all"]
-Grader: TypeAlias = Callable[[str | None], Awaitable[Grade]]
-"""Grades an answer's code, None where it has none."""
 _FENCE = "```"
-_MARKS = re.compile("|".join(map(re.escape, (_FENCE, *THOUGHTS))))
-_HIDE = str.maketrans("<[◁", "\ufdd0\ufdd1\ufdd2")
-"""The first characters of tags -> noncharacters, which no text has."""
-_SHOW = {hidden: chr(shown) for shown, hidden in _HIDE.items()}
 
 
 def question(problem: Problem, shown_tests: int) -> str:
@@ -227,46 +207,21 @@ def question(problem: Problem, shown_tests: int) -> str:
 
 
 def extract_code(text: str) -> str | None:
-    r"""The last `<answer>`, and in it or else in all that is said the last closed fenced block.
-
-    Tags in such a block are text of the code, unless it begins in a thought.
+    r"""The last `<answer>`, and in it, or in all that is said, the last closed fenced block.
 
     >>> extract_code("So:\n```python\nx = 1\n```\nor\n```\nx = 2\n```\ndone")
     'x = 2\n'
     >>> extract_code("<answer> 1 + 1 </answer>"), extract_code("x = 1")
     ('1 + 1', None)
     """
-    text = spoken(_tags_hidden(text))
+    text = spoken(text)
     answer = last_answer(text)
     parts = (text if answer is None else answer).split(_FENCE)
-    if len(parts) >= 3:
-        answer = parts[(len(parts) - 3) // 2 * 2 + 1]
-        language, line_end, code = answer.partition("\n")
-        answer = code if line_end and _is_language(language) else answer
-    return None if answer is None else answer.translate(_SHOW)
-
-
-def _tags_hidden(text: str) -> str:
-    """The text with noncharacters in the tags of its code; in time linear in the text."""
-    if _FENCE not in text:
-        return text
-    listed, parts, at = canonical(text), list[str](), 0
-    mark = _MARKS.search(listed)
-    while mark:
-        start, closing = mark.end(), THOUGHTS.get(mark[0], _FENCE)
-        if (stop := listed.find(closing, start)) < 0:
-            break
-        end = stop + len(closing)
-        if closing == _FENCE:
-            language, line_end, _ = text[start:stop].partition("\n")
-            is_opening = text[end : end + 1].isalnum()  # Of another block: this one has no end.
-            if line_end and (is_opening or not _is_language(language)):
-                end = start
-            else:
-                parts += text[at:start], text[start:stop].translate(_HIDE)
-                at = stop
-        mark = _MARKS.search(listed, end)
-    return "".join([*parts, text[at:]])
+    if len(parts) < 3:
+        return answer
+    block = parts[(len(parts) - 3) // 2 * 2 + 1]
+    language, line_end, code = block.partition("\n")
+    return code if line_end and _is_language(language) else block
 
 
 def _is_language(line: str) -> bool:
@@ -295,7 +250,6 @@ async def grade_code(
             problem.asserts,
             setup=problem.setup,
             reference=problem.reference,
-            task=problem.prefix + problem.task,
             limits=limits,
         )
     share = sum(passed) / len(passed)
@@ -329,103 +283,49 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-class _CodeEnv(Env):
+class CodeEnv(ProblemEnv):
     """One attempt at one problem."""
 
-    def __init__(self, observation: Observation, grade: Grader, opened: str = "") -> None:
-        self.observation = observation
-        self._grade, self._opened = grade, opened
+    def __init__(
+        self, observation: Observation, problem: Problem, reward: Reward, limits: Limits
+    ) -> None:
+        super().__init__(observation)
+        self._given = problem, reward, limits
+        self.grades: dict[str | None, Grade] = {}
+        """By code; the attempts of a group share it."""
+        self.locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
 
-    async def initial_observation(self) -> Observation:
-        return self.observation
+    @override
+    async def graded(self, text: str) -> Grade:
+        """Run the tests, once for equal answers of a group."""
+        problem, reward, limits = self._given
+        code = extract_code(text)
+        with nobody_has_control():
+            await self.locks[code].acquire()
+        try:
+            if code not in self.grades:
+                self.grades[code] = await grade_code(problem, code, reward, limits)
+            return self.grades[code]
+        finally:
+            self.locks[code].release()
 
-    async def step(self, action: Action) -> StepResult:
-        """Run the tests and end the rollout."""
-        # Without the tag, a block in the thought would look like one outside of it.
-        grade = await self._grade(extract_code(self._opened + action.text))
-        return StepResult(grade.reward, done=True, metrics=grade.metrics, logs=grade.logs)
+    @override
+    async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
+        grade = await self.graded(str(gold))
+        said = grade.logs.get("stderr", "").strip().splitlines()[-1:]
+        return grade.reward, f" (in the sandbox: {said[0]})" if said else ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class _CodeProblem(ProblemGroupBuilder):
-    """One problem with its tests; attempts at it share what has been graded."""
-
-    problem: Problem = dataclasses.field(kw_only=True)
-    observation: Observation = dataclasses.field(kw_only=True)
-    grade: Grader = dataclasses.field(kw_only=True)
+    """One problem, whose attempts share what has been graded."""
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        grades: dict[str | None, Grade] = {}
-        locks: defaultdict[str | None, anyio.Lock] = defaultdict(anyio.Lock)
-
-        async def grade(code: str | None) -> Grade:
-            """Whoever asks for the same at the same time waits for it."""
-            with nobody_has_control():
-                await locks[code].acquire()
-            try:
-                if code not in grades:
-                    grades[code] = await self.grade(code)
-                return grades[code]
-            finally:
-                locks[code].release()
-
-        given = self.observation, grade, self.opened
-        return EnvGroup([_CodeEnv(*given) for _ in range(num_envs)])
-
-    @override
-    async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> int:
-        """Run its own solution as a model says it."""
-        solution = self.problem.solution
-        if solution is None or (said := texts.said(solution, stop or ())) == solution:
-            return 0
-        if (earned := (await self.grade(said)).reward) < 1:
-            why = texts.lost_in(solution) or "the model's tokenizer, or sampling.stop, changes it"
-            raise DataError(
-                f"{self.name}: the model cannot say its own solution: {why}; what is left, "
-                f"{said!r:.200}, passes {earned:.0%} of its tests"
-            )
-        return 0
-
-
-class _CodeDataset(ProblemDataset):
-    """Problems whose own solutions run in the sandbox before training."""
-
-    @override
-    async def validate(self, context_length: int) -> None:
-        """Check every prompt's length, and run every problem's own solution in the sandbox."""
-        say(f"running the solutions of {len(self.builders):,} training problems")
-        problems_P = [each for each in self.builders if isinstance(each, _CodeProblem)]
-        for problem in problems_P:
-            await problem.check(context_length)
-        await validate_solutions(problems_P)
-
-
-async def validate_solutions(problems_P: Sequence[EnvGroupBuilder]) -> None:
-    """Check, several at a time, that every solution that is known passes its problem's tests.
-
-    Raises:
-        DataError: One that does not; names the problem.
-        SandboxError: There is no sandbox here.
-    """
-
-    async def check(builder: _CodeProblem) -> None:
-        grade = await builder.grade(builder.problem.solution)
-        if grade.reward < 1:
-            said = grade.logs.get("stderr", "").strip().splitlines()[-1:]
-            why = f": {said[0]}" if said else ""
-            raise DataError(
-                f"{builder.name}: its own solution passes {grade.metrics['passed']:.0%} of its "
-                f"tests in the sandbox{why}"
-            )
-
-    try:
-        async with anyio.create_task_group() as tasks:
-            for builder in problems_P:
-                if isinstance(builder, _CodeProblem) and builder.problem.solution is not None:
-                    tasks.start_soon(check, builder)
-    except BaseExceptionGroup as errors:
-        raise next(leaves(errors)) from None
+        group = await ProblemGroupBuilder.make_envs(self, num_envs)
+        envs = [env for env in group.envs if isinstance(env, CodeEnv)]
+        for env in envs:
+            env.grades, env.locks = envs[0].grades, envs[0].locks
+        return group
 
 
 @chz.chz
@@ -466,28 +366,14 @@ class CodeDatasetBuilder(SourcedDatasetBuilder[Problem]):
         return read_problem(row, self.max_cases)
 
     @override
-    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> _CodeProblem:
+    def builder(self, name: str, problem: Problem, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         text = question(problem, self.shown_tests)
         observation = Observation(render_prompt(tokenizer, text, chat=not problem.prefix))
-        grade = functools.partial(grade_code, problem, reward=self.reward, limits=self.limits)
+        solution = problem.solution
         return _CodeProblem(
-            functools.partial(_CodeEnv, observation, grade),
+            functools.partial(CodeEnv, observation, problem, self.reward, self.limits),
             name,
-            contents=(digest_of(problem.key), digest_of(observation.tokens_T)),
+            gold=None if solution is None else f"<answer>{solution}</answer>",
+            contents=(digest_of(problem.key),),
             opened=opened_thought(tokenizer, observation.tokens_T),
-            problem=problem,
-            observation=observation,
-            grade=grade,
         )
-
-    @override
-    def dataset(
-        self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
-    ) -> RLDataset:
-        return _CodeDataset(train, self.problems_per_generation, self.seed, test_P)
-
-    @override
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        datasets = await super().__call__(tokenizer)
-        await validate_solutions(datasets.test_P)
-        return datasets

@@ -17,9 +17,10 @@ import random
 from collections.abc import Sequence
 from typing import Generic
 
+import anyio
 from typing_extensions import TypeVar, override
 
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, leaves
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -112,8 +113,21 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
     @override
     async def validate(self, context_length: int) -> None:
         say(f"checking {len(self.builders):,} training problems")
-        for builder in (*self.builders, *self.held_out):
-            await builder.check(context_length)
+        await check_all((*self.builders, *self.held_out), context_length)
+
+
+async def check_all(problems_P: Sequence[EnvGroupBuilder], context_length: int) -> None:
+    """Check problems, those that wait for something at the same time.
+
+    Raises:
+        DataError: As `EnvGroupBuilder.check`.
+    """
+    try:
+        async with anyio.create_task_group() as checking:
+            for problem in problems_P:
+                checking.start_soon(problem.check, context_length)
+    except BaseExceptionGroup as errors:
+        raise next(leaves(errors)) from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

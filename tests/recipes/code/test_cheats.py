@@ -1,8 +1,4 @@
-"""Cheats of `cheats.toml`: wrong answers that try to pass all the same. None earns a point.
-
-Those of `CHEATS` are tried against the same tests, with and without a solution that is known; those
-of `JOINED` against a test of their own each.
-"""
+"""Cheats of `cheats.toml`: wrong answers that try to pass all the same. None earns a point."""
 
 import tomllib
 from pathlib import Path
@@ -10,7 +6,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from es_cookbook.common.errors import DataError
 from es_cookbook.recipes.code.asserts import run_asserts
 from es_cookbook.rl.grading.sandbox import Limits
 from tests.sandboxes import needs_sandbox
@@ -27,26 +22,21 @@ TESTS = [
     "assert {f(2): f(3)} == {4: 9} and str(f(7)) == '49' and f(7) in range(49, 50)",
 ]
 SOLUTION = "def f(x): return x * x"
-
-DATA = tomllib.loads(Path(__file__).with_name("cheats.toml").read_text(encoding="utf-8"))
-CHEATS: dict[str, str] = DATA["alone"]
-JOINED: list[dict[str, str]] = DATA["joined"]
-
-LIMITS = Limits(seconds=2)
+CHEATS: dict[str, str] = tomllib.loads(
+    Path(__file__).with_name("cheats.toml").read_text(encoding="utf-8")
+)
 
 
-@pytest.mark.parametrize("reference", [None, SOLUTION])
-async def test_an_honest_answer_passes_all_tests(reference: str | None) -> None:
-    passed, ran = await run_asserts(SOLUTION, TESTS, reference=reference, limits=Limits(seconds=30))
+async def test_an_honest_answer_passes_all_tests() -> None:
+    passed, ran = await run_asserts(SOLUTION, TESTS, limits=Limits(seconds=30))
     assert passed == (True,) * len(TESTS), ran.stderr
 
 
-@pytest.mark.parametrize("reference", [None, SOLUTION])
-async def test_no_cheat_earns_a_point(reference: str | None) -> None:
+async def test_no_cheat_earns_a_point() -> None:
     earned: dict[str, tuple[bool, ...]] = {}
 
     async def attempt(name: str, code: str) -> None:
-        passed, _ = await run_asserts(code, TESTS, reference=reference, limits=LIMITS)
+        passed, _ = await run_asserts(code, TESTS, reference=SOLUTION, limits=Limits(seconds=2))
         if any(passed):
             earned[name] = passed
 
@@ -54,17 +44,3 @@ async def test_no_cheat_earns_a_point(reference: str | None) -> None:
         for name, code in CHEATS.items():
             tasks.start_soon(attempt, name, code)
     assert earned == {}
-    assert len(CHEATS) >= 63
-
-
-@pytest.mark.parametrize("cheat", JOINED, ids=[cheat["what"] for cheat in JOINED])
-async def test_no_name_of_the_tests_is_the_answer_s(cheat: dict[str, str]) -> None:
-    solution = cheat.get("solution")
-    try:
-        passed, _ = await run_asserts(
-            cheat["code"], [cheat["test"]], reference=solution, limits=LIMITS
-        )
-    except DataError as error:
-        assert "of the answer" in str(error) or "from the answer together" in str(error)
-    else:
-        assert passed == (False,)

@@ -1,6 +1,5 @@
 """The recipe code: rows of MBPP and APPS, answers in texts, grades from the sandbox, and a run."""
 
-import dataclasses
 import json
 import pickle
 from collections.abc import Sequence
@@ -24,11 +23,7 @@ from es_cookbook.recipes.code.dataset import (
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.grading.sandbox import Limits, check_sandbox
-from es_cookbook.rl.messages.answer_texts import AnswerTexts
-from es_cookbook.rl.messages.thoughts import THOUGHTS
-from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.types import Action, EnvGroupBuilder
-from tests.byte_tokenizers import byte_tokenizer
 from tests.recipe_problems import short_run, write_rows
 from tests.sandboxes import needs_sandbox
 from tools.bundled.countdown import CHARACTERS
@@ -110,50 +105,11 @@ def test_the_answer_is_the_last_block_or_answer(text: str, code: str | None) -> 
     assert extract_code(text) == code
 
 
-CODE = "def f(s):\n    return s.partition({!r})[2]\n"
-
-
-@pytest.mark.parametrize(
-    "tag", [*THOUGHTS, *THOUGHTS.values(), "<Think>", "</think >", "<answer>", "</answer>"]
-)
-def test_tags_in_a_block_of_code_are_text_of_the_code(tag: str) -> None:
-    code = CODE.format(tag)
-    block = f"```python\n{code}```"
-    for text in (
-        block,
-        f"So:\n{block}\nThat is all.",
-        f"<think>Split it.\n```\ndraft\n```\nOr?</think>Here:\n{block}",
-        f"With ``` open</think>\n{block}",
-        f"<think>A ``` alone</think>```py\nx\n```\n\n{block}<think>and",
-        f"<answer>\n{block}\n</answer>",
-    ):
-        assert extract_code(text) == code
-    assert extract_code(f"Call ```split({tag!r})```.") == f"split({tag!r})"
-
-
-def test_tags_elsewhere_end_and_begin_thoughts() -> None:
+def test_a_block_in_a_thought_is_none_of_the_answer() -> None:
     draft = "```python\ndraft\n```"
     assert extract_code(f"<think>{draft}") is None
     assert extract_code(f"{draft} no.</think>None.") is None
     assert extract_code(f"{draft} no.</think>```\nx\n```") == "x\n"
-    assert extract_code("<think>```python\nif '</think>':\n    x\n```") is None
-    assert extract_code("```python\ndraft\n</think>```python\nx\n```") == "x\n"
-
-
-async def test_a_block_in_a_thought_that_the_prompt_has_opened_is_none_of_the_answer() -> None:
-    graded: list[str | None] = []
-
-    async def grade(code: str | None) -> Grade:
-        graded.append(code)
-        return Grade(1.0, {}, {})
-
-    problem = read_problem(Row("x", APPS), 1)
-    builder = CodeDatasetBuilder().builder("x", problem, build_tokenizer(CHARACTERS))
-    group = await dataclasses.replace(builder, grade=grade, opened="<think>").make_envs(3)
-    texts = ("```\na = '</think>'\n```", "It</think>\n```\nb\n```", "<think>```\nc\n```")
-    for env, text in zip(group.envs, texts, strict=True):
-        await env.step(Action((1,), text, "stop"))
-    assert graded == [None, "b\n"]
 
 
 def test_a_prompt_shows_some_asserts_and_no_case() -> None:
@@ -230,33 +186,10 @@ async def test_every_gold_solution_runs_and_one_that_fails_is_named(tmp_path: Pa
     train, _ = await build(source=source, num_test=0)
     with pytest.raises(DataError) as caught:
         await train.validate(4096)
-    assert str(caught.value).startswith(
-        f"{source}, line 2: its own solution passes 50% of its tests"
-    )
+    assert str(caught.value).startswith(f"{source}, line 2: its own solution earns 0.5 of 1: ")
+    assert "(in the sandbox: 2: AssertionError" in str(caught.value)
     with pytest.raises(DataError, match="leaves no room"):
         await train.validate(5)
-
-
-async def test_a_solution_that_the_model_cannot_say_is_refused(tmp_path: Path) -> None:
-    """It is run again only where it comes out otherwise than it went in."""
-    ran: list[str | None] = []
-
-    async def passes_with_math(code: str | None) -> Grade:
-        ran.append(code)
-        return Grade(float("math" in (code or "")))
-
-    source = write_rows(tmp_path / "rows.jsonl", [MBPP])
-    tokenizer = byte_tokenizer(("math",))
-    (problem,) = (
-        await CodeDatasetBuilder(source=source, num_test=0, problems_per_generation=1)(tokenizer)
-    ).train.training_problems
-    problem = dataclasses.replace(problem, grade=passes_with_math)
-    await problem.check_said(AnswerTexts(byte_tokenizer()), ())
-    assert not ran
-    with pytest.raises(DataError, match="line 1: the model cannot say its own solution: math is a"):
-        await problem.check_said(AnswerTexts(tokenizer), ())
-    await problem.check_said(AnswerTexts(byte_tokenizer()), ("double",))
-    assert ran == [MBPP["code"].replace("math", ""), "import math\r\ndef "]
 
 
 @needs_sandbox
