@@ -225,22 +225,7 @@ async def test_when_all_engines_are_lost_the_run_stops_and_can_be_resumed(tmp_pa
     assert await history(tmp_path / "lost", BASE, pool, **fields) == whole
 
 
-# Joining, and clusters that are not what was asked for.
-
-
-async def test_engines_join_by_themselves_when_the_cluster_has_room() -> None:
-    others = ray.util.placement_group([{"CPU": CPUS - 1}])
-    ray.get(others.ready())
-    async with light_pool(num_engines=1, max_engines=2, num_cpus=1) as pool:
-        await pool.apply(STEP)
-        await asyncio.sleep(0.5)
-        assert pool.num_engines == 1, "no room yet"
-        ray.util.remove_placement_group(others)
-        with anyio.fail_after(20):
-            while pool.num_engines < 2:
-                await pool.apply(STEP)
-                await asyncio.sleep(0.05)
-        assert await pool.apply(STEP)
+# Clusters that are not what was asked for.
 
 
 async def test_a_cluster_without_room_is_named_with_what_it_has() -> None:

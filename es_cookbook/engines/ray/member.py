@@ -1,16 +1,8 @@
-"""One engine of a pool, as the pool sees it: always where the pool is, whatever becomes of it.
+"""One engine of a pool: a process of the cluster, and the requests on their way to it and back.
 
-A rollout is a function of (centre, genome, prompt, sampling seed), and all four are known here: so
-an engine whose process dies, hangs or fails is replaced by a new one that is brought to the same
-place. It is restored from the pool's steps, its fingerprint is compared, its genomes are loaded
-again, and what was not answered is asked again (`_Mailbox`). Who asked notices nothing but the
-time it takes. An engine that cannot be brought back is lost: whoever used it gets an
-`EngineLostError`, and goes to another.
-
-A process may die or hang for any reason, and is replaced `max_restarts` times within a generation.
-What an engine says itself about why it failed is a reason: if it says the same again after it was
-replaced, within the generation, it would do so for ever, and it is lost at once. So is every other
-engine of the pool that says it.
+A process that dies, hangs or fails is not repaired. Its member is lost: requests raise
+`EngineLostError`, and whoever made them asks another engine. The pool starts a new member in its
+place.
 
 Each machine chooses the dtype of matrix products that is fastest there. In a pool the first engine
 that is built chooses for all, and one that chose otherwise at the same time is built again.
@@ -18,16 +10,14 @@ that is built chooses for all, and one that chose otherwise at the same time is 
 
 import asyncio
 import dataclasses
-import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, cast
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.errors import ConfigError, EngineError, ESCookbookError, with_notes
+from es_cookbook.common.errors import ConfigError, EngineError, with_notes
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder, EngineTraits
 from es_cookbook.engines.ray.actor import Built
@@ -39,35 +29,21 @@ from es_cookbook.rl.types import Action
 if TYPE_CHECKING:
     from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 
-_logger = logging.getLogger(__name__)
 _COUNTERS = ("restarted", "requests", "tokens", "sent_bytes", "question_bytes")
 _OF_ENGINES = ("prefilled_tokens", "cached_tokens")
-"""Counters of an engine's own, from the start of its process."""
+"""Counters that each engine keeps, from the start of its process."""
 
 
 _Fetched: TypeAlias = tuple[bytes, Mapping[str, float]]
 
 
 class EngineLostError(EngineError):
-    """An engine that cannot be brought back; others of its pool may take its place."""
-
-
-class DisagreementError(EngineError):
-    """An engine whose centre is not the pool's, even after it was restored."""
-
-    @classmethod
-    def of(cls, number: int, found: int, expected: int) -> "DisagreementError":
-        """Names the engine and both fingerprints."""
-        return cls(
-            f"engine {number} of the pool was restored from the base model and all steps, and its "
-            f"centre has fingerprint {found:016x} where the others have {expected:016x}; engines "
-            "of one pool need the same model files and the same version of es_cookbook"
-        )
+    """An engine that can no longer be used; others of its pool may take its place."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pending:
-    """A request, who waits for its answer, and its number while it is with the engine."""
+    """A request, the future of its answer, and its number while the engine has it."""
 
     request: Request
     answer: "asyncio.Future[Action | list[float]]"
@@ -75,17 +51,15 @@ class _Pending:
 
 
 class _Mailbox:
-    """The requests of one engine on their way to its process, and answers on their way back.
+    """The requests of one process on their way to it, and answers on their way back.
 
     Requests that are made in one turn of the event loop go in one call, and answers come back as
-    many at a time as there are. When the process fails, what was not answered returns to the outbox
-    and is sent again to the next one. For the tasks of one event loop.
+    many at a time as there are. For the tasks of one event loop.
 
     Args:
         counters: of the pool, by the names of its stats.
         timeout: seconds without any answer, while there are requests, after which a process hangs.
-        on_failure: called when the process dies, hangs or cannot answer; nothing is sent any more
-            until `open`.
+        on_failure: called when the process dies, hangs or cannot answer.
     """
 
     def __init__(
@@ -113,11 +87,11 @@ class _Mailbox:
         return len(self._sent) + len(self._outbox)
 
     async def ask(self, request: Request) -> Action | list[float]:
-        """Have a request answered, by whichever process that takes.
+        """Have a request answered.
 
         Raises:
             EngineError: The mailbox refuses requests.
-            RequestError: What the engine said.
+            RequestError: The engine refuses this one.
         """
         if self._refusing is not None:
             raise self._refusing
@@ -140,11 +114,11 @@ class _Mailbox:
 
     def open(self, actor: Actor) -> None:
         """Send to this process from now on."""
-        self._actor, self._counted = actor, {}
+        self._actor = actor
         self._flush_soon()
 
     async def pause(self) -> None:
-        """Send nothing more, and wait until nothing is with the engine."""
+        """Send nothing more, and wait until the engine has no request."""
         self._is_paused = True
         await self._nothing_sent.wait()
 
@@ -155,14 +129,16 @@ class _Mailbox:
 
     def refuse(self, future: EngineError, waiting: EngineError) -> None:
         """Raise one error in all future requests, another in those that wait."""
-        self._refusing = future
-        for pending in self._take_back():
+        self._actor, self._refusing = None, future
+        for pending in (*self._sent.values(), *self._outbox):
             if not pending.answer.done():
                 pending.answer.set_exception(waiting)
+        self._outbox.clear()
+        self._sent.clear()
+        self._expect_answers()
 
     async def close(self) -> None:
         """Stop listening."""
-        self._actor = None
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -203,11 +179,11 @@ class _Mailbox:
                     more = counted[name] - self._counted.get(name, 0)
                     self._counters[name] = self._counters.get(name, 0) + more
                 self._counted = counted
-                self._take(actor, decode_answers(data))
+                self._take(decode_answers(data))
         except EngineError as error:
-            self._fail(actor, error)
+            self._on_failure(error)
 
-    def _take(self, actor: Actor, answers: Iterable[tuple[int, Answer]]) -> None:
+    def _take(self, answers: Iterable[tuple[int, Answer]]) -> None:
         failure: EngineError | None = None
         for number, answer in answers:
             pending = self._sent.get(number)
@@ -228,11 +204,11 @@ class _Mailbox:
                     self._counters["tokens"] += len(answer.tokens_T)
                 pending.answer.set_result(answer)
         if failure is not None:
-            self._fail(actor, failure)
+            self._on_failure(failure)
         self._expect_answers()
 
     def _expect_answers(self) -> None:
-        """Begin to count the seconds without any answer; stop where none is to come."""
+        """Begin to count the seconds without any answer; stop if no request waits for one."""
         if self._deadline is not None:
             self._deadline.cancel()
         if not self._sent:
@@ -241,25 +217,7 @@ class _Mailbox:
         self._nothing_sent.clear()
         error = ActorLostError(f"no answer for engine.request_timeout={self._timeout:g} s")
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._timeout, self._fail, self._actor, error)
-
-    def _fail(self, actor: Actor | None, error: EngineError) -> None:
-        if actor is not self._actor or actor is None:
-            return
-        self._outbox = dict.fromkeys(self._take_back())
-        self._on_failure(error)
-
-    def _take_back(self) -> list[_Pending]:
-        """Have no process any more. Returns what is not answered."""
-        self._actor = None
-        unanswered = [*self._sent.values(), *self._outbox]
-        for pending in unanswered:
-            pending.number = None
-        self._outbox = {}
-        self._sent.clear()
-        self._cancelled.clear()
-        self._expect_answers()
-        return unanswered
+        self._deadline = loop.call_later(self._timeout, self._on_failure, error)
 
 
 @dataclasses.dataclass(slots=True)
@@ -274,7 +232,6 @@ class Ledger:
         steps: from the base to now, as bytes.
         snapshot: path of a centre on their way, for engines that can read it.
         fingerprints: that they give: after so many steps -> fingerprint, as far as it is known.
-        recurring: reasons for failing, in this generation, that came again after a restart.
         counters: engines `restarted`, `requests` answered and `tokens` sampled; `sent_bytes`
             without Ray's own envelopes, and of these `question_bytes`: prompts, how to sample them,
             and seeds; of engines that count them, prompt tokens as in `TorchEngine.stats`.
@@ -292,7 +249,6 @@ class Ledger:
     steps: list[bytes] = dataclasses.field(default_factory=list[bytes])
     snapshot: str | None = None
     fingerprints: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
-    recurring: set[str] = dataclasses.field(default_factory=set[str])
     counters: dict[str, float] = dataclasses.field(
         default_factory=lambda: dict.fromkeys(_COUNTERS, 0)
     )
@@ -303,7 +259,7 @@ class Ledger:
         if self.first is None:
             self.first = traits
             if traits.products is not None and isinstance(self.builder, TorchEngineBuilder):
-                # Whoever is built from now on, on whatever machine, is told.
+                # Engines that are built from now on, on whatever machine, are told.
                 self.builder = chz.replace(self.builder, products=traits.products)
         return self.first.products
 
@@ -331,36 +287,35 @@ class Member:
     ) -> None:
         self.number = number
         self.place = place
-        self.mailbox = _Mailbox(ledger.counters, ledger.request_timeout, self._repair_soon)
+        self.mailbox = _Mailbox(ledger.counters, ledger.request_timeout, self._lose)
         self.lost: EngineError | None = None
         self._ledger = ledger
         self._on_loss = on_loss
         self._actor: Actor | None = None
-        self._broken: EngineError | None = None
-        self._restarts_left = ledger.max_restarts
-        self._reasons: set[str] = set()
         self._position = 0
-        self._until: int | None = None
-        """Steps that it is to have taken; None: all, of one that starts."""
         self._fingerprint = 0
-        self._genomes: bytes | None = None
         self._lock = asyncio.Lock()
-        self._repairing: asyncio.Task[None] | None = None
 
     @property
     def label(self) -> str:
         """What it is called in a profile."""
         return f"engine {self.number}"
 
-    async def start(self) -> int:
-        """Start it and bring it to the pool's centre. Returns the fingerprint.
+    async def start(self) -> None:
+        """Start it and bring it to the pool's centre.
 
         Raises:
-            ESCookbookError: It cannot be built, restored or reached.
+            ESCookbookError: It cannot be built, restored or reached, or multiplies otherwise than
+                the others.
         """
-        async with self._changing():
-            await self._start()
-            return self._fingerprint
+        differs = await self._build()
+        if differs and isinstance(self._ledger.builder, TorchEngineBuilder):
+            differs = await self._build()  # the builder has the others' dtype by now
+        if differs:
+            raise ConfigError(f"{differs}; with engine.engine.products=float32 they are alike")
+        await self._restore(len(self._ledger.steps))
+        assert self._actor is not None, "it is built"
+        self.mailbox.open(self._actor)
 
     async def load(self, genomes: bytes) -> None:
         """Make genomes resident.
@@ -368,10 +323,8 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        async with self._recovering():
-            self._genomes = genomes
-            if self._broken is None:
-                await self._call("load", genomes)
+        async with self._changing():
+            await self._call("load", genomes)
 
     async def catch_up(self, until: int | None = None) -> int:
         """Take the steps that the pool has and this engine has not. Returns the fingerprint.
@@ -382,17 +335,14 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        self._until = len(self._ledger.steps) if until is None else until
-        if self._broken is None and self._position == self._wanted:
+        wanted = len(self._ledger.steps) if until is None else until
+        if self.lost is None and self._position == wanted:
             return self._fingerprint
-        async with self._recovering():
+        async with self._changing():
             began = time.perf_counter()
-            self._genomes = None
-            self._restarts_left = self._ledger.max_restarts
-            self._reasons.clear()
-            if self._broken is None and self._position > self._wanted:
-                await self._restore()
-            while self._broken is None and self._position < self._wanted:
+            if self._position > wanted:
+                await self._restore(wanted)
+            while self._position < wanted:
                 step = self._ledger.steps[self._position]
                 self._fingerprint = cast(int, await self._call("apply", step))
                 self._position += 1
@@ -409,21 +359,18 @@ class Member:
         Raises:
             EngineLostError: It is lost.
         """
-        self._until = len(self._ledger.steps) if until is None else until
-        async with self._recovering():
-            self._genomes = None
-            if self._broken is None:
-                await self._restore(from_base=from_base)
+        async with self._changing():
+            wanted = len(self._ledger.steps) if until is None else until
+            await self._restore(wanted, from_base=from_base)
         return self._fingerprint
 
-    @property
-    def _wanted(self) -> int:
-        """Steps that it is to have taken."""
-        return len(self._ledger.steps) if self._until is None else self._until
-
     async def save(self, path: str) -> None:
+        """Have the engine write its centre.
+
+        Raises:
+            EngineLostError: It is lost.
+        """
         async with self._changing():
-            await self._revive()
             await self._call("save", path)
 
     async def close(self) -> None:
@@ -432,123 +379,40 @@ class Member:
         in_flight = EngineError("the engine was closed while this request was in flight")
         self.mailbox.refuse(self.lost, in_flight)
         await self.mailbox.close()
-        if self._repairing is not None:
-            self._repairing.cancel()
-            await asyncio.gather(self._repairing, return_exceptions=True)
         if self._actor is not None:
             actor, self._actor = self._actor, None
             await actor.close()
 
-    def _repair_soon(self, error: EngineError) -> None:
-        self._broken = error
-        self._repairing = asyncio.create_task(self._repair())
-
-    async def _repair(self) -> None:
-        with suppress(EngineError):  # Whoever waits for an answer is told.
-            async with self._recovering():
-                pass
-
     @asynccontextmanager
     async def _changing(self) -> AsyncGenerator[None]:
-        """Inside, no request is with the engine, and no other change is made."""
+        """Inside, the engine has no request, and no other change is made; it is lost if it fails.
+
+        Raises:
+            EngineLostError: It is lost.
+        """
         async with self._lock:
             try:
                 await self.mailbox.pause()
-                if self.lost is not None:
-                    raise self.lost
-                yield
+                if self.lost is None:
+                    yield
+            except EngineError as error:
+                self._lose(error)
             finally:
                 self.mailbox.resume()
+            if self.lost is not None:
+                raise self.lost
 
-    @asynccontextmanager
-    async def _recovering(self) -> AsyncGenerator[None]:
-        """As `_changing`; an engine that is broken, or breaks inside, is replaced at the end."""
-        async with self._changing():
-            try:
-                yield
-            except EngineError as error:
-                self._broken = error
-            await self._revive()
-
-    async def _revive(self) -> None:
-        """Put a new engine in the place of a broken one.
-
-        Raises:
-            EngineLostError: None comes up.
-            DisagreementError: It is not where the pool is.
-        """
-        restarts = self._ledger.max_restarts
-        while self._broken is not None:
-            if self._recurs(self._broken):
-                self._lose(f"{self._broken} (a restart did not help)")
-            if self._restarts_left == 0:
-                self._lose(f"{self._broken} (engine.max_restarts={restarts})")
-            self._restarts_left -= 1
-            self._ledger.counters["restarted"] += 1
-            _logger.warning(
-                "engine %d of the pool (process %d on %s) is started again (%d of %d): %s",
-                *(self.number, self.pid, self.node),
-                *(restarts - self._restarts_left, restarts, self._broken),
-            )
-            try:
-                await self._start()
-                self._broken = None
-            except DisagreementError as error:
-                self._lose(error)
-            except EngineError as error:
-                self._broken = error
-            except ESCookbookError as error:
-                self._lose(str(error))
-
-    def _recurs(self, failure: EngineError) -> bool:
-        """Whether an engine gives this reason again; numbers in it may differ."""
-        if isinstance(failure, ActorLostError):
-            return False
-        reason = re.sub(r"\d+", "", str(failure))
-        if reason in self._reasons:
-            self._ledger.recurring.add(reason)
-        self._reasons.add(reason)
-        return reason in self._ledger.recurring
-
-    def _lose(self, why: str | DisagreementError) -> NoReturn:
-        lost = f"engine {self.number} of the pool is lost: {why}"
-        reason = EngineLostError(lost) if isinstance(why, str) else why
-        self.lost = reason = with_notes(reason, self._broken)
-        self.mailbox.refuse(reason, reason)
+    def _lose(self, why: EngineError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = with_notes(
+            EngineLostError(f"engine {self.number} of the pool is lost: {why}"), why
+        )
+        self.mailbox.refuse(self.lost, self.lost)
         if self._actor is not None:
             self._actor.kill()
             self._actor = None
         self._on_loss(self)
-        raise reason
-
-    async def _start(self) -> None:
-        """Start a process, in place of any before, and bring it to where the pool is."""
-        await self.mailbox.close()
-        await self._build_alike()
-        await self._restore()
-        if self._disagrees:
-            await self._restore(from_base=True)
-        if self._disagrees:
-            expected = self._ledger.fingerprints[self._position]
-            raise DisagreementError.of(self.number, self._fingerprint, expected)
-        if self._genomes is not None:
-            await self._call("load", self._genomes)
-        assert self._actor is not None, "it is built"
-        self.mailbox.open(self._actor)
-
-    async def _build_alike(self) -> None:
-        """Build an engine that multiplies as the others do; again if it has chosen otherwise.
-
-        Raises:
-            ConfigError: It cannot.
-        """
-        if (differs := await self._build()) and isinstance(
-            self._ledger.builder, TorchEngineBuilder
-        ):
-            _logger.warning("%s; it is built again with theirs", differs)
-            differs = await self._build()
-        if differs:
-            raise ConfigError(f"{differs}; with engine.engine.products=float32 they are alike")
 
     async def _build(self) -> str | None:
         """Start a process and build an engine. Returns how it differs from others, if it does."""
@@ -568,19 +432,15 @@ class Member:
             f"the others have them in {others}"
         )
 
-    @property
-    def _disagrees(self) -> bool:
-        expected = self._ledger.fingerprints.get(self._position)
-        return expected not in (None, self._fingerprint)
-
-    async def _restore(self, *, from_base: bool = False) -> None:
-        steps = self._ledger.steps[: self._wanted]
+    async def _restore(self, until: int, *, from_base: bool = False) -> None:
+        steps = self._ledger.steps[:until]
         snapshot = None if from_base else self._ledger.snapshot
         self._fingerprint = cast(int, await self._call("restore", b"".join(steps), snapshot))
         self._position = len(steps)
 
     async def _call(self, method: str, *arguments: object) -> object:
-        assert self._actor is not None, "it is started before it is used"
+        if self._actor is None:
+            raise EngineError("the engine is closed")
         sent = sum(len(argument) for argument in arguments if isinstance(argument, bytes))
         self._ledger.counters["sent_bytes"] += sent
         limit = "request_timeout" if method in ("load", "apply") else "start_timeout"

@@ -7,16 +7,13 @@ goes at once to all of them that are free; they answer with their centre's finge
 differs from most is restored from the base and all steps. Those that still run a block, where
 generations overlap, take the step before their next one, and are compared with the others then.
 
-Blocks of genomes go to whichever engine is free; what is asked of the centre or the base goes to
-the one with the fewest requests. Engines that die, hang or fail are brought back (`member`), and
-what they were doing is done again, so that with engines whose answers do not depend on the batch
-the run is the same, bit for bit. If one cannot be brought back the others go on with its block;
-after the next step the pool tries again to fill its place. Engines may join a running pool: a new
-one starts in the background, takes the steps that were made meanwhile, and is let in when its
-fingerprint is that of the others.
-
-Left out: moving a running block to an engine that joins. It takes part in what nobody has begun,
-and has a share of the population from the next generation on.
+Blocks of genomes go to whichever engine is free; requests to the centre or the base go to the one
+with the fewest requests. A rollout is a function of (centre, genome, prompt, sampling seed), and
+all four are known here. So if an engine dies, hangs or fails, its block goes to another and its
+requests are made again: if answers do not depend on the batch, the run is the same, bit for bit.
+Meanwhile a new engine is started in the place of the lost one, restored from the steps, and let in
+once its fingerprint is that of the others. After `max_restarts` of these within a generation, lost
+engines stay away until the next step.
 """
 
 import asyncio
@@ -62,7 +59,7 @@ from es_cookbook.engines.base import (
     SampleRequest,
 )
 from es_cookbook.engines.ray.cluster import Cluster, Place
-from es_cookbook.engines.ray.member import DisagreementError, EngineLostError, Ledger, Member
+from es_cookbook.engines.ray.member import EngineLostError, Ledger, Member
 from es_cookbook.engines.wire import Request, encode_genomes, encode_step
 from es_cookbook.evolution.genome import Genome, Step
 from es_cookbook.rl.types import Action
@@ -82,11 +79,7 @@ _RUNS = "can make ray run code that is not part of es_cookbook"
 class RayPoolBuilder(EngineBuilder):
     """Builds a `RayPool`."""
 
-    num_engines: int = chz.field(default=1, doc="engines to begin with; all have to start")
-    max_engines: int | None = chz.field(
-        default=None,
-        doc="engines that may join while the cluster has room for them; num_engines if unset",
-    )
+    num_engines: int = chz.field(default=1, doc="engines of the pool; all have to start")
     engine: EngineBuilder = Names(ENGINE_NAMES, default="torch").field("what each engine is")
     address: str = chz.field(
         default="local",
@@ -110,7 +103,8 @@ class RayPoolBuilder(EngineBuilder):
         metadata=needs_trust(lambda p: "ray" if p.env else None, _RUNS),
     )
     max_restarts: int = chz.field(
-        default=3, doc="restarts of one engine within a generation before it is given up"
+        default=3,
+        doc="restarts of engines within a generation; those lost beyond stay away until the next",
     )
     request_timeout: float = chz.field(
         default=600.0,
@@ -130,11 +124,6 @@ class RayPoolBuilder(EngineBuilder):
         check_range(self, "num_engines", "num_cpus", above=0, prefix="engine.")
         timeouts = ("request_timeout", "start_timeout")
         check_range(self, *timeouts, above=0, finite=False, prefix="engine.")
-        if self.max_engines is not None and self.max_engines < self.num_engines:
-            raise ConfigError(
-                f"engine.max_engines must be at least engine.num_engines={self.num_engines}, found "
-                f"{self.max_engines}"
-            )
         if self.num_gpus is not None and not (
             0 <= self.num_gpus <= 1 or self.num_gpus == int(self.num_gpus) > 0
         ):
@@ -151,7 +140,7 @@ class RayPoolBuilder(EngineBuilder):
 
     @override
     async def __call__(self, *, model_name: str, search_space: "SearchSpaceBuilder") -> "RayPool":
-        if isinstance(self.engine, ModelEngineBuilder):  # A name that is none needs no cluster.
+        if isinstance(self.engine, ModelEngineBuilder):  # Before a cluster is started.
             await asyncio.to_thread(model_directory, model_name)
         where = "a Ray of its own" if self.address == "local" else f"Ray at {self.address}"
         say(f"starting {self.num_engines} x {self.engine.name} on {where}: 10 s to some minutes")
@@ -165,7 +154,7 @@ class RayPoolBuilder(EngineBuilder):
                 *(self.engine, model_name, search_space, cluster),
                 *(self.max_restarts, self.request_timeout, self.start_timeout),
             )
-            pool = RayPool(ledger, self.max_engines or self.num_engines)
+            pool = RayPool(ledger)
             await pool.add_engines(self.num_engines)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -186,7 +175,7 @@ class RayPoolBuilder(EngineBuilder):
             )
         num_cpus = self.num_cpus
         if num_cpus is None:
-            num_cpus = max(1, num_cores() // self._most) if self.address == "local" else 1
+            num_cpus = max(1, num_cores() // self.num_engines) if self.address == "local" else 1
         return num_cpus, num_gpus
 
     @property
@@ -196,11 +185,20 @@ class RayPoolBuilder(EngineBuilder):
         By its CPUs, which hyper-threads double, engines that take every core would have half.
         """
         asked = 1.0 if self.num_cpus is None else self.num_cpus / num_cores()
-        return min(asked, 1 / self._most)
+        return min(asked, 1 / self.num_engines)
 
-    @property
-    def _most(self) -> int:
-        return self.max_engines or self.num_engines
+
+class DisagreementError(EngineError):
+    """An engine whose centre is not the pool's, even after it was restored."""
+
+    @classmethod
+    def of(cls, number: int, found: int, expected: int) -> "DisagreementError":
+        """Names the engine and both fingerprints."""
+        return cls(
+            f"engine {number} of the pool was restored from the base model and all steps, and its "
+            f"centre has fingerprint {found:016x} where the others have {expected:016x}; engines "
+            "of one pool need the same model files and the same version of es_cookbook"
+        )
 
 
 class _AskingHost(Host):
@@ -225,23 +223,22 @@ class RayPool(_AskingHost, Engine):
 
     Args:
         ledger: how engines are made.
-        most: engines up to which more join by themselves while the cluster has room.
 
     Attributes:
         members: engines that are there now, and where their processes are.
     """
 
-    def __init__(self, ledger: Ledger, most: int) -> None:
+    def __init__(self, ledger: Ledger) -> None:
         self.members: list[Member] = []
         self._ledger = ledger
-        self._most = most
         self._num_started = 0
         self._free: asyncio.Queue[Member | None] = asyncio.Queue()
         self._vacant: list[Place] = []
+        self._restarts_left = ledger.max_restarts
+        self._replacing: set[asyncio.Task[None]] = set()
         self._last_loss: EngineError | None = None
         self._is_closed = False
         self._moving = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     @override
@@ -277,7 +274,7 @@ class RayPool(_AskingHost, Engine):
             ledger.cluster.release(places)
             raise
         # The same for all: they have one builder, and their fingerprints prove the same base.
-        self.traits, self.tokenizer, self.space = self._least_busy().built
+        self.traits, self.tokenizer, self.space = self.members[-1].built
 
     @override
     @asynccontextmanager
@@ -288,6 +285,19 @@ class RayPool(_AskingHost, Engine):
             yield lent
         finally:
             self._give_back(lent.member)
+
+    async def borrow(self) -> Member:
+        """The next engine that is free.
+
+        Raises:
+            EngineError: None is left, and none is being started.
+        """
+        while self.members or self._replacing:
+            member = await self._free.get()
+            if member is not None and member.lost is None:
+                return member
+        self._free.put_nowait(None)  # Wakes the next task that waits.
+        raise self._none_left()
 
     def _give_back(self, member: Member) -> None:
         if member.lost is None:
@@ -312,19 +322,6 @@ class RayPool(_AskingHost, Engine):
         """Engines that are not free do not matter: `apply` leaves them alone."""
         yield
 
-    async def borrow(self) -> Member:
-        """The next engine that is free.
-
-        Raises:
-            EngineError: None is left.
-        """
-        while self.members:
-            member = await self._free.get()
-            if member is not None and member.lost is None:
-                return member
-        self._free.put_nowait(None)  # Wakes the next who waits.
-        raise self._none_left()
-
     @override
     async def load(self, genomes_G: Sequence[Genome]) -> None:
         """Not for pools: genomes are loaded on an engine that is lent."""
@@ -345,10 +342,39 @@ class RayPool(_AskingHost, Engine):
             async with self._moving:
                 self._ledger.steps.append(encode_step(step))
                 self._ledger.spans = self.spans
-                return await self._move(Member.catch_up, free)
+                position = len(self._ledger.steps)
+                await self._agree(await _each(Member.catch_up, free), position)
         finally:
             for member in free:
                 self._give_back(member)
+        return await self._moved(position)
+
+    @override
+    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
+        """Raises as `apply`. Engines that see no such file use the base."""
+        plain = [encode_step(step) for step in steps]
+        async with self._moving:
+            self._ledger.steps = plain
+            self._ledger.fingerprints.clear()
+            self._ledger.snapshot = None if snapshot is None else str(snapshot.absolute())
+            await self._agree(await _each(Member.restore, self.members), len(plain))
+        return await self._moved(len(plain))
+
+    async def _moved(self, position: int) -> int:
+        """The fingerprint after so many steps; lost engines are started again, all of them."""
+        while position not in self._ledger.fingerprints:  # All that were to move are lost.
+            await self._any_member()
+            member = await self.borrow()
+            try:
+                with suppress(EngineLostError):
+                    await self.bring(member, position)
+            finally:
+                self._give_back(member)
+        self._restarts_left = self._ledger.max_restarts
+        places, self._vacant = self._vacant, []
+        for place in places:
+            self._replace_soon(place)
+        return self._ledger.fingerprints[position]
 
     async def bring(self, member: Member, centre: int) -> None:
         """Bring an engine that is lent to where the pool was after so many steps.
@@ -361,19 +387,9 @@ class RayPool(_AskingHost, Engine):
         await self._agree(found, centre)
 
     @override
-    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        """Raises as `apply`. Engines that see no such file use the base."""
-        plain = [encode_step(step) for step in steps]
-        async with self._moving:
-            self._ledger.steps = plain
-            self._ledger.fingerprints.clear()
-            self._ledger.snapshot = None if snapshot is None else str(snapshot.absolute())
-            return await self._move(Member.restore, self.members)
-
-    @override
     async def save(self, path: Path) -> None:
         """An engine writes it, so engines elsewhere need a shared directory."""
-        member = self._least_busy()
+        member = await self._any_member()
         await member.save(str(path.absolute()))
         if not path.exists():
             raise EngineError(
@@ -391,9 +407,9 @@ class RayPool(_AskingHost, Engine):
         if self._is_closed:
             return
         self._is_closed = True
-        for task in self._tasks:
+        for task in self._replacing:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         members, self.members = self.members, []
         await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
         self._free.put_nowait(None)
@@ -408,12 +424,18 @@ class RayPool(_AskingHost, Engine):
             )
         while True:
             with suppress(EngineLostError):  # Another may know.
-                return await self._least_busy().mailbox.ask(request)
+                return await (await self._any_member()).mailbox.ask(request)
 
-    def _least_busy(self) -> Member:
-        """The engine with the fewest requests."""
-        if not self.members:
-            raise self._none_left()
+    async def _any_member(self) -> Member:
+        """The engine with the fewest requests; waits for one that is being started.
+
+        Raises:
+            EngineError: None is left.
+        """
+        while not self.members:
+            if not self._replacing:
+                raise self._none_left()
+            await asyncio.wait(self._replacing, return_when=asyncio.FIRST_COMPLETED)
         return min(self.members, key=lambda member: member.mailbox.num_unanswered)
 
     def _shortage(self, count: int) -> str:
@@ -433,62 +455,53 @@ class RayPool(_AskingHost, Engine):
         ]
         self._num_started += len(places)
         try:
-            await _each(Member.start, members)
+            await asyncio.gather(*(member.start() for member in members))
             async with self._moving:
                 found = await _each(Member.catch_up, members)
                 await self._agree(found, len(self._ledger.steps))
                 for member in members:
                     if member.lost is not None:
                         raise member.lost
+                self.members += members
         except BaseException:
             await asyncio.gather(*(member.close() for member in members), return_exceptions=True)
             raise
-        self.members += members
         for member in members:
             self._free.put_nowait(member)
 
-    def _fill_up(self) -> None:
-        """Begin to start engines where some are missing, and one more if there may be more."""
-        places: list[Place | None] = [*self._vacant]
-        self._vacant.clear()
-        if len(self.members) + len(self._tasks) + len(places) < self._most:
-            places.append(None)
-        for place in places:
-            task = asyncio.create_task(self._start_one(place))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _start_one(self, place: Place | None) -> None:
-        """In a place that is reserved, or when there is room for another."""
-        ledger = self._ledger
-        if place is None:
-            (place,) = await ledger.cluster.reserve(1)
-        try:
-            await self._join([place])
-        except ESCookbookError as error:
-            _logger.warning("an engine could not join the pool: %s", error)
-            self._vacant.append(place)  # Tried again after the next step.
+    def _lose(self, member: Member) -> None:
+        """Called when an engine is lost."""
+        if member not in self.members:  # It has not joined yet.
             return
-        self._tasks.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-        self._fill_up()
+        self._last_loss = member.lost
+        self.members.remove(member)
+        _logger.warning("%s; engines left: %d", member.lost, len(self.members))
+        self._replace_soon(member.place)
 
-    async def _move(
-        self, move: Callable[[Member], Awaitable[int]], members: Sequence[Member]
-    ) -> int:
-        """Move engines to the pool's newest centre. Returns the fingerprint on which they agree."""
-        position = len(self._ledger.steps)
-        self._ledger.recurring.clear()
-        fingerprint = await self._agree(await _each(move, list(members)), position)
-        if fingerprint is None:
-            raise self._none_left()
-        self._fill_up()
-        return fingerprint
+    def _replace_soon(self, place: Place) -> None:
+        task = asyncio.create_task(self._replace(place))
+        self._replacing.add(task)
+        task.add_done_callback(self._replaced)
 
-    async def _agree(self, found: dict[Member, int], position: int) -> int | None:
-        """Restore engines that differ from the others; all have one fingerprint afterwards.
+    def _replaced(self, task: asyncio.Task[None]) -> None:
+        self._replacing.discard(task)
+        if not self.members and not self._replacing:
+            self._free.put_nowait(None)  # Wakes those who wait for an engine.
 
-        It is returned; None where no engine is left to have one.
-        """
+    async def _replace(self, place: Place) -> None:
+        """Start an engine in the place of a lost one."""
+        while self._restarts_left:
+            self._restarts_left -= 1
+            self._ledger.counters["restarted"] += 1
+            try:
+                return await self._join([place])
+            except ESCookbookError as error:
+                self._last_loss = with_notes(EngineError(str(error)), error)
+                _logger.warning("an engine could not join the pool: %s", error)
+        self._vacant.append(place)
+
+    async def _agree(self, found: dict[Member, int], position: int) -> None:
+        """Restore engines that differ from the others; all have one fingerprint afterwards."""
         expected = self._ledger.fingerprints.get(position)
         if expected is None:
             for fingerprint, votes in Counter(found.values()).most_common(1):
@@ -509,17 +522,6 @@ class RayPool(_AskingHost, Engine):
                 raise DisagreementError.of(member.number, fingerprint, expected)
         if expected is not None:
             self._ledger.fingerprints[position] = expected
-        return expected
-
-    def _lose(self, member: Member) -> None:
-        """Told by an engine that is lost."""
-        self._last_loss = member.lost
-        if member in self.members:
-            self.members.remove(member)
-            self._vacant.append(member.place)
-            _logger.warning("%s; engines left: %d", member.lost, len(self.members))
-            if not self.members:
-                self._free.put_nowait(None)
 
     def _none_left(self) -> EngineError:
         if self._is_closed:
