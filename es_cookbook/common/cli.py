@@ -23,7 +23,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import chz
 
@@ -61,7 +61,7 @@ from es_cookbook.common.fields.options import (
     switched_on,
     values_of,
 )
-from es_cookbook.common.machine.left_threads import failed, said_its_last
+from es_cookbook.common.machine.exits import INTERRUPTED, interrupted, leave
 from es_cookbook.common.names import Names
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
@@ -165,19 +165,20 @@ def mistakes_exit() -> Generator[None]:
         SystemExit: With the exit code, unless all went well.
     """
     refuse_while_imported()
+    interrupted.clear()
     try:
         yield
     except BaseException as error:
         errors = list(leaves(error))
         for each in errors:
             if isinstance(each, KeyboardInterrupt):
-                said_its_last()
-                _exit(str(each) or "interrupted", 130)
+                _say_last(str(each) or "interrupted")
+                if interrupted.is_set():
+                    leave(INTERRUPTED)
+                raise SystemExit(INTERRUPTED) from None
         if all(isinstance(each, ESCookbookError) for each in errors):
-            if isinstance(errors[0], OptionError):
-                _exit(str(errors[0]), 2)
-            failed()
-            _exit(str(errors[0]), 1)
+            _say_last(str(errors[0]))
+            raise SystemExit(2 if isinstance(errors[0], OptionError) else 1) from None
         raise
 
 
@@ -517,6 +518,5 @@ def _unnamed_usage(config: object) -> str:
     return path if default_of(field) is MISSING else f"[{path.strip()}] "
 
 
-def _exit(sentence: str, code: int) -> NoReturn:
-    print(printable(sentence), file=screen())  # A thread that is left may have taken stderr.
-    raise SystemExit(code)
+def _say_last(sentence: str) -> None:
+    print(printable(sentence), file=screen())  # A thread may have redirected stderr.

@@ -5,16 +5,16 @@ on any engine; the first makes the Envs, and the last has the group scored, whil
 it belongs is still resident, and closed.
 
 The user's code is guarded here: what an Env or a group reward raises (`SystemExit` too), or does
-not finish in time, is a `LostRollout`. What no other rollout would survive either goes through and
-stops the run; so does a `KeyboardInterrupt`, which is the user's wish whoever raises it.
+not finish in time, is a `LostRollout`. Errors that no other rollout would survive, and a
+`KeyboardInterrupt`, stop the run.
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar, cast
 
 import anyio
@@ -106,10 +106,8 @@ class RolloutGroup:
             if self._handle is None or self._watch.is_stopping:  # Without Envs all are lost.
                 return None
             self._policies[i] = policy
-            async with _Guard(policy.attempt.clock) as guard:
-                self._trajectories[i] = await run_rollout(self._handle.envs[i], policy)
-            if guard.lost is not None:
-                self._trajectories[i] = guard.lost
+            work = functools.partial(run_rollout, self._handle.envs[i], policy)
+            self._trajectories[i] = await _guarded(policy.attempt.clock, work)
             if self._ended is not None:
                 self._ended(self._trajectories[i])
             self._num_left -= 1
@@ -120,8 +118,6 @@ class RolloutGroup:
             raise
         except BaseException as error:
             self._watch.stop()
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
             return error
         return None
 
@@ -130,14 +126,10 @@ class RolloutGroup:
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        clock = Clock(self._watch, is_shielded=True)
-        try:
-            with clock:
-                await handle.close()
-        except (Exception, SystemExit, GeneratorExit):
-            _logger.warning("closing a group of %s failed", self._name, exc_info=True)
-        if clock.reason is not None:
-            _logger.warning("closing a group of %s failed: %s", self._name, clock.reason)
+        closed = await _guarded(Clock(self._watch, is_shielded=True), handle.close)
+        if isinstance(closed, LostRollout):
+            told = "\n".join(filter(None, (closed.reason, closed.traceback)))
+            _logger.warning("closing a group of %s failed: %s", self._name, told)
 
     def result(self) -> TrajectoryGroup:
         """The group as an array of genomes x attempts."""
@@ -162,10 +154,9 @@ class RolloutGroup:
             return
         self._is_opening = True
         try:
-            async with _Guard(Clock(self._watch)) as guard:
-                await self._make_envs()
-            if guard.lost is not None:
-                self._trajectories = [guard.lost] * len(self._trajectories)
+            made = await _guarded(Clock(self._watch), self._make_envs)
+            if isinstance(made, LostRollout):
+                self._trajectories = [made] * len(self._trajectories)
                 await self.close()
         finally:
             self._is_open.set()
@@ -185,17 +176,19 @@ class RolloutGroup:
 
     async def _score(self) -> None:
         policies = [policy for policy in self._policies if policy is not None]
-        rewards: Sequence[GroupReward | LostRollout] | None = None
         clock = Clock(self._watch)
         for policy in policies:
             policy.attempt.clock = clock
-        async with _Guard(clock) as guard:
+
+        async def rewards() -> Sequence[GroupReward | LostRollout] | None:
             found = await self._builder.compute_group_rewards(self._trajectories, policies)
-            rewards = checked_group_rewards(self._name, found, self._trajectories)
-        if guard.lost is not None:
-            self._trajectories = [guard.lost] * len(self._trajectories)
-        elif rewards is not None:
-            self._group_rewards = [self._kept(i, given) for i, given in enumerate(rewards)]
+            return checked_group_rewards(self._name, found, self._trajectories)
+
+        given = await _guarded(clock, rewards)
+        if isinstance(given, LostRollout):
+            self._trajectories = [given] * len(self._trajectories)
+        elif given is not None:
+            self._group_rewards = [self._kept(i, each) for i, each in enumerate(given)]
 
     def _kept(self, i: int, given: GroupReward | LostRollout) -> GroupReward:
         """A group reward; where the group lost the rollout, none, and the rollout is lost."""
@@ -221,8 +214,7 @@ async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenera
                         for group in groups_P:
                             closing.start_soon(group.close)
     except BaseExceptionGroup as errors:
-        cause = _what_stops(errors) or next(leaves(errors))
-        raise (cause.args[0] if isinstance(cause, _CtrlC) else cause) from None
+        raise (_what_stops(errors) or next(leaves(errors))) from None
 
 
 async def finished(tasks: Sequence[asyncio.Task[BaseException | None]], watch: Watch) -> None:
@@ -246,56 +238,28 @@ async def _ended(tasks: Sequence[asyncio.Task[BaseException | None]]) -> list[Ba
     return [e for task in tasks if not task.cancelled() and (e := task.result()) is not None]
 
 
-class _Guard:
-    """Inside, the user's code has control: what it raises is `lost`; what stops the run goes on.
+async def _guarded(clock: Clock, work: Callable[[], Awaitable[_T]]) -> "_T | LostRollout":
+    """Run the user's code; if it fails or is not done in time, its rollout is lost.
 
-    Around all that a task does, which the clock cancels and nobody else.
+    Raises:
+        BaseException: What stops the run.
     """
-
-    __slots__ = ("_clock", "lost")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.lost: LostRollout | None = None
-
-    async def __aenter__(self) -> "_Guard":
-        self._clock.__enter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> bool:
-        task, clock = asyncio.current_task(), self._clock
-        assert task is not None
-        if error is None and task.cancelling():  # By itself, or by us just now.
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError as cancelled:
-                error = cancelled
-        if error is None:
-            clock.__exit__(None, None, None)
-            if clock.interrupted is not None:
-                self.lost = LostRollout(clock.reason or "", "")
-        elif clock.__exit__(type(error), error, error.__traceback__):
-            self.lost = LostRollout(clock.reason or "", clock.overdue_at or "")
-        elif isinstance(error, asyncio.CancelledError):
-            if clock.is_stopping:
-                raise error
-            # Nobody cancelled us: the user's code awaited something that was cancelled, or
-            # cancelled its own task.
-            while task.uncancel():
-                pass
-            self.lost = _lost(error)
-        else:
-            if (stop := _what_stops(error)) is not None:
-                raise stop from None
-            self.lost = _lost(error)
-            if clock.interrupted is not None:
-                self.lost = LostRollout(clock.reason or "", self.lost.traceback)
-        return True
+    try:
+        with clock:
+            return await work()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if clock.is_stopping or task is None:
+            raise
+        # The code awaited something that was cancelled, or cancelled its own task.
+        while task.uncancel():
+            pass
+        return _lost(error)
+    except BaseException as error:
+        if (stop := _what_stops(error)) is not None:
+            raise stop from None
+        return _lost(error)
+    return LostRollout(clock.reason or "", clock.overdue_at or "")
 
 
 def _lost(error: BaseException) -> LostRollout:
@@ -306,15 +270,7 @@ def _lost(error: BaseException) -> LostRollout:
     )
 
 
-class _CtrlC(BaseException):
-    """Carries a `KeyboardInterrupt` through task groups; bare, it would break the event loop."""
-
-
 def _what_stops(error: BaseException) -> BaseException | None:
-    """What no other rollout would survive either, if it is in there."""
-    for each in leaves(error):
-        if isinstance(each, KeyboardInterrupt):
-            return _CtrlC(each)
-        if isinstance(each, RequestError | EngineError | _CtrlC):
-            return each
-    return None
+    """The error in there that no other rollout would survive, if there is one."""
+    kinds = KeyboardInterrupt | RequestError | EngineError
+    return next((each for each in leaves(error) if isinstance(each, kinds)), None)

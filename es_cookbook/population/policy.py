@@ -98,22 +98,22 @@ class EnginePolicy(Policy):
         attempt.num_calls += 1
         params = _limited(params or attempt.sampling, observation.max_tokens)
         request = SampleRequest(self.target, observation, params, seed)
-        waiting = attempt.clock.wait()
+        attempt.clock.wait()
         try:
             return await host.sample(request)
         finally:
-            attempt.clock.go_on(waiting)
+            attempt.clock.go_on()
 
     async def logprobs(self, prompt_T: Sequence[int], continuation_T: Sequence[int]) -> list[float]:
         """Log-probability of each continuation token."""
         attempt = self.attempt
         host = attempt.answering(self.target)
         request = LogprobsRequest(self.target, tuple(prompt_T), tuple(continuation_T))
-        waiting = attempt.clock.wait()
+        attempt.clock.wait()
         try:
             return await host.logprobs(request)
         finally:
-            attempt.clock.go_on(waiting)
+            attempt.clock.go_on()
 
     @property
     def sampling(self) -> SamplingParams:

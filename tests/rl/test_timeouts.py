@@ -5,7 +5,10 @@ import time
 import anyio
 import pytest
 
+from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.timeouts import Clock, Watch, turn_begins
+from es_cookbook.rl.types import Action, Observation
+from tests.fakes import Word
 
 pytestmark = pytest.mark.anyio
 
@@ -24,12 +27,12 @@ async def test_waiting_for_the_engine_does_not_count() -> None:
     watch = Watch(0.5)
     clock = Clock(watch)
     with watch, clock:
-        first = clock.wait()
-        second = clock.wait()
+        clock.wait()
+        clock.wait()
         await anyio.sleep(0.4)
-        clock.go_on(second)
+        clock.go_on()
         await anyio.sleep(0.4)
-        clock.go_on(first)
+        clock.go_on()
     assert clock.overdue_at is None
     assert watch.seconds < 0.4
 
@@ -73,6 +76,26 @@ async def test_clocks_stand_still_while_another_holds_the_event_loop() -> None:
     assert clock.reason is None
 
 
+async def test_a_warning_names_the_method_that_blocks_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Slow(Word):
+        def grade(self, text: str) -> Grade:
+            time.sleep(0.6)
+            return Grade(1.0)
+
+    warned: set[str] = set()
+    for _ in range(2):
+        watch = Watch(10, warn_after=0.2, warned=warned)
+        with watch, Clock(watch):
+            await anyio.sleep(0)
+            await Slow(Observation((1,))).step(Action((1,), "1", "stop"))
+    (message,) = caplog.messages
+    assert f"Slow.grade ({__file__}:" in message
+    assert "has blocked the event loop, and with it all rollouts, for " in message
+    assert "es_cookbook.rl.grading.workers.in_worker" in message
+
+
 async def test_a_turn_that_takes_too_long_is_cancelled_though_the_rollout_has_time() -> None:
     watch = Watch(60, turn_timeout=0.1)
     clock = Clock(watch)
@@ -96,6 +119,6 @@ async def test_what_is_no_turn_has_the_time_of_a_rollout() -> None:
 
 
 async def _engine_call(clock: Clock, seconds: float) -> None:
-    guest = clock.wait()
+    clock.wait()
     await anyio.sleep(seconds)
-    clock.go_on(guest)
+    clock.go_on()

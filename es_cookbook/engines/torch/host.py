@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,7 +25,7 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
-from es_cookbook.common.machine.left_threads import ended
+from es_cookbook.common.machine.exits import interrupted
 from es_cookbook.common.terminal import say_once
 from es_cookbook.engines.base import (
     Engine,
@@ -308,7 +309,10 @@ class TorchEngine(Engine):
         for future in self._in_flight.values():
             if not future.done():  # its task may not have run yet since it was
                 future.set_exception(error)
-        await ended(self._threads)
+        # A lane inside a forward pass cannot be interrupted; it is a daemon thread.
+        with anyio.move_on_after(0.3 if interrupted.is_set() else 60.0):
+            while any(thread.is_alive() for thread in self._threads):
+                await anyio.sleep(0.005)
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:

@@ -48,7 +48,6 @@ from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
 from es_cookbook.plugins.program.processes import MARK, Process, end_marked, with_ours
 from es_cookbook.rl.messages.tools import Result, cut, failed
-from es_cookbook.rl.timeouts import in_background
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -93,7 +92,7 @@ class Session:
         self._why, self._unread = "", ""
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
         self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
-        self.living = in_background(self._live())
+        self.living = asyncio.create_task(self._live())
 
     async def tools(self) -> Sequence[MCPTool]:
         """The tools that the server has.

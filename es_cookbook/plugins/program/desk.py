@@ -26,7 +26,6 @@ from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.timeouts import in_background
 from es_cookbook.rl.types import Action, Observation
 
 MODEL = "policy"
@@ -168,7 +167,7 @@ class Desk(Endpoint):
             bound = socket.create_server(("127.0.0.1", 0))
             desk = Desk(f"http://127.0.0.1:{bound.getsockname()[1]}/v1")
             _desks.set(desk)
-            _serving.set(in_background(_serve(desk, bound)))
+            _serving.set(asyncio.create_task(_serve(desk, bound)))
             return desk
 
     @contextlib.contextmanager

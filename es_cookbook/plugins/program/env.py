@@ -35,7 +35,7 @@ from es_cookbook.plugins.program.results import (
 from es_cookbook.plugins.program.workers import Workers
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.rewards.base import Reward, RewardFunction
-from es_cookbook.rl.timeouts import in_background, turn
+from es_cookbook.rl.timeouts import turn
 from es_cookbook.rl.types import Action, Env, Observation, StepResult, Tokenizer
 
 ROW_FILE, RESULT_FILE = "ES_COOKBOOK_ROW", "ES_COOKBOOK_RESULT"
@@ -91,7 +91,7 @@ class ProgramEnv(Env, HasProcesses):
             _translator(program.tokenizer, self.policy.context_length), program.max_turns
         )
         release = await turn("program", program.at_once)
-        self._running = in_background(self._run(desk))
+        self._running = asyncio.create_task(self._run(desk))
         self._running.add_done_callback(self._is_over)
         self._running.add_done_callback(lambda _: release())
         found = await self._next()

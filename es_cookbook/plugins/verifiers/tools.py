@@ -5,8 +5,7 @@ the same server is an object, so names, schemas, checks of arguments and texts o
 same. A toolset's state is its rollout's: it is copied to the toolset through JSON before a call and
 back after it, as over HTTP.
 
-A tool runs on the event loop. One that computes for long holds up all rollouts, and is interrupted
-when it holds the loop for as long as a rollout may take.
+A tool runs on the event loop. One that computes for long holds up all rollouts.
 """
 
 import contextvars

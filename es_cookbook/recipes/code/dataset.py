@@ -38,7 +38,7 @@ from es_cookbook.rl.messages.thoughts import opened_thought, spoken
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import last_answer
-from es_cookbook.rl.timeouts import nobody_has_control
+from es_cookbook.rl.timeouts import clock_stopped
 from es_cookbook.rl.types import EnvGroup, Observation, Tokenizer
 
 
@@ -300,7 +300,7 @@ class CodeEnv(ProblemEnv):
         """Run the tests, once for equal answers of a group."""
         problem, reward, limits = self._given
         code = extract_code(text)
-        with nobody_has_control():
+        with clock_stopped():
             await self.locks[code].acquire()
         try:
             if code not in self.grades:

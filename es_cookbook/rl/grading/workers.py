@@ -39,7 +39,7 @@ import anyio
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.rl.grading import worker
-from es_cookbook.rl.timeouts import in_turn, nobody_has_control
+from es_cookbook.rl.timeouts import clock_stopped, in_turn
 
 SECONDS_TO_START = 60.0
 """For a worker to start and to import what a function needs."""
@@ -102,7 +102,7 @@ def end_idle_workers() -> None:
 async def _answer(name: str, request: bytes, timeout: float) -> bytes:
     own = _take()
     try:
-        with anyio.move_on_after(SECONDS_TO_START) as starting, nobody_has_control():
+        with anyio.move_on_after(SECONDS_TO_START) as starting, clock_stopped():
             await own.send(request)
             await own.read(len(worker.STARTED))
         if starting.cancelled_caught:
