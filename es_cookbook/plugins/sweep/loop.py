@@ -1,54 +1,46 @@
-"""A sweep: trials from a sampler, each under every seed, on workers that are never idle.
+"""A sweep: trials, each under every seed, on several workers.
 
-Whoever decides is here, and only here: the next run goes to the first worker that is free, a run
-that falls behind is interrupted, one whose process was killed goes on, and a mistake in one is told
-in the end while the others are made. A run that was stopped early is marked in `pruned.json`.
-
-What came out is read from the run directories: a line a trial in `results.md`, and a row a run for
-the trackers of the runs (by default the report's writes `results.parquet`). The metric's value is
-its last; the spread over seeds is the sample standard deviation, shown from two runs on. Runs that
-were stopped early or failed are listed, and do not count.
+Each worker takes the next run as soon as it is free. The run directories are the record: what is
+complete is not repeated, what was interrupted continues, and a run that fails is reported at the
+end while the others go on. The results are a line per trial in `results.md`, and a row per run for
+the trackers of the runs (the report writes `results.parquet`). A run's value is the last one of the
+metric; the spread over seeds is the sample standard deviation. Runs that were stopped early or
+failed are listed, and do not count.
 """
 
 import collections
 import contextlib
 import dataclasses
-import functools
 import itertools
-import json
 import math
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
+import anyio
 import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError, HistoryError, SweepError, did_you_mean
-from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
+from es_cookbook.common.errors import (
+    ConfigError,
+    HistoryError,
+    SweepError,
+    did_you_mean,
+    leaves,
+)
 from es_cookbook.common.terminal import markdown, plural
 from es_cookbook.plugins.sweep import worker
 from es_cookbook.plugins.sweep.in_turn import is_complete
-from es_cookbook.plugins.sweep.search import (
-    OptunaSampler,
-    Space,
-    Trial,
-    Value,
-    at_random,
-    corners,
-    grid,
-)
+from es_cookbook.plugins.sweep.search import Space, Study, Trial, Value, corners, grid
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import CONFIG, METRICS
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.files import cannot, replace_file
-from es_cookbook.runs.signals import end_on_signals
+from es_cookbook.runs.signals import result_until_signal
 from es_cookbook.runs.tracking.base import GENERATION, TrackerBuilder
 from es_cookbook.runs.tracking.curves import is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
@@ -59,17 +51,11 @@ State: TypeAlias = Literal[
     "waiting", "running", "interrupted", "complete", "pruned", "skipped", "failed"
 ]
 Make: TypeAlias = Callable[[Mapping[str, Value]], Config]
-"""The Config of a trial's options; its seed and log_path are the sweep's to set."""
-SamplerName: TypeAlias = Literal["grid", "random", "optuna"]
-Prune: TypeAlias = Literal["none", "median", "halving"]
-PRUNED = "pruned.json"
+"""Builds the Config of a trial's options; the sweep sets its seed and log_path."""
 OUTPUT = "output"
-"""Folder of what the processes print, a file a run."""
-_SECONDS_BETWEEN_LOOKS = 0.02
-_SECONDS_BETWEEN_READINGS = 0.5
-_STARTS = 3
-"""Of a run whose process is killed again and again."""
-_BEST_SHARE = 3
+"""Folder of what the processes print, a file per run."""
+_SECONDS_BETWEEN_LOOKS = 0.05
+_LOOKS_BETWEEN_READINGS = 10
 
 
 @chz.chz
@@ -78,28 +64,27 @@ class SweepSettings:
 
     log_path: str = chz.field(default="runs/sweep", doc="directory of all runs")
     seeds: tuple[int, ...] = chz.field(
-        default=(0,), doc="of each trial's runs; the table has their mean and spread"
+        default=(0,), doc="seeds of each trial's runs; the table has their mean and spread"
     )
     metric: str = chz.field(
-        default=CORRECT, doc="a key of metrics.jsonl; more is better, and its last value counts"
+        default=CORRECT, doc="key of metrics.jsonl to maximise; its last value counts"
     )
-    sampler: SamplerName = chz.field(
+    sampler: Literal["grid", "random", "optuna"] = chz.field(
         default="grid", doc="all combinations of values, or trials at random or by Optuna's TPE"
     )
-    trials: int = chz.field(default=20, doc="random, optuna: how many, each with all seeds")
-    sampler_seed: int = chz.field(default=0, doc="random, optuna: of what they draw")
+    trials: int = chz.field(default=20, doc="random, optuna: number of trials, each with all seeds")
+    sampler_seed: int = chz.field(default=0, doc="random, optuna: seed of the draws")
     workers: int = chz.field(
-        default=1, doc="runs at a time, each with its share of this machine's cores"
+        default=1, doc="concurrent runs, each with its share of this machine's cores"
     )
     devices: tuple[str, ...] = chz.field(
-        default=(), doc="GPUs that the workers get in turn, as in CUDA_VISIBLE_DEVICES"
+        default=(), doc="GPUs assigned to the workers in turn, as in CUDA_VISIBLE_DEVICES"
     )
-    prune: Prune = chz.field(
-        default="none",
-        doc="stop a run that is below the median of the others, or not among their best third",
+    prune: Literal["none", "median"] = chz.field(
+        default="none", doc="stop a run that is below the median of the others"
     )
     prune_after: int = chz.field(
-        default=4, doc="prune: other runs that must have come as far before one is stopped"
+        default=4, doc="prune: number of other runs that must have come as far"
     )
 
     @chz.validate
@@ -118,11 +103,13 @@ class Result:
     """A run of a sweep, as far as it has come.
 
     Attributes:
-        run: its directory's name, `trial` its trial's number.
+        run: name of its directory.
+        trial: number of its trial.
         state: pruned: it was stopped early; skipped: another seed of its trial was.
-        generations: how many it recorded.
-        final: the metric's last value, `best` its highest; NaN where it was not measured.
-        seconds: of its generations.
+        generations: how many are recorded.
+        final: the metric's last value; NaN where it was not measured.
+        best: the metric's highest value.
+        seconds: total of its generations.
         problem: why it failed.
     """
 
@@ -140,24 +127,26 @@ class Result:
 
 
 def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
-    """Run every trial under every seed, what is complete already excepted.
+    """Run every trial under every seed, except for runs that are complete.
 
-    Results are written to `results.md` in `settings.log_path` whenever a run has ended, and told to
-    the trackers of the runs (`TrackerBuilder.summarise`): by default to the report's, which writes
-    `results.parquet`, and in the end `report.html`.
+    Results are written to `results.md` in `settings.log_path` whenever a run has ended, and passed
+    to the trackers of the runs (`TrackerBuilder.summarise`): the report's writes `results.parquet`,
+    and at the end `report.html`.
 
     Args:
         settings: how.
-        make: the Config of a trial, built once for every one that is known before the first run.
-        space: what may be varied; empty for the seeds alone.
+        make: builds the Config of a trial.
+        space: the options to vary; empty for the seeds alone.
 
     Raises:
-        ConfigError: A trial's Config cannot be, or the metric is none of a run's.
-        RunDirectoryError: Another process makes this sweep, or the disk refuses.
+        ConfigError: The Config of a trial is invalid, or no run measures the metric.
+        RunDirectoryError: Another process runs this sweep, or the directory cannot be written.
         SweepError: Runs failed; all others are complete.
         KeyboardInterrupt: It was stopped; says how to go on.
     """
-    trials = _known(settings, space)
+    if settings.sampler != "grid" and not space:
+        raise ConfigError(f"sampler={settings.sampler} needs options to choose, found none")
+    trials = grid(space) if settings.sampler == "grid" else list(corners(space))
     configs = [run.config for trial in trials for run in _runs_of(trial, settings, make)]
     for config in configs:
         config_to_json(config)
@@ -169,30 +158,14 @@ def sweep(settings: SweepSettings, make: Make, space: Space) -> list[Result]:
         (log_path / OUTPUT).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot("make", Path(error.filename or log_path), error, needed=4096) from error
-    lock = RunLock(log_path)
-    try:
-        if settings.sampler != "optuna":
-            num_runs = len(trials) * len(settings.seeds)
-            ask = functools.partial(next, iter(trials), None)
-            return _Sweep(settings, make, trackers, num_runs, ask, None).run()
-        seed, num_runs = settings.sampler_seed, settings.trials * len(settings.seeds)
-        sampler = OptunaSampler(space, settings.trials, seed, settings.metric, log_path)
-        return _Sweep(settings, make, trackers, num_runs, sampler.ask, sampler.tell).run()
-    finally:
-        lock.release()
-
-
-def _known(settings: SweepSettings, space: Space) -> list[Trial]:
-    """The trials of the sweep; of a sampler that learns, some with all that may occur in them."""
-    match settings.sampler:
-        case "grid":
-            return grid(space)
-        case "random":
-            return at_random(space, settings.trials, settings.sampler_seed)
-        case "optuna":
-            if not space:
-                raise ConfigError("sampler=optuna needs options to choose, found none")
-            return list(corners(space))
+    with contextlib.ExitStack() as stack:
+        stack.callback(RunLock(log_path).release)
+        if settings.sampler == "grid":
+            return _Sweep(settings, make, trackers, iter(trials), len(trials)).run()
+        how = settings.sampler, settings.trials, settings.sampler_seed, settings.metric
+        study = Study(space, *how, log_path)
+        count = settings.trials
+        return _Sweep(settings, make, trackers, study.trials(), count, study.tell).run()
 
 
 def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator["_Run"]:
@@ -204,20 +177,16 @@ def _runs_of(trial: Trial, settings: SweepSettings, make: Make) -> Iterator["_Ru
 
 @dataclasses.dataclass(eq=False)
 class _Run:
-    """A run of a trial, and where it stands; `process` and `share` are of the last start."""
+    """A run of a trial and its state."""
 
     trial: Trial
     config: Config
     state: State = "waiting"
-    starts: int = 0
     problem: str = ""
     curve: Curve = ()
-    process: subprocess.Popen[bytes] = dataclasses.field(init=False)
-    share: worker.Share = dataclasses.field(init=False)
 
     @property
     def path(self) -> Path:
-        """Its directory, of which the name is the run's."""
         return Path(self.config.log_path)
 
     def result(self, metric: str) -> Result:
@@ -239,47 +208,42 @@ class _Run:
 
 
 class _Sweep:
-    """A sweep under way; `ask` gives the next trial, and `tell` takes what came of one."""
+    """A sweep in progress; `tell` takes a trial that is over, its value, and if it was pruned."""
 
     def __init__(
         self,
         settings: SweepSettings,
         make: Make,
         trackers: TrackerBuilder,
-        num_runs: int,
-        ask: Callable[[], Trial | None],
-        tell: Callable[[Trial, float, bool], None] | None,
+        trials: Iterator[Trial],
+        num_trials: int,
+        tell: Callable[[Trial, float, bool], None] | None = None,
     ) -> None:
         self._settings = settings
         self._make = make
         self._trackers = trackers
-        self._num_runs = num_runs
-        self._ask = ask
+        self._trials = trials
+        self._num_runs = num_trials * len(settings.seeds)
         self._tell = tell
         self._path = Path(settings.log_path)
         self._runs: list[_Run] = []
         self._waiting = collections.deque[_Run]()
-        self._free = worker.shares(settings.workers, settings.devices)
-        self._pruned = _read_pruned(self._path / PRUNED) if settings.prune != "none" else set()
-        self._stopped = threading.Event()
+        self._shares = worker.shares(settings.workers, settings.devices)
 
     def run(self) -> list[Result]:
-        """To the end, or to a signal."""
+        """Run to the end, or to a signal."""
         self._write()
-        with end_on_signals(self._stopped.set):
-            try:
-                self._work()
-            finally:
-                worker.end(run.process for run in self._in("running"))
-        for run in self._in("running"):
-            run.state = "interrupted"
-        is_over = not self._stopped.is_set()
-        results, table, said = self._write(is_over=is_over)
-        if not is_over:
+        try:
+            result_until_signal(self._work)
+        except KeyboardInterrupt:
+            self._write()
             raise KeyboardInterrupt(
                 f"interrupted with {plural(len(self._in('complete')), 'run')} complete; give the "
                 "same command again to go on"
-            )
+            ) from None
+        except BaseExceptionGroup as errors:
+            raise next(leaves(errors)) from None
+        results, table, said = self._write(is_over=True)
         print(f"\n{table}\n\nwritten to {self._path / 'results.md'}", flush=True)
         if said:
             print(said)
@@ -295,74 +259,93 @@ class _Sweep:
         return [run for run in self._runs if run.state == state]
 
     def _output(self, run: _Run) -> Path:
-        """What its processes print."""
         return self._path / OUTPUT / f"{run.path.name}.txt"
 
-    def _work(self) -> None:
-        looked = time.monotonic()
-        while not self._stopped.is_set():
-            ended = [run for run in self._in("running") if run.process.poll() is not None]
-            for run in ended:
-                self._free.append(run.share)
-                self._settle(run, worker.release(run.process))
-            self._fill()
-            if ended:
-                self._write()
-            if not self._in("running"):
-                return
-            if time.monotonic() - looked >= _SECONDS_BETWEEN_READINGS:
-                self._look()
-                looked = time.monotonic()
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    async def _work(self) -> None:
+        async with anyio.create_task_group() as group:
+            for share in self._shares:
+                group.start_soon(self._keep_busy, share)
 
-    def _fill(self) -> None:
-        """Start as many runs as there are workers."""
-        while self._free and not self._stopped.is_set() and (run := self._next()):
-            run.state, run.starts, run.share = "running", run.starts + 1, self._free.pop(0)
+    async def _keep_busy(self, share: worker.Share) -> None:
+        """Train on one share of the machine, one run after the other."""
+        while (run := self._next()) is not None:
             number = len(self._runs) - len(self._waiting)
             print(f"run {number} of {self._num_runs} begins: {run.path}", flush=True)
-            run.process = worker.start(run.config, run.share, self._output(run))
+            run.state = "running"
+            await self._train(run, share)
+            self._write()
 
     def _next(self) -> _Run | None:
-        """The next run that is to be started; those that are over are told of on the way."""
+        """The next run to start; runs that are over already are reported on the way."""
         while True:
             if not self._waiting:
-                trial = self._ask()
+                trial = next(self._trials, None)
                 if trial is None:
                     return None
                 self._waiting.extend(_runs_of(trial, self._settings, self._make))
                 self._runs += self._waiting
             run = self._waiting.popleft()
+            run.curve = curve(measured(run.path), self._settings.metric)
             if any(other.trial.name == run.trial.name for other in self._in("pruned")):
                 self._end(run, "skipped")
             elif is_complete(run.config):
                 self._end(run, "complete")
-            elif run.path.name in self._pruned and run.path.exists():
+            elif self._is_behind(run):
                 self._end(run, "pruned")
             else:
                 return run
 
-    def _settle(self, run: _Run, code: int) -> None:
-        """A run's process has ended."""
+    async def _train(self, run: _Run, share: worker.Share) -> None:
+        """Have a process train a run; interrupt it when this task is cancelled."""
+        process = worker.start(run.config, share, self._output(run))
+        is_pruned = False
+        try:
+            for look in itertools.count(1):
+                if process.poll() is not None:
+                    break
+                if look % _LOOKS_BETWEEN_READINGS == 0 and not is_pruned:
+                    is_pruned = self._stops(run, process)
+                await anyio.sleep(_SECONDS_BETWEEN_LOOKS)
+        except BaseException:
+            run.state = "interrupted"
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await worker.end(process)
         if is_complete(run.config):
             self._end(run, "complete")
-        elif run.path.name in self._pruned:
+        elif is_pruned:
             self._end(run, "pruned")
-        elif code < 0 and run.starts < _STARTS:
-            print(f"{run.path}: its process was killed by signal {-code}; it goes on", flush=True)
-            run.state = "waiting"
-            self._waiting.appendleft(run)
         else:
-            run.problem = self._why(run, code)
+            run.problem = self._why(run, process.returncode)
             self._end(run, "failed")
 
     def _why(self, run: _Run, code: int) -> str:
-        """Why a run's process has ended before the run did."""
+        """Why a process has ended before its run did."""
         if code < 0:
-            return f"its process was killed by signal {-code}, {run.starts} times"
+            return f"its process was killed by signal {-code}"
         if code == 0:
             return f"it ended, and {run.path} does not hold this run as this program knows it"
         return worker.last_words(self._output(run))
+
+    def _stops(self, run: _Run, process: subprocess.Popen[bytes]) -> bool:
+        """Interrupt a run that falls behind; refuse a metric that it does not measure."""
+        if self._settings.prune == "none" and run.curve:
+            return False  # It measures the metric, and nothing else depends on it yet.
+        rows = measured(run.path)
+        run.curve = curve(rows, self._settings.metric)
+        if rows and not run.curve:
+            self._refuse_metric(run)
+        if stops := self._is_behind(run):
+            process.send_signal(signal.SIGINT)
+        return stops
+
+    def _is_behind(self, run: _Run) -> bool:
+        if self._settings.prune == "none":
+            return False
+        others = [other.curve for other in self._runs if other.trial.name != run.trial.name]
+        at_least, length = self._settings.prune_after, run.config.num_generations
+        return falls_behind(run.curve, others, at_least, length)
 
     def _end(self, run: _Run, state: State) -> None:
         metric, run.state = self._settings.metric, state
@@ -379,27 +362,6 @@ class _Sweep:
             value = mean_of_complete([each.result(metric) for each in of_trial])
             self._tell(run.trial, value, "pruned" in states)
 
-    def _look(self) -> None:
-        """Stop what falls behind, and a sweep of which the metric is not measured."""
-        rule = self._settings.prune
-        running = self._in("running")
-        for run in running:
-            if rule == "none" and run.curve:
-                continue  # It measures the metric, and nobody asks for more.
-            rows = measured(run.path)
-            run.curve = curve(rows, self._settings.metric)
-            if rows and not run.curve:
-                self._refuse_metric(run)
-        for run in running if rule != "none" else ():
-            # Runs of its own trial do not count.
-            others = [o.curve for o in self._runs if o.trial.name != run.trial.name]
-            length, at_least = run.config.num_generations, self._settings.prune_after
-            name = run.path.name
-            if name not in self._pruned and falls_behind(run.curve, others, rule, at_least, length):
-                self._pruned.add(name)
-                replace_file(self._path / PRUNED, [json.dumps(sorted(self._pruned)).encode()])
-                run.process.send_signal(signal.SIGINT)
-
     def _refuse_metric(self, run: _Run) -> None:
         keys = dict.fromkeys(key for row in measured(run.path) for key in row)
         metric = self._settings.metric
@@ -409,81 +371,61 @@ class _Sweep:
         )
 
     def _write(self, *, is_over: bool = False) -> tuple[list[Result], str, str]:
-        """Write what there is so far; returns the results, their table, and what trackers say."""
+        """Write the results so far; returns them, their table, and what trackers say."""
         results = [run.result(self._settings.metric) for run in self._runs]
         text = table(results, self._settings.metric)
         replace_file(self._path / "results.md", [text.encode(), b"\n"])
-        said = self._trackers.summarise(self._path, _rows(results), is_over=is_over)
-        return results, text, said
+        rows = [_row(result) for result in results]
+        return results, text, self._trackers.summarise(self._path, rows, is_over=is_over)
 
 
 def falls_behind(
-    curve: Curve, others: Sequence[Curve], rule: str, at_least: int, num_generations: int
+    curve: Curve, others: Sequence[Curve], at_least: int, num_generations: int
 ) -> bool:
-    """Whether a run should be stopped where its curve ends, by what others had come to by then.
+    """Whether a run is below the median of the others where its curve ends (Golovin et al. 2017).
 
-    A run's standing at a generation is the best that it has measured until then, the first
-    measurement left out: all runs begin at the same base. The median rule stops a run that is below
-    the median of the others' standings at that generation (Golovin et al. 2017, Vizier). Successive
-    halving (Jamieson & Talwalkar 2016; asynchronous as in Li et al. 2020) looks at two rungs, a
-    ninth and a third of the way, and stops a run that is not among the best third of all that have
-    come as far. Neither waits for anybody: a run is judged by those that were there before.
+    Each run counts with the best that it has measured up to that generation. The first measurement
+    is left out, because all runs begin at the same base.
 
     Args:
         curve: of the run.
-        others: of all others, those too that are over.
-        rule: "median" or "halving".
-        at_least: others that must have come as far.
+        others: of all others, including those that are over.
+        at_least: number of others that must have come as far.
         num_generations: of the whole run.
     """
     generation = curve[-1][0] if curve else 0
-    if rule == "halving":
-        rungs = [num_generations // _BEST_SHARE**power for power in (2, 1)]
-        generation = max((rung for rung in rungs if 0 < rung <= generation), default=0)
-    if not 0 < generation < num_generations:
-        return False
-    own = _standing(curve, generation)
     reached = [other for other in others if other and other[-1][0] >= generation]
-    standings = [_standing(other, generation) for other in reached]
-    if len(standings) < at_least:
+    if not 0 < generation < num_generations or len(reached) < at_least:
         return False
-    if rule == "median":
-        return own < median(standings)
-    better = sum(standing > own for standing in standings)
-    return better >= max((len(standings) + 1) // _BEST_SHARE, 1)
+    return _standing(curve, generation) < median(_standing(each, generation) for each in reached)
 
 
 def _standing(curve: Curve, generation: int) -> float:
-    """The best of what was measured until then, but at first; lowest where nothing was."""
-    measured = (value for at, value in curve if 0 < at <= generation)
-    return max(measured, default=-math.inf)
+    return max((value for at, value in curve if 0 < at <= generation), default=-math.inf)
 
 
 def measured(log_path: Path) -> list[dict[str, float]]:
-    """The metrics of a run, of one in progress too; none where they cannot be read."""
+    """The metrics of a run, which may be in progress; none where they cannot be read."""
     with contextlib.suppress(HistoryError):
         return read_metrics(log_path / METRICS)
     return []
 
 
 def curve(rows: Sequence[Mapping[str, float]], metric: str) -> Curve:
-    """(generation, metric), where that was measured."""
+    """(generation, metric), where it was measured."""
     pairs = [(row.get(GENERATION, math.nan), row.get(metric, math.nan)) for row in rows]
     return [(int(g), value) for g, value in pairs if math.isfinite(g) and math.isfinite(value)]
 
 
-def _rows(results: Sequence[Result]) -> list[dict[str, object]]:
-    """A row a run, with its options among its fields."""
-    rows: list[dict[str, object]] = []
-    for result in results:
-        row = dataclasses.asdict(result)
-        options = row.pop("options")
-        rows.append({"run": result.run, "trial": result.trial, **options, **row})
-    return rows
+def _row(result: Result) -> dict[str, object]:
+    """A result as a row, with its options among its fields."""
+    row = dataclasses.asdict(result)
+    options = row.pop("options")
+    return {"run": result.run, "trial": result.trial, **options, **row}
 
 
 def table(results: Sequence[Result], metric: str) -> str:
-    """A line a trial as Markdown, the best first."""
+    """A line per trial as Markdown, best first."""
     by_trial = itertools.groupby(results, key=lambda result: result.trial)
     trials = [list(of_trial) for _, of_trial in by_trial]
     names = list(results[0].options) if results else []
@@ -492,7 +434,7 @@ def table(results: Sequence[Result], metric: str) -> str:
 
 
 def mean_of_complete(results_R: Sequence[Result]) -> float:
-    """Mean of the final values of runs that are complete; NaN where none is."""
+    """Mean of the final values of complete runs; NaN where there is none."""
     values = [result.final for result in results_R if result.state == "complete"]
     return fmean(values) if values else math.nan
 
@@ -524,12 +466,3 @@ def _cells(trial_R: Sequence[Result], metric: str) -> list[str]:
 def _text(value: Value) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return " ".join(text.split()).replace("|", r"\|")
-
-
-def _read_pruned(path: Path) -> set[str]:
-    """Names of runs that were stopped early; none where the file is damaged."""
-    try:
-        found = parsed(read_file(path, LARGEST_TEXT, path.parent))
-    except (OSError, ValueError):
-        return set()
-    return set(map(str, cast("list[object]", found))) if isinstance(found, list) else set()

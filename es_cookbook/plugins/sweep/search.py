@@ -1,8 +1,7 @@
-"""Which options a sweep tries: all of them (grid), some at random, or what Optuna suggests.
+"""Which options a sweep tries: all combinations (grid), or what Optuna draws.
 
-A space says for each option which values it may take, as a list or as a range. A trial is one value
-for each. Those of a grid and random ones are known before the first run: the latter derive from a
-seed, the option's name and the trial's number, so a sweep that goes on makes the same ones.
+A space gives the values that each option may take, as a list or as a range. A trial is one value
+for each option.
 """
 
 import dataclasses
@@ -10,11 +9,10 @@ import hashlib
 import itertools
 import json
 import math
-import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
@@ -27,15 +25,15 @@ _LONGEST = 120
 """Characters of a run directory's name, before its seed."""
 JOURNAL = "optuna.jsonl"
 _DRAWS = 50
-"""For a trial that has not been tried; a small space may have none left."""
+"""Attempts to draw a trial that is new; a small space may have none left."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Values:
-    """One of some values.
+    """A list of values.
 
     Raises:
-        ConfigError: None, or one twice.
+        ConfigError: The list is empty or has a value twice.
     """
 
     values: tuple[Value, ...]
@@ -44,19 +42,13 @@ class Values:
         if not self.values or len(set(self.values)) < len(self.values):
             raise ConfigError(f"must be one or more different values, found {self.values}")
 
-    def at(self, share: float) -> Value:
-        """The value at a share of the way through, in [0, 1)."""
-        return self.values[int(share * len(self.values))]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """A number between two, both included; a whole one where both are.
-
-    `log`: small ones are as likely as large ones, by ratio.
+    """Numbers between two, both included; integers if both are. `log` draws log-uniformly.
 
     Raises:
-        ConfigError: Not finite, not in order, or `log` and not above 0.
+        ConfigError: The ends are not finite or not in order, or `log` and not above 0.
     """
 
     low: float
@@ -75,19 +67,9 @@ class Range:
     def is_whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def at(self, share: float) -> Value:
-        """The number at a share of the way from the lower to the higher, in [0, 1)."""
-        whole = int(self.is_whole)
-        low, high = (self.low, self.high + whole)
-        if self.log:
-            found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
-        else:
-            found = low + share * (high - low)
-        return min(int(found), int(self.high)) if whole else float(f"{found:.4g}")
-
 
 Space: TypeAlias = Mapping[str, Values | Range]
-"""Option -> what it may be."""
+"""Option -> its values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +81,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """A directory's name, the same for the same options and for no others.
+        """A directory's name, unique for these options.
 
         >>> Trial(3, {"optimizer.sigma": 0.01, "attempts": 2}).name
         'sigma0.01-attempts2'
@@ -123,7 +105,7 @@ def grid(space: Space) -> list[Trial]:
     """Every combination of values; the last option changes fastest.
 
     Raises:
-        ConfigError: A range, which has no end of values.
+        ConfigError: An option is a range, or two trials would have one name.
     """
     lists: list[tuple[Value, ...]] = []
     for name, choice in space.items():
@@ -141,21 +123,6 @@ def grid(space: Space) -> list[Trial]:
     return trials
 
 
-def at_random(space: Space, count: int, seed: int) -> list[Trial]:
-    """Different trials, up to `count`: fewer where the space has no more."""
-    found: dict[str, Trial] = {}
-    for draw in range(10 * count):
-        if len(found) == count:
-            break
-        options = {
-            name: choice.at(random.Random(derive_seed(seed, f"sweep {name}", draw)).random())
-            for name, choice in space.items()
-        }
-        trial = Trial(len(found), options)
-        found.setdefault(trial.name, trial)
-    return list(found.values())
-
-
 def corners(space: Space) -> Iterator[Trial]:
     """Trials in which every value of a list and both ends of every range occur, for checks."""
     ends = {
@@ -168,43 +135,55 @@ def corners(space: Space) -> Iterator[Trial]:
             yield Trial(0, {**first, name: value})
 
 
-class OptunaSampler:
-    """Trials by Optuna: a tree-structured Parzen estimator learns from those that are over.
+class Study:
+    """Trials drawn by Optuna: at random, or by its tree-structured Parzen estimator (TPE).
 
-    Bergstra et al. 2011 (TPE). What was tried and what came of it is kept in `optuna.jsonl` in the
-    sweep's directory, so a sweep that goes on begins with all of it, those trials that were not
-    over included. Other options, or another metric, are another study in the same file. Left out:
-    its pruners, since runs are compared in one place for all samplers (`loop.falls_behind`).
+    TPE (Bergstra et al. 2011) learns from the trials that have ended. Optuna's journal,
+    `optuna.jsonl` in the sweep's directory, records trials and their values, so a continued sweep
+    begins with all of them. Other options or another metric are another study in the same file.
 
     Args:
-        space: of the options.
-        count: trials in all, of this process and those before it.
-        seed: of what it draws.
-        metric: what is maximised.
-        log_path: directory of the study's file.
+        space: the options.
+        sampler: "random", or "optuna" for TPE.
+        count: total number of trials, including those of earlier processes.
+        seed: seed of the draws.
+        metric: the metric to maximise.
+        log_path: directory of the journal.
 
     Raises:
         ConfigError: Optuna is not installed.
     """
 
-    def __init__(self, space: Space, count: int, seed: int, metric: str, log_path: Path) -> None:
-        self._space = space
-        self._count = count
-        self._study = _study(space, seed, metric, log_path)
-        recorded = self._study.trials
-        self._recorded = iter(_whole(recorded, space))
-        self._over = {trial.number for trial in recorded if trial.state.is_finished()}
-        self._asked: dict[str, int] = {}
+    def __init__(
+        self,
+        space: Space,
+        sampler: Literal["random", "optuna"],
+        count: int,
+        seed: int,
+        metric: str,
+        log_path: Path,
+    ) -> None:
+        self._space, self._count = space, count
+        self._study = _study(space, sampler, seed, metric, log_path)
+        self._over = {trial.number for trial in self._study.trials if trial.state.is_finished()}
 
-    def ask(self) -> Trial | None:
-        """The next trial, those of before first, and no options twice; None: no more."""
-        trial = next(self._recorded, None) or self._new()
-        if trial is not None:
-            self._asked[trial.name] = trial.number
-        return trial
+    def trials(self) -> Iterator[Trial]:
+        """Recorded trials first, then new ones, each drawn when it is asked for."""
+        from optuna.trial import TrialState
 
-    def tell(self, trial: Trial, value: float, is_pruned: bool = False) -> None:
-        """A trial is over: the mean of its runs' metric, NaN where there is none."""
+        seen: set[str] = set()
+        for trial in self._study.trials:
+            if trial.params.keys() == self._space.keys() and trial.state != TrialState.FAIL:
+                options = {name: cast(Value, trial.params[name]) for name in self._space}
+                recorded = Trial(trial.number, options)
+                seen.add(recorded.name)
+                yield recorded
+        while len(seen) < self._count and (new := self._new(seen)) is not None:
+            seen.add(new.name)
+            yield new
+
+    def tell(self, trial: Trial, value: float, is_pruned: bool) -> None:
+        """Record a trial's value: the mean over its runs, NaN if there is none."""
         from optuna.trial import TrialState
 
         if trial.number in self._over:
@@ -216,24 +195,22 @@ class OptunaSampler:
         else:
             self._study.tell(trial.number, value)
 
-    def _new(self) -> Trial | None:
-        if len(self._asked) >= self._count:
-            return None
+    def _new(self, seen: set[str]) -> Trial | None:
         for _ in range(_DRAWS):
             drawn = self._study.ask()
-            options = {name: _suggested(drawn, name, self._space) for name in self._space}
+            options = {name: _suggested(drawn, name, self._space[name]) for name in self._space}
             trial = Trial(drawn.number, options)
-            if trial.name not in self._asked:
+            if trial.name not in seen:
                 return trial
-            self.tell(trial, math.nan)
+            self.tell(trial, math.nan, is_pruned=False)
         return None
 
 
-def _study(space: Space, seed: int, metric: str, log_path: Path) -> "optuna.Study":
+def _study(space: Space, sampler: str, seed: int, metric: str, log_path: Path) -> "optuna.Study":
     try:
         import optuna
     except ImportError as error:
-        raise not_installed("sampler=optuna", "optuna", "es-cookbook[sweep]") from error
+        raise not_installed(f"sampler={sampler}", "optuna", "es-cookbook[sweep]") from error
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -244,27 +221,17 @@ def _study(space: Space, seed: int, metric: str, log_path: Path) -> "optuna.Stud
     study = optuna.create_study(
         storage=storage, study_name=name, direction="maximize", load_if_exists=True
     )
-    # Its generator begins anew with every process: not at the draws of the one before.
+    # Each process draws from its own stream, or it would repeat the draws of the one before.
     of_process = derive_seed(seed, "optuna", len(study.trials)) % 2**32
-    study.sampler = optuna.samplers.TPESampler(seed=of_process)
+    samplers = optuna.samplers
+    is_random = sampler == "random"
+    study.sampler = (samplers.RandomSampler if is_random else samplers.TPESampler)(seed=of_process)
     return study
 
 
-def _suggested(drawn: "optuna.Trial", name: str, space: Space) -> Value:
-    choice = space[name]
+def _suggested(drawn: "optuna.Trial", name: str, choice: Values | Range) -> Value:
     if not isinstance(choice, Range):
         return cast(Value, drawn.suggest_categorical(name, choice.values))
     if choice.is_whole:
         return drawn.suggest_int(name, int(choice.low), int(choice.high), log=choice.log)
     return drawn.suggest_float(name, choice.low, choice.high, log=choice.log)
-
-
-def _whole(recorded: "Sequence[optuna.trial.FrozenTrial]", space: Space) -> list[Trial]:
-    """Trials with all their options, of which the runs are to be had."""
-    from optuna.trial import TrialState
-
-    return [
-        Trial(trial.number, {name: cast(Value, trial.params[name]) for name in space})
-        for trial in recorded
-        if trial.params.keys() == space.keys() and trial.state != TrialState.FAIL
-    ]

@@ -2,10 +2,10 @@
 
     python -m es_cookbook.plugins.sweep.worker cores=0,1 < config
 
-A process is bound to cores of its own, and starts as many threads as these are, so runs do not get
-in each other's way. Where there are several GPUs, it sees its own. Its standard input is the run's
-Config, one line of JSON, and stays open for as long as the sweep's process lives: when it ends, the
-run is interrupted, ready to go on. Exit codes are those of every command.
+A process is bound to its cores and starts as many threads, so that runs do not slow each other
+down. With several GPUs, it sees its own. Its standard input is the run's Config, one line of JSON,
+and stays open as long as the sweep's process lives: when it closes, the run is interrupted, ready
+to be continued. Exit codes are those of every command.
 """
 
 import contextlib
@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
+import anyio
 import chz
 
 from es_cookbook.common.cli import run_cli
@@ -30,21 +31,18 @@ from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.lock import writer_of
 from es_cookbook.runs.program import run
 
 Share: TypeAlias = tuple[tuple[int, ...], str | None]
-"""What a process has of the machine: cores, and a GPU if not all of them."""
+"""A process's cores, and its GPU unless it sees all of them."""
 _LONGEST = 1000
-"""Characters of what is told of a failure."""
+"""Characters of a failure that are shown."""
 _SECONDS_TO_END = 7.0
-"""After an interrupt; what has not ended then is killed, as its history allows at any moment."""
-_SECONDS_OF_FORMER = 30.0
-"""For the process of a sweep that was killed, which interrupts itself and may save something."""
+"""After an interrupt; then the process is killed, which the history survives at any moment."""
 
 
 def shares(count: int, devices: Sequence[str]) -> list[Share]:
-    """The machine's cores in so many shares, and GPUs in turn; without devices all see all GPUs.
+    """Divide the machine's cores, and deal out GPUs in turn; without devices all see all GPUs.
 
     Raises:
         ConfigError: More shares than cores.
@@ -64,59 +62,46 @@ def shares(count: int, devices: Sequence[str]) -> list[Share]:
 
 
 def start(config: Config, share: Share, output: Path) -> subprocess.Popen[bytes]:
-    """Train in a process of its own; what it prints is added to `output`."""
+    """Train in a new process; what it prints is appended to `output`."""
+    cores, device = share
     text = config_to_json(config)
     found = (script_of(module) for module in modules_named(text))
     scripts = ",".join(str(script.resolve()) for script in found if script)
-    options = [f"cores={','.join(map(str, share[0]))}", f"scripts={scripts}"]
     with output.open("ab") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "es_cookbook.plugins.sweep.worker", *options],
+            [
+                *(sys.executable, "-m", "es_cookbook.plugins.sweep.worker"),
+                *(f"cores={','.join(map(str, cores))}", f"scripts={scripts}"),
+            ],
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=printed,
-            env=_environment(share),
-            start_new_session=True,  # Ctrl-C is the sweep's, which interrupts each run once.
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads_of(cores)),
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **({} if device is None else {"CUDA_VISIBLE_DEVICES": device}),
+            },
+            start_new_session=True,  # Ctrl-C reaches the sweep, which interrupts each run once.
         )
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # It has ended already, and says why.
+    with contextlib.suppress(BrokenPipeError):  # It has ended already; its output says why.
         process.stdin.write(json.dumps(json.loads(text)).encode() + b"\n")
         process.stdin.flush()
     return process
 
 
-def _environment(share: Share) -> dict[str, str]:
-    """The sweep's own, with a share of threads and GPUs, and the same modules."""
-    cores, device = share
-    devices = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-    return {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads_of(cores)),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        **devices,
-    }
-
-
-def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Interrupt them, if they are still running, and wait for all."""
-    waiting = list(processes)
-    for process in waiting:
-        process.send_signal(signal.SIGINT)
+async def end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt it if it is still running, and wait for it."""
+    process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + _SECONDS_TO_END
-    for process in waiting:
-        try:
-            process.wait(max(deadline - time.monotonic(), 0.01))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        release(process)
-
-
-def release(process: subprocess.Popen[bytes]) -> int:
-    """Close the pipe to a process that has ended, or is ending. Returns its exit code."""
+    while process.poll() is None and time.monotonic() < deadline:
+        await anyio.sleep(0.02)
+    process.kill()
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
-    return process.wait()
+    process.wait()
 
 
 def last_words(output: Path) -> str:
@@ -130,14 +115,14 @@ def last_words(output: Path) -> str:
 
 @chz.chz
 class _Worker:
-    """Train with the Config that comes by the standard input."""
+    """Train with the Config from the standard input."""
 
-    cores: tuple[int, ...] = chz.field(default=(), doc="of this machine, to stay on; all if empty")
-    scripts: tuple[str, ...] = chz.field(default=(), doc="whose classes the Config names")
+    cores: tuple[int, ...] = chz.field(default=(), doc="cores to stay on; empty: all")
+    scripts: tuple[str, ...] = chz.field(default=(), doc="scripts whose classes the Config names")
 
 
 def main(worker: _Worker) -> None:
-    """Train, or go on; a run that is complete is left as it is."""
+    """Train, or continue; a complete run is left as it is."""
     if worker.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, worker.cores)
     text = sys.stdin.readline()
@@ -145,23 +130,12 @@ def main(worker: _Worker) -> None:
     config = config_from_json(text, [*trust_of(text), *worker.scripts])
     if not isinstance(config, Config):
         raise ConfigError(f"a sweep trains with a Config, found {type(config).__name__}")
-    _await_former(Path(config.log_path))
     run(chz.replace(config, behavior_if_log_dir_exists="resume"))
-
-
-def _await_former(log_path: Path) -> None:
-    """Wait for another process that writes the run, such as one of a sweep that was killed."""
-    said, until = False, time.monotonic() + _SECONDS_OF_FORMER
-    while (writer := writer_of(log_path)) and time.monotonic() < until:
-        if not said:
-            print(f"{log_path} is being written by {writer}: waiting for its end", flush=True)
-        said = True
-        time.sleep(0.1)
 
 
 def _end_with_parent() -> None:
     """Interrupt this process when the standard input ends."""
-    while os.read(0, 1):  # Not by `sys.stdin`, whose lock would be held when this process ends.
+    while os.read(0, 1):  # Not `sys.stdin`, whose lock would be held when this process exits.
         pass
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -1,11 +1,12 @@
 """Which trials a sweep makes, and what their directories are called."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.sweep.search import Range, Trial, Values, at_random, corners, grid
+from es_cookbook.plugins.sweep.search import Range, Study, Trial, Values, corners, grid
 
 
 def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> None:
@@ -19,22 +20,26 @@ def test_a_grid_is_every_combination_and_the_last_option_changes_fastest() -> No
     assert [dict(trial.options) for trial in grid({})] == [{}], "the seeds alone"
 
 
-def test_random_trials_are_the_same_again_and_those_of_more_begin_with_them() -> None:
+def test_random_trials_are_recorded_and_those_of_more_begin_with_them(tmp_path: Path) -> None:
     space = {"sigma": Range(0.001, 0.1, log=True), "n": Range(2, 4), "kind": Values(("a", "b"))}
-    trials = at_random(space, 200, seed=0)
-    assert at_random(space, 50, seed=0) == trials[:50] != at_random(space, 50, seed=1)
+
+    def drawn(count: int, seed: int = 0, name: str = "same") -> list[Trial]:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return list(Study(space, "random", count, seed, "reward", tmp_path / name).trials())
+
+    trials = drawn(60)
+    assert drawn(20)[:20] == trials[:20]
+    assert drawn(20, name="again") == trials[:20] != drawn(20, seed=1, name="other")
     sigmas = [float(trial.options["sigma"]) for trial in trials]
     assert all(0.001 <= sigma <= 0.1 for sigma in sigmas)
-    below = sum(sigma < 0.01 for sigma in sigmas) / 200
-    assert below == pytest.approx(0.5, abs=0.1), "by ratio"
+    assert 20 < sum(sigma < 0.01 for sigma in sigmas) < 40, "log-uniform"
     assert {trial.options["n"] for trial in trials} == {2, 3, 4}
     assert {trial.options["kind"] for trial in trials} == {"a", "b"}
 
 
-def test_no_random_trial_is_made_twice_however_few_there_are() -> None:
-    trials = at_random({"n": Range(1, 3)}, 50, seed=0)
+def test_no_random_trial_is_made_twice_however_few_there_are(tmp_path: Path) -> None:
+    trials = Study({"n": Range(1, 3)}, "random", 50, 0, "reward", tmp_path).trials()
     assert sorted(trial.options["n"] for trial in trials) == [1, 2, 3]
-    assert [trial.number for trial in trials] == [0, 1, 2]
 
 
 def test_checks_see_all_values_and_both_ends() -> None:
