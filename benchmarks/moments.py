@@ -226,7 +226,7 @@ def cases(desk: Desk, moments: int) -> list[Case]:
     lines = [evaluates, goes_on, "generation 3/"]
     _, evaluating, generations = times(desk, given, "cache", lines)
     shutil.copytree(desk.path / "run", desk.path / "trained")
-    export = command("export", "log_path=trained", "output=out", "trust=trained/scripts/rewards.py")
+    export = command("export", "log_path=trained", "output=out", "trust=rewards.py")
     (exporting,) = times(desk, export, "cache", [EXPORTED])
     stages = [
         *((train, CONVERTS, converting), (train, "", start - BOOT), (train, loads, loading)),

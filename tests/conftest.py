@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -17,8 +16,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # once.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
-# The secret by which runs are sealed is the tests' own, in all processes that they start.
-os.environ.setdefault("ES_COOKBOOK_STATE", tempfile.mkdtemp(prefix="es_cookbook_state"))
 
 import pytest
 from hypothesis import HealthCheck, settings

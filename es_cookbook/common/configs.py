@@ -167,11 +167,6 @@ def trust_of(text: str) -> frozenset[str]:
     return frozenset(_trust_of(_parsed(text)))
 
 
-def own_words(text: str) -> frozenset[str]:
-    """The same but for packages and scripts, of a text that this user sealed."""
-    return frozenset(_own_words(_parsed(text)))
-
-
 def modules_named(text: str) -> list[str]:
     """Modules of the classes and functions that a config names, of any origin; imports none.
 
@@ -227,11 +222,7 @@ def _not_too_deep() -> Generator[None]:
 
 
 def _trust_of(plain: object) -> set[str]:
-    return _own_words(plain) | _modules_in(plain)
-
-
-def _own_words(plain: object) -> set[str]:
-    return {ANYTHING_REACHED, *filter(is_own, references_in(plain))}
+    return {ANYTHING_REACHED, *filter(is_own, references_in(plain)), *_modules_in(plain)}
 
 
 def _modules_in(plain: object) -> set[str]:

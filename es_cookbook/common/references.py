@@ -1,24 +1,23 @@
-"""Classes and functions by name, and whose names may be followed.
+"""Classes and functions by name, and which names from a file may be followed.
 
-A class or a function is written as "module:qualname". To follow such a name is to import the
-module, which runs it. So a name that comes from a file is checked as text first: its module must
-belong to es_cookbook or to a package that the user trusts, and every piece must be a plain
-identifier. What is found must then be defined there, not merely imported there: `os` is an
-attribute of many modules, and everything can be reached from it.
+A class or function is written as "module:qualname". Following such a name imports the module, which
+runs its code. So a name from a file is checked as text first: its module must belong to es_cookbook
+or to a package or script in `trust`, and every piece must be a plain identifier. The object must
+also be defined there, not only imported there: `os` is an attribute of many modules, and everything
+can be reached from it.
 
-What a script defines belongs to the module that the script would be if it were imported, so that
-other programs can import it: `Env` of `recipes/my_env.py` is `my_env:Env`, and a script is trusted
-by its path.
+A class of a script is recorded under the name that the script has as a module, so that other
+programs can import it: `Env` of `recipes/my_env.py` is `my_env:Env`. A script is trusted by its
+path.
 
 Left out: checking what the code of a trusted package does.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import cast
@@ -27,24 +26,23 @@ from es_cookbook.common.errors import ConfigError, did_you_mean
 from es_cookbook.common.registry import parts_of
 
 _OWN = "es_cookbook"
-_OWN_MAIN = "es_cookbook.__main__"
 _MAIN = ("__main__", "__mp_main__")
-"""What the module that was run calls itself, in the process and in those that it spawns."""
+"""Names of the module that was run, in the process and in those that it spawns."""
 _SCRIPT = ".py"
 _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
-"""Not those that Unicode has beside ASCII, some of which Python takes for the same."""
+"""ASCII only: Python takes some other letters of Unicode for the same."""
 _loaded_scripts: dict[str, Path] = {}
 """Name of a module -> the trusted script that was imported as it."""
 _is_importing = False
 ANYTHING_REACHED = "(anything)"
-"""Stands in `trust` for all that a config reaches: one of this process, or only compared."""
+"""In `trust`: everything that a config reaches, if it is of this process or only compared."""
 _WORD = re.compile(rf"[a-z]+:|{_OWN}\.[^:]*:")
-"""How what is trusted begins that is no package and no script: an address, hub:me/run, a class."""
+"""Beginning of a word of `trust` that is neither package nor script: hub:me/run, a class."""
 _LONGEST = 300
 """Characters of a name that is followed."""
 
 _REFERENCES = ("$class", "$partial", "$import")
-"""What stands before a name in a config."""
+"""Keys of a config whose value is a name."""
 
 
 def reference(thing: Callable[..., object]) -> str:
@@ -76,7 +74,7 @@ def reference(thing: Callable[..., object]) -> str:
 def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
     """Import what "module:qualname" names, from es_cookbook or a package in `trust`.
 
-    The module that was run is trusted too: the user ran it.
+    The module that was run is trusted too: its code runs already.
 
     Args:
         text: from anywhere.
@@ -107,15 +105,13 @@ def resolve(text: str, trust: Collection[str] = ()) -> Callable[..., object]:
         raise ConfigError(f"{text} cannot be imported: {said}{hint}") from error
     found = _defined(module, qualname, text)
     home = found.__module__
-    if not (is_main and home in _MAIN and _module_that_was_run() != _OWN_MAIN):
+    if not (is_main and home in _MAIN):
         _check_trusted(home, packages, text)
     return found
 
 
 def load(text: str) -> Callable[..., object]:
-    """The class or function that a distribution has registered as "module:name".
-
-    Whoever has installed it has trusted it.
+    """The class or function that an installed distribution has registered as "module:name".
 
     Raises:
         ConfigError: It cannot be imported, or is not there; names the distribution.
@@ -140,14 +136,14 @@ def source_of(text: str) -> Path | None:
 
 
 def is_own(text: str) -> bool:
-    """Whether a "module:qualname" is of es_cookbook itself, maybe of one of its programs."""
+    """Whether a "module:qualname" is of es_cookbook itself, also as the program that was run."""
     return belongs_to(of_program(text).partition(":")[0], (_OWN,))
 
 
 def of_program(text: str) -> str:
-    """A "module:qualname"; of the program that runs, by its module's own name."""
+    """A "module:qualname" in which the module that was run has its real name."""
     module_name, colon, qualname = text.partition(":")
-    if module_name in _MAIN and (run := _module_that_was_run()) not in (None, _OWN_MAIN):
+    if module_name in _MAIN and (run := _module_that_was_run()) is not None:
         return f"{run}{colon}{qualname}"
     return text
 
@@ -168,66 +164,64 @@ def references_in(plain: object) -> set[str]:
 
 
 def typed(text: str) -> Callable[..., object]:
-    """The class or function that a user's word "module:name" or "path/to/script.py:name" means.
+    """The class or function that a user typed as "module:name" or "path/to/script.py:name".
 
-    A module's file in the current directory is taken as a script, whichever way this program was
-    started. The user typed it, so it is trusted.
+    A module's file in the current directory is taken as a script. What is typed is trusted.
 
     Raises:
         ConfigError: There is none.
     """
     module_name, _, name = text.rpartition(":")
-    path = Path(module_name if is_script(module_name) else f"{module_name}{_SCRIPT}")
-    if is_script(module_name) or (path.is_file() and module_name not in sys.modules):
+    is_script = module_name.endswith(_SCRIPT)
+    path = Path(module_name if is_script else f"{module_name}{_SCRIPT}")
+    if is_script or (path.is_file() and module_name not in sys.modules):
         module_name = _loaded(path)
     return resolve(f"{module_name}:{name}", trust=[module_name])
 
 
 def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
-    """Names of the packages and modules that a user trusts; scripts, given by path, are loaded.
+    """Names of the packages and modules that a user trusts; scripts, given by path, are imported.
 
-    What else the user trusts (an address, a repository) stays as it is.
+    Other words (an address, a repository) stay as they are.
 
     Raises:
-        ConfigError: One can be neither; or a script is not there, fails, or has the name of another
-            module.
+        ConfigError: Neither a package's name nor a script's path; or the script is missing, fails,
+            or has the name of another module.
     """
-    return tuple(
-        name if _is_word(name) else _loaded(Path(name)) if is_script(name) else _checked(name)
-        for name in trust
-    )
+    return tuple(map(_trusted, trust))
 
 
-def _is_word(trusted: str) -> bool:
-    return trusted == ANYTHING_REACHED or _WORD.match(trusted) is not None
-
-
-def is_script(trusted: str) -> bool:
-    """Whether what a user trusts is the path of a script, not the name of a package."""
-    return trusted.endswith(_SCRIPT)
-
-
-def was_run(module_name: str) -> bool:
-    """Whether it is the module or the script that this process was started with."""
-    return module_name == _module_that_was_run()
+def _trusted(name: str) -> str:
+    if name.endswith(_SCRIPT):
+        return _loaded(Path(name))
+    is_word = name == ANYTHING_REACHED or _WORD.match(name)
+    if not is_word and (
+        len(name) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, name.split(".")))
+    ):
+        raise ConfigError(
+            f"trust={name}: a package is named as in an import, and a script by its path, as "
+            "trust=my_package or trust=another.module,path/to/script.py"
+        )
+    return name
 
 
 def script_of(module_name: str) -> Path | None:
     """The file of a module that is a script: the one that was run, or one that is trusted."""
-    if was_run(module_name):
+    if module_name == _module_that_was_run():
         main = sys.modules["__main__"]
         return None if main.__spec__ is not None else Path(str(main.__file__))
     return _loaded_scripts.get(module_name)
 
 
 def _loaded(path: Path) -> str:
-    """Import a script as a module, without running what it does as a program; gives its name."""
+    """Import a script as a module that is not `__main__`; returns the module's name."""
+    global _is_importing
     name, here = path.stem, path.resolve()
     if not _IDENTIFIER.fullmatch(name):
         raise ConfigError(f"{path}: a script that is imported is named like a Python module")
     if not path.is_file():
         raise ConfigError(f"there is no script {path}")
-    if name == _module_that_was_run() or _is_copy(here, _loaded_scripts.get(name)):
+    if name == _module_that_was_run() or _loaded_scripts.get(name) == here:
         return name
     if name in sys.modules or name in sys.stdlib_module_names:
         raise ConfigError(
@@ -239,58 +233,28 @@ def _loaded(path: Path) -> str:
     module = importlib.util.module_from_spec(spec)
     if (folder := str(here.parent)) not in sys.path:
         sys.path.append(folder)  # A script may import what lies beside it.
-    sys.modules[name], _loaded_scripts[name] = module, here
+    sys.modules[name], _loaded_scripts[name], _is_importing = module, here, True
     try:
-        with _importing():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except Exception as error:  # Whatever a script's own code raises.
         del sys.modules[name], _loaded_scripts[name]
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{path} cannot be imported: {said}") from error
+    finally:
+        _is_importing = False
     return name
 
 
-def _is_copy(script: Path, known: Path | None) -> bool:
-    """Whether it is the known script or a copy of it."""
-    if known is None or script == known:
-        return known is not None
-    return known.is_file() and known.read_bytes() == script.read_bytes()
-
-
 def refuse_while_imported() -> None:
-    """For what a program does when it is run: refuse it while a script is only imported.
+    """Refuse to run a program while a trusted script is being imported.
 
     Raises:
-        ConfigError: A script that is trusted is being imported now.
+        ConfigError: A script is being imported, which starts a run at its top level.
     """
     if _is_importing:
         raise ConfigError(
             "it starts to work when it is imported; put that behind `if __name__ == '__main__':`"
         )
-
-
-@contextlib.contextmanager
-def _importing() -> Generator[None]:
-    global _is_importing
-    before, _is_importing = _is_importing, True
-    try:
-        yield
-    finally:
-        _is_importing = before
-
-
-def is_module_name(name: str) -> bool:
-    """Whether it can be the name of a module; anything else may be a command in disguise."""
-    return len(name) <= _LONGEST and all(map(_IDENTIFIER.fullmatch, name.split(".")))
-
-
-def _checked(name: str) -> str:
-    if not is_module_name(name):
-        raise ConfigError(
-            f"trust={name}: a package is named as in an import, and a script by its path, as "
-            "trust=my_package or trust=another.module,path/to/script.py"
-        )
-    return name
 
 
 def belongs_to(module_name: str, packages: Collection[str]) -> bool:
@@ -303,7 +267,7 @@ def belongs_to(module_name: str, packages: Collection[str]) -> bool:
 
 
 def _check_trusted(module_name: str, packages: Collection[str], text: str) -> None:
-    if belongs_to(module_name, packages) and module_name != _OWN_MAIN:
+    if belongs_to(module_name, packages):
         return
     package = module_name.partition(".")[0]
     what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
@@ -311,6 +275,11 @@ def _check_trusted(module_name: str, packages: Collection[str], text: str) -> No
         advice = "it is of the program that wrote this, and only that program has it"
     elif package in sys.stdlib_module_names:
         advice = "it is of Python itself, where much can run anything"
+    elif sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
+        advice = (
+            f"there is no package {package} here; if it is a script that you trust, add "
+            f"trust=path/to/{package}{_SCRIPT}"
+        )
     else:
         advice = f"if you trust the code of {package}, add trust={package}"
     raise ConfigError(f"{what} is not part of es_cookbook; {advice}")

@@ -36,12 +36,6 @@ from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, check_is_run
-from es_cookbook.runs.directory.trusted import (
-    missing_distributions,
-    scripts_not_trusted,
-    trust_option,
-    with_sealed,
-)
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.run_config import RunConfig
 
@@ -208,8 +202,8 @@ def recorded_config(
 ) -> Config:
     """The Config of the run in a directory, as it was begun, but for a length that it was given.
 
-    It may name parts of es_cookbook, and classes and functions of the packages and scripts in
-    `trust`; what it reaches has to be there too, or the run to be this user's own.
+    It may name parts of es_cookbook and of installed plug-ins, and classes and functions of the
+    packages and scripts in `trust`; what it reaches has to be named there too.
 
     Args:
         log_path: the directory.
@@ -232,23 +226,10 @@ def config_of_kind(
     """The same of a run of any kind."""
     log_path, text = recorded.log_path, recorded.config_json
     path = log_path / CONFIG
-    trust = with_sealed(log_path, text, trust)
     if '"__main__:' in text:
         raise ConfigError(
             f"{path} names classes of the program that wrote it, as __main__, and only that has "
             f"them: run it again with log_path={shlex.quote(str(log_path))} "
             "behavior_if_log_dir_exists=resume"
         )
-    if scripts := scripts_not_trusted(log_path, text, trust):
-        raise ConfigError(
-            f"{path} names classes of {', '.join(script.name for script in scripts)}, which is not "
-            f"part of es_cookbook; if you trust that script, add{trust_option(log_path, text)}"
-        )
-    try:
-        return read_config(path, text, kind, trust, typed)
-    except ConfigError as error:
-        if missing := missing_distributions(log_path):
-            raise ConfigError(
-                f"{path} has parts of {', '.join(missing)}, which is not installed here"
-            ) from error
-        raise
+    return read_config(path, text, kind, trust, typed)

@@ -19,6 +19,7 @@ import chz
 
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
+from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.common.schedules import Schedule
 from es_cookbook.common.terminal import command, no_silence, plural, say
 from es_cookbook.engines.base import Engine
@@ -45,7 +46,6 @@ from es_cookbook.runs.directory.directory import (
     locked,
 )
 from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
-from es_cookbook.runs.directory.trusted import trust_option
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import Prefix, check_same_base, header_of
 from es_cookbook.runs.loop import Run
@@ -111,9 +111,8 @@ def _check_outside(config: Config) -> None:
 
 def resuming(config: Config) -> str:
     """The whole command that goes on with a run."""
-    log_path = Path(config.log_path)
-    trust = trust_option(log_path, config_to_json(config))
-    return command("resume", log_path=log_path) + trust
+    trust = trust_option(config, config_to_json(config))
+    return command("resume", log_path=config.log_path, **trust)
 
 
 def to_go_on(config: Config) -> str:
@@ -123,15 +122,14 @@ def to_go_on(config: Config) -> str:
 
 def forking(config: Config, generation: int) -> str:
     """The whole command that goes on with this Config where the recorded run cannot."""
-    trust = trust_option(Path(config.log_path), config_to_json(config))
-    longer = command(
+    return command(
         "fork",
         log_path=config.log_path,
         generation=generation,
         output=f"{config.log_path}-longer",
         num_generations=config.num_generations,
+        **trust_option(config, config_to_json(config)),
     )
-    return longer + trust
 
 
 def _check_schedules(recorded_json: str, config_json: str, history: Prefix, config: Config) -> None:

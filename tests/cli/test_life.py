@@ -142,11 +142,9 @@ KINDS = {
     "forked": Kind(copied("forked")),
     "rewound, and its previous state (`rewound/1`)": Kind(copied("rewound/rewound/1")),
     "from a script": Kind(
-        copied("scripted"), said={"": "if you trust that script, add trust={path}/scripts/"}
+        copied("scripted"), said={"": "if it is a script that you trust, add trust=path/to/life_"}
     ),
-    "from a script, with `trust=`": Kind(
-        copied("scripted"), {"": "trust=tests,{path}/scripts/life_script.py"}
-    ),
+    "from a script, with `trust=`": Kind(copied("scripted"), {"": "trust=tests,{script}"}),
     "from another engine, with `engine=`": Kind(
         changed(TRAINED_ELSEWHERE, of="interrupted"),
         dict.fromkeys(("resume", "resume, longer", "play", "evaluate"), "engine=torch"),
@@ -235,8 +233,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copytree(path / "rewound", path / "interrupted")
     shutil.rmtree(path / "interrupted/rewound")
     shutil.copytree(path / "interrupted", path / "scripted")
-    (path / "scripted/scripts").mkdir()
-    (path / "scripted/scripts/life_script.py").write_text(SCRIPT)
+    (path / "life_script.py").write_text(SCRIPT)
     dataset = '"tests.fakes:SmallDatasetBuilder"'
     replaced("config.json", dataset, '"life_script:Problems"')(path / "scripted")
     yield path
@@ -294,7 +291,7 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
         shutil.copytree(trained / "model", home / "model")
         path, output = home / "run", home / "output"
         kind.make(trained, path)
-        places = {"path": path, "model": home / "elsewhere"}
+        places = {"path": path, "model": home / "elsewhere", "script": trained / "life_script.py"}
         at_home = replaced("config.json", re.escape(f'{trained}/model"'), f'{home}/model"')
         if (path / "config.json").exists() and name != "a model, not a run":
             at_home(path)
@@ -374,9 +371,8 @@ def test_what_is_said_to_go_on_can_be_typed_whatever_the_directory_is_called(
     run, fork = tmp_path / "it's my run", tmp_path / "a fork"
     shutil.copytree(trained / "scripted", run)
     rewound = typed("rewind", f"log_path={run}", "generation=1")
-    trust = f"trust={run}/scripts/life_script.py"
-    forked = typed("fork", f"log_path={run}", "generation=1", f"output={fork}", f"{trust},tests")
-    for done, path in ((rewound, run), (forked, fork)):
+    trust = f"trust={trained}/life_script.py,tests"
+    forked = typed("fork", f"log_path={run}", "generation=1", f"output={fork}", trust)
+    for done, options in ((rewound, [f"log_path={run}"]), (forked, [f"log_path={fork}", trust])):
         shown = shlex.split(done.stdout.strip().rpartition(": ")[2])
-        trust = f"trust={path}/scripts/life_script.py,tests"
-        assert shown[-3:] == ["resume", f"log_path={path}", trust]
+        assert shown[-len(options) - 1 :] == ["resume", *options]

@@ -59,13 +59,10 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     assert (again / "history.jsonl").read_bytes() == (run / "history.jsonl").read_bytes()
     rows = read_metrics(run / "metrics.jsonl")
     assert len(rows) == 3 and "reward/mean" in rows[0] and "test/reward/mean" in rows[2]
-    assert (run / "scripts/my_rewards.py").read_text() == (here / "my_rewards.py").read_text()
-    # The script lies where it lay, unchanged, so it is not asked for.
-    assert typed("resume", str(run), "num_generations=3").returncode == 0
+    trust = "trust=my_rewards.py"
+    assert "my_rewards:score is not part of" in refused("resume", str(run), "num_generations=3")
+    assert typed("resume", str(run), "num_generations=3", trust).returncode == 0
     assert len(list(read_history(run / "history.jsonl"))) == 3
-    (run / "seal").unlink()  # As of a stranger's run.
-    trust = refused("resume", str(run), "num_generations=4").strip().rpartition(" add ")[2]
-    assert trust == f"trust={run}/scripts/my_rewards.py"
     played = json.loads(typed("play", f"log_path={run}", trust, "problem=0").stdout)
     assert played["turns"][0]["prompt"].endswith("justthenumber.")  # No spaces.
 

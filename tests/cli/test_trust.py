@@ -12,11 +12,17 @@ import torch
 
 from es_cookbook.checkpoints.models import load_architecture, load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
-from es_cookbook.common.configs import load_config
+from es_cookbook.common.cli import run_cli
+from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.plugins.branches.fork import Fork
 from es_cookbook.plugins.branches.fork import main as fork
+from es_cookbook.plugins.play.play import PlayConfig
+from es_cookbook.plugins.play.play import main as play
 from es_cookbook.runs.config import Config, recorded_config
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
+from tests.chat_server import chat_server
 from tests.hostile_configs import RECORDED, hostile_configs
 from tests.programs import Programs
 
@@ -62,14 +68,70 @@ def recorded(tmp_path: Path, **fields: object) -> Path:
     return run
 
 
-def test_the_sentence_says_what_trust_would_allow(tmp_path: Path) -> None:
-    run = recorded(tmp_path, dataset={"$class": "my_env.data:Builder"})
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("tests.data:Builder", "if you trust the code of tests, add trust=tests"),
+        ("json.decoder:X", "it is of Python itself, where much can run anything"),
+        (
+            "my_env:Builder",
+            "there is no package my_env here; if it is a script that you trust, add "
+            "trust=path/to/my_env.py",
+        ),
+    ],
+)
+def test_the_sentence_says_what_trust_would_allow(tmp_path: Path, name: str, advice: str) -> None:
+    run = recorded(tmp_path, dataset={"$class": name})
     with pytest.raises(ConfigError) as caught:
         fork(Fork(log_path=str(run), output=str(tmp_path / "fork")), {})
     assert str(caught.value) == (
-        f"{run / 'config.json'}: config.dataset: my_env.data:Builder is not part of es_cookbook; "
-        "if you trust the code of my_env, add trust=my_env"
+        f"{run / 'config.json'}: config.dataset: {name} is not part of es_cookbook; {advice}"
     )
+
+
+JUDGE = {"$class": "es_cookbook.plugins.judges.reward:Judge", "model": "m"}
+TASK = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl", "prompt": "{question}"}
+PUSHED = {
+    "$class": "es_cookbook.runs.tracking.trackers:TrackersBuilder",
+    "hub": {"$class": "es_cookbook.plugins.hub.background_push:HubPush", "repo_id": "me/run"},
+}
+
+
+def test_a_run_is_forked_only_if_what_it_reaches_is_named_or_left_out(tmp_path: Path) -> None:
+    judge = JUDGE | {"url": "https://judge.example/v1"}
+    run = recorded(tmp_path, dataset=TASK | {"reward": judge}, trackers=PUSHED)
+    options: dict[str, Any] = {"log_path": str(run), "output": str(tmp_path / "fork")}
+    with pytest.raises(
+        ConfigError, match=r"\.url: .* add trust=https://judge\.example,hub:me/run$"
+    ):
+        fork(Fork(**options), {})
+    assert not (tmp_path / "fork").exists()
+    fork(Fork(**options, trust=("https://judge.example",)), {"trackers.hub": "None"})
+    forked = recorded_config(tmp_path / "fork", ["https://judge.example"])
+    assert forked.trackers == TrackersBuilder()
+    text = config_to_json(forked)
+    assert trust_option(forked, text) == {"trust": "https://judge.example"}
+
+
+def test_the_key_of_a_judge_goes_only_to_addresses_that_the_user_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`play` and `resume` sent it to any address in a stranger's config."""
+    monkeypatch.setenv("ES_COOKBOOK_JUDGE_KEY", "secret")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{i}+1="}) + "\n" for i in range(20)))
+    with chat_server(lambda _: "10") as server:
+        sizes = {"source": str(rows), "num_test": 4, "problems_per_generation": 2}
+        task = TASK | sizes | {"reward": JUDGE | {"url": server.url}}
+        address = server.url.removesuffix("/v1")
+        options = [f"log_path={recorded(tmp_path, dataset=task)}", "problem=0", "genome=base"]
+        with pytest.raises(SystemExit):
+            run_cli(play, PlayConfig, options)
+        said = capsys.readouterr().err
+        assert "is where questions go, with the key in ES_COOKBOOK_JUDGE_KEY" in said
+        assert said.endswith(f"add trust={address}\n") and server.asked == []
+        run_cli(play, PlayConfig, [*options, f"trust={address}"])
+        assert server.keys == ["Bearer secret"]
 
 
 def test_a_package_that_is_trusted_is_imported_and_its_class_has_to_fit(tmp_path: Path) -> None:
@@ -176,15 +238,8 @@ def test_a_script_trains_and_goes_on_without_a_word_and_others_go_on_if_they_tru
     def resumed(*options: str) -> subprocess.CompletedProcess[str]:
         return programs.run("-m", "es_cookbook", "resume", "log_path=run", *options, cwd=tmp_path)
 
-    unchanged = resumed("num_generations=3")
-    assert unchanged.returncode == 0, unchanged.stderr
-    (tmp_path / "my_script.py").write_text(SCRIPT + "# and more")
-    refused = resumed("num_generations=4")
-    assert refused.returncode == 1 and refused.stderr == (
-        "run/config.json names classes of my_script.py, which is not part of es_cookbook; if you "
-        "trust that script, add trust=run/scripts/my_script.py\n"
-    )
-    assert (tmp_path / "run/scripts/my_script.py").read_text() == SCRIPT
-    gone_on = resumed("num_generations=4", "trust=run/scripts/my_script.py")
+    refused = resumed("num_generations=3")
+    assert refused.returncode == 1 and "if you trust the code of my_script" in refused.stderr
+    gone_on = resumed("num_generations=3", "trust=my_script.py,tests")
     assert gone_on.returncode == 0, gone_on.stderr
-    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 5
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 4

@@ -1,8 +1,8 @@
 """What a config makes the program reach: addresses, repositories, accounts, code of others.
 
-A field that reaches something is marked by `needs_trust` with the word that a user says for it,
-`trust=https://judge.example` for example. On the command line and in Python the value is the user's
-own word; a config that somebody else may have written is refused until the word is said.
+A field that reaches something is marked by `needs_trust` with the word that allows it,
+`trust=https://judge.example` for example. A value that is typed on the command line or written in
+Python is allowed; a value from a config file is refused until `trust=` names its word.
 
 Options of other libraries are recorded as text. From such a config they may hold numbers and plain
 words, and nothing that could be a path, a reference or the name of a module (`is_plain_option`).
@@ -10,6 +10,7 @@ words, and nothing that could be a path, a reference or the name of a module (`i
 
 import functools
 import importlib.machinery
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import ANYTHING_REACHED
+from es_cookbook.common.references import ANYTHING_REACHED, is_own, references_in, script_of
+from es_cookbook.common.registry import parts_of
 from es_cookbook.common.terminal import printable
 
 _NEEDS_TRUST = "needs_trust"
@@ -28,7 +30,7 @@ _WORD = re.compile(r"[\w.+-]{0,100}", re.ASCII)
 
 
 class _Reached(NamedTuple):
-    """One field that reaches something: where, the word that allows it, and a whole sentence."""
+    """One field that reaches something: where, the word that allows it, and what it would do."""
 
     where: str
     word: str
@@ -39,7 +41,7 @@ def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, objec
     """Metadata of a field that reaches something.
 
     Args:
-        word: what a user says to allow it, told from the object that has the field; None where its
+        word: returns what `trust=` has to name, given the object that has the field; None if its
             value reaches nothing.
         does: a clause about the value, for the sentence.
     """
@@ -55,9 +57,7 @@ def reached(part: object, where: str = "config") -> Iterator[_Reached]:
             word, does = cast("tuple[Callable[[object], str | None], str]", needs or (_none, ""))
             if (said := word(part)) is not None:
                 said, shown = printable(said), printable(f"{value!r:.200}")
-                yield _Reached(
-                    path, said, f"{path}: {shown} {does}; if you trust it, add trust={said:.200}"
-                )
+                yield _Reached(path, said, f"{path}: {shown} {does}")
             yield from reached(value, path)
     elif isinstance(part, Mapping):
         for key, item in cast("Mapping[object, object]", part).items():
@@ -77,23 +77,46 @@ def check_reached(
     """Refuse a config that reaches what the user has not named.
 
     Args:
-        config: of whoever wrote its file.
-        trust: the user's words; an address stands for all that is below it.
-        typed: options that the user gave; what they, or their parts, hold is the user's own.
+        config: from a file.
+        trust: words of the user; an address allows everything below it.
+        typed: options that the user gave, which may reach anything.
         where: what the config is called.
 
     Raises:
-        ConfigError: Says what it would reach, and the word that allows it.
+        ConfigError: Names the first field that reaches something, and all words that are missing.
     """
     if ANYTHING_REACHED in trust:
         return
+    refused: list[_Reached] = []
     for each in reached(config, where):
         path = each.where.partition(".")[2]
         is_typed = any(path == name or path.startswith(f"{name}.") for name in typed)
         if not is_typed and not any(
             said == each.word or said.startswith(f"{each.word}/") for said in trust
         ):
-            raise ConfigError(each.sentence)
+            refused.append(each)
+    if refused:
+        words = ",".join(dict.fromkeys(f"{each.word:.200}" for each in refused))
+        raise ConfigError(f"{refused[0].sentence}; if you trust it, add trust={words:.300}")
+
+
+def needed_trust(config: object, config_json: str) -> tuple[str, ...]:
+    """Returns what `trust=` has to name before another program reads a config of this process.
+
+    Args:
+        config: of this process.
+        config_json: the same as text.
+    """
+    code = [text for text in references_in(json.loads(config_json)) if not is_own(text)]
+    modules = sorted({text.partition(":")[0] for text in code if not parts_of(text)})
+    named = (script_of(module) or module.partition(".")[0] for module in modules)
+    return tuple(dict.fromkeys((*map(str, named), *(each.word for each in reached(config)))))
+
+
+def trust_option(config: object, config_json: str) -> dict[str, str]:
+    """The same as an option of a command that a sentence proposes; empty if none is needed."""
+    words = needed_trust(config, config_json)
+    return {"trust": ",".join(words)} if words else {}
 
 
 def address_of(url: str) -> str:

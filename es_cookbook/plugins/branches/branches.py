@@ -26,7 +26,6 @@ from es_cookbook.runs.directory.directory import (
     set_aside,
 )
 from es_cookbook.runs.directory.opening import refuse_lost_history
-from es_cookbook.runs.directory.trusted import copy_scripts, seal
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_prefix, readable_prefix
@@ -54,14 +53,12 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     forked = dataclasses.replace(prefix, header=header)
     with new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
-        seal(beside, config_json)
         replace_file(beside / HISTORY, forked.encode())
         for name, key in GENERATION_KEYS.items():
             if (source / name).exists():
                 replace_file(beside / name, lines_before(source / name, key, taken))
         if taken:
             copy_asked(source, beside)
-        copy_scripts(source, beside)
     return taken
 
 

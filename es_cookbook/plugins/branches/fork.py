@@ -16,11 +16,11 @@ from es_cookbook.cli.options import Recorded
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.common.terminal import command
 from es_cookbook.plugins.branches.branches import fork_run
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY
-from es_cookbook.runs.directory.trusted import trust_option
 from es_cookbook.runs.history.store import read_header
 
 _REFUSED = ("model_name", "search_space")
@@ -57,8 +57,8 @@ def main(fork: Fork, fields: dict[str, str]) -> None:
         if taken
         else f"like {fork.log_path}, with no generation of it; to start"
     )
-    trust = trust_option(output, config)
-    print(f"{fork.output} begins {begins}: {command('resume', log_path=fork.output)}{trust}")
+    resume = command("resume", log_path=fork.output, **trust_option(forked, config))
+    print(f"{fork.output} begins {begins}: {resume}")
 
 
 def cli() -> None:

@@ -17,7 +17,6 @@ from es_cookbook.common.files import LARGEST_CONFIG, read_file
 from es_cookbook.common.terminal import command, plural
 from es_cookbook.plugins.branches.branches import rewind_run
 from es_cookbook.runs.directory.directory import CONFIG, WANDB_ID
-from es_cookbook.runs.directory.trusted import trust_option
 
 
 @chz.chz
@@ -35,7 +34,7 @@ def main(rewind: Rewind) -> None:
     config = read_file(log_path / CONFIG, LARGEST_CONFIG, log_path).decode("utf-8", "replace")
     print(
         f"{log_path} holds {plural(rewind.generation, 'generation')} now, and {kept} the run as it "
-        f"stood; to go on: {command('resume', log_path=log_path)}{trust_option(log_path, config)}"
+        f"stood; to go on: {command('resume', log_path=log_path)}"
     )
     libraries = ["W&B"] * (kept / WANDB_ID).exists() + ["Trackio"] * ("TrackioTracker" in config)
     if libraries:

@@ -27,7 +27,6 @@ from es_cookbook.runs.directory.directory import (
     locked,
 )
 from es_cookbook.runs.directory.opening import decided, delete_run, num_measured
-from es_cookbook.runs.directory.trusted import seal
 from es_cookbook.runs.files import replace_file
 
 
@@ -82,7 +81,6 @@ def begin(log_path: Path, config: object, start: int) -> None:
     """Keep the Config, and cut what is recorded of generations, or steps, from `start` on."""
     config_json = config_to_json(config)
     replace_file(log_path / CONFIG, [config_json.encode()])
-    seal(log_path, config_json)
     for name, key in GENERATION_KEYS.items():
         if (log_path / name).exists():
             replace_file(log_path / name, list(lines_before(log_path / name, key, start)))

@@ -33,13 +33,13 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.configs import config_from_json, trust_of
 from es_cookbook.common.errors import ConfigError, HubError
-from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.common.fields.reach import needs_trust, trust_option
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.plugins.hub.client import MAIN, RUN_FILES, check_push, check_repo_id
 from es_cookbook.runs.directory.directory import PUSHED, TRAINED_ON
-from es_cookbook.runs.directory.trusted import SEAL
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 
 _COMMAND = ("-m", "es_cookbook", "hub")
@@ -272,26 +272,30 @@ class _Pushes(Tracker):
     def _follow(self, directory: Path, generations: int, revision: str) -> None:
         """What a directory holds was pushed to a branch: measure it. Called in a thread."""
         if self._is_history:
-            for name in (SEAL, TRAINED_ON):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copyfile(self._run_path / name, directory / name)
-            self._measure(f"log_path={directory}", f"generation-{generations:09d}")
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self._run_path / TRAINED_ON, directory / TRAINED_ON)
+            text = self._run_info.config_json
+            trust = trust_option(config_from_json(text, trust_of(text)), text)
+            subject = {"log_path": str(directory), **trust}
+            self._measure(subject, f"generation-{generations:09d}")
         else:
-            self._measure(f"model_name={directory}", revision.replace("/", "-"))
+            self._measure({"model_name": str(directory)}, revision.replace("/", "-"))
         if self._config.then is not None:
             try:
                 self._config.then(directory, revision)
             except Exception as error:  # The user's own; the run goes on.
                 self._log_once(f"trackers.hub.then: {type(error).__name__}: {error}")
 
-    def _measure(self, subject: str, name: str) -> None:
-        """Evaluate what an option names, as the user said, unless it was before."""
+    def _measure(self, subject: Mapping[str, str], name: str) -> None:
+        """Evaluate what these options name, as the user said, unless it was before."""
         results = self._run_path / PUSHED
         output = results / f"{name}.json"
         if not self._config.evaluate or output.exists():  # The last is pushed again at the end.
             return
         results.mkdir(exist_ok=True)
-        options = (subject, f"output={output}", *self._config.evaluate)
+        options = {**subject, "output": str(output)}
+        typed = [each for each in self._config.evaluate if each.partition("=")[0] not in options]
+        options = (*(f"{option}={value}" for option, value in options.items()), *typed)
         if reason := self._run_beside(("-m", "es_cookbook", "evaluate", *options)):
             self._log_once(f"{name} was pushed, but not measured: {reason}")
 

@@ -41,15 +41,6 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets, Tokenizer
 from es_cookbook.runs.directory.lock import LOCK, RunLock
-from es_cookbook.runs.directory.trusted import (
-    INPUTS,
-    SCRIPTS,
-    SEAL,
-    copy_scripts,
-    keep_inputs,
-    keep_scripts,
-    seal,
-)
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore, Prefix, readable_prefix
 
@@ -81,13 +72,13 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 """Files with lines of every generation -> where a line says which."""
 WRITTEN_BY_RUNS = frozenset(
     {
-        *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS),
-        *(OPTIONS, SEAL, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE, INPUTS),
+        *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, CHECKPOINTS),
+        *(OPTIONS, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
         *("optimizer", "wandb", WANDB_ID),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
-_FOLDERS = {SNAPSHOTS, REWOUND, SCRIPTS, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
+_FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
 _MOST_DATE = 64
 """Bytes of the record of a date."""
 _MOST_TRAINED_ON = 2**28
@@ -98,19 +89,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory: its history for appending, and the Config that it keeps.
-
-    Attributes:
-        is_own: whether that Config is this user's own word, and is sealed.
-    """
+    """An open run directory: its history for appending, and the Config that it keeps."""
 
     path: Path
     history: HistoryStore
     config_json: str
-    is_own: bool
 
     def begin(self) -> tuple[str, ...]:
-        """Keep the Config and its scripts, and cut what the history does not hold.
+        """Keep the Config, and cut what the history does not hold.
 
         Up to here a recorded run is as it was, so it can still be refused.
 
@@ -129,8 +115,6 @@ class RunDirectory:
             )
             logger.warning(warnings[0])
         self.keep(self.config_json)
-        keep_scripts(self.path, self.config_json)
-        keep_inputs(self.path, self.config_json)
         self.history.begin()
         warnings.append(self.history.warning)
         warnings += [self._drop(name, num_bytes) for name, (num_bytes, _) in found.items()]
@@ -143,8 +127,6 @@ class RunDirectory:
             RunDirectoryError: The disk refuses.
         """
         replace_file(self.path / CONFIG, [config_json.encode()])
-        if self.is_own:
-            seal(self.path, config_json)
 
     def _survey(self, name: str) -> tuple[int, bool]:
         """Bytes that the history does not hold, and whether a crash explains them.
@@ -190,12 +172,11 @@ def set_aside(log_path: Path) -> Path:
     """
     rewound = log_path / REWOUND / str(num_rewinds(log_path) + 1)
     with new_directory(rewound) as beside:
-        for name in (*FILES_OF_RUNS, SEAL):
+        for name in FILES_OF_RUNS:
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))
         copy_asked(log_path, beside)
-        copy_scripts(log_path, beside)
     if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
         (log_path / WANDB_ID).rename(rewound / WANDB_ID)
     return rewound

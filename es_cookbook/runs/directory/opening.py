@@ -31,7 +31,6 @@ from es_cookbook.runs.directory.directory import (
     generation_of,
     listed,
 )
-from es_cookbook.runs.directory.trusted import is_own_word
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
@@ -150,12 +149,10 @@ def open_run_directory(
         if (log_path / HISTORY).exists():
             replace_file(log_path / HISTORY, [])
         replace_file(log_path / CONFIG, [config_json.encode()])
-        is_own = True
     else:
-        is_own = is_own_word(log_path, state.config_json, config_json)
         config_json = with_length(state.config_json, num_generations)
     history = HistoryStore(log_path / HISTORY, header, state.history)
-    return RunDirectory(log_path, history, config_json, is_own)
+    return RunDirectory(log_path, history, config_json)
 
 
 def refuse_lost_history(log_path: Path, found: Prefix) -> None:

@@ -298,4 +298,4 @@ async def test_what_was_pushed_is_measured_beside_the_run(
     measured = json.loads((tmp_path / "pushed/generation-000000004.json").read_bytes())
     assert (measured["generation"], measured["settings"]["attempts"]) == (4, 2)
     assert "not measured" not in caplog.text
-    assert {name for name in hub.files("me/run") if "pushed" in name or "seal" in name} == set()
+    assert {name for name in hub.files("me/run") if "pushed" in name} == set()

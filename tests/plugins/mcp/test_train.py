@@ -97,7 +97,8 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
     os.kill(process, signal.SIGKILL)
     programs.exit_code()
     wait_until(lambda: not running("server.py"))
-    assert typed("resume", "log_path=killed").returncode == 0
+    again = ("log_path=killed", "behavior_if_log_dir_exists=resume")
+    assert typed(*words("server.py", *again)).returncode == 0
     assert history.read_bytes() == (here / "whole/history.jsonl").read_bytes()
 
 

@@ -37,6 +37,12 @@ SMALL = (
 )
 
 
+def words_for(program: str, sandbox: str | None = None) -> str:
+    """What `trust=` has to name for a program."""
+    rows = ProgramRows(source="x", program=program, sandbox=(sandbox,) if sandbox else ())
+    return ",".join(each.word for each in reached(rows))
+
+
 @pytest.mark.skipif(not (shutil.which("jq") and shutil.which("curl")), reason="no jq, no curl")
 @pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
 def test_a_shell_script_of_a_few_lines_is_trained(
@@ -51,7 +57,8 @@ def test_a_shell_script_of_a_few_lines_is_trained(
     with open(tmp_path / "run" / "rollouts.jsonl", encoding="utf-8") as file:
         turn = json.loads(file.readline())["turns"][0]
     assert turn["action"] == json.loads(turn["logs"]["result"])["answer"]
-    done = typed("evaluate", run, "attempts=1")
+    trust = words_for("sh recipes/agent.sh", "recipes" if enclosed else None)
+    done = typed("evaluate", run, "attempts=1", f"trust={RECIPES / 'custom_reward.py'},{trust}")
     assert done.returncode == 0, done.stderr
 
 
@@ -111,7 +118,7 @@ def test_a_run_is_killed_with_its_programs_and_resumed_to_the_same_history(
     programs.exit_code()
     if shutil.which("setpriv"):
         wait_until(lambda: not running(str(program)))
-    done = typed("resume", f"log_path={killed}")
+    done = typed(*words, f"log_path={killed}", "behavior_if_log_dir_exists=resume")
     assert done.returncode == 0, done.stderr
     one, other = (path / "history.jsonl" for path in (killed, whole))
     assert one.read_bytes() == other.read_bytes()
@@ -181,7 +188,6 @@ def test_a_program_of_somebody_elses_run_has_to_be_trusted(
     assert typed("train", *SMALL, *fails).returncode != 0
     assert (tmp_path / "ran").exists()
     os.remove(tmp_path / "ran")
-    (tmp_path / "run" / "seal").unlink()
     said = refused("evaluate", "log_path=run")
     assert "'sh agent.sh' is a program that is run" in said and "trust=program:" in said
     assert not (tmp_path / "ran").exists()

@@ -93,7 +93,6 @@ def test_a_fresh_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in run.path.iterdir()) == [
         "config.json",
         "history.jsonl",
-        "seal",
     ]
 
 
@@ -151,7 +150,7 @@ def test_more_than_a_crash_leaves_is_set_aside_before_it_is_cut(tmp_path: Path) 
     run = opened(tmp_path, CONFIG, "resume")
     assert run.history.next_generation == 3 and str(tmp_path / "rewound/1") in run.warnings[0]
     kept = {path.name: path.read_bytes() for path in (tmp_path / "rewound/1").iterdir()}
-    assert kept == {name: before[name] for name in kept} and len(kept) == 5
+    assert kept == {name: before[name] for name in kept} and len(kept) == 4
     assert len(metrics.read_bytes().splitlines()) == 3
     run.history.close()
     # Lines in the middle that cannot be read, and those of generations that nobody knows.
@@ -176,7 +175,6 @@ def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [
         "config.json",
         "history.jsonl",
-        "seal",
     ]
     assert (tmp_path / "config.json").read_text() == other
 

@@ -157,7 +157,6 @@ ROOMS = (
 )
 OWN = {
     "cli/__init__.py": "the first lines of commands",
-    "runs/directory/lock.py": "the boot id of this machine",
     "runs/files.py": "writes a new file",
     "plugins/hub/background_push.py": "writes copies; the push refuses links",
     "plugins/report/writing.py": "a part of the package",
@@ -171,7 +170,6 @@ OWN = {
     "checkpoints/model_files.py": "writes an export",
     "checkpoints/identity.py": "maps weights that were checked",
     "checkpoints/tensors.py": "writes a new file",
-    "runs/directory/trusted.py": "this user's own secret, and scripts where the user has them",
 }
 _OPENING = {"open", "read_text", "read_bytes", "copyfile", "copytree", "copy", "copy2"}
 _OPENING |= {"write_text", "write_bytes"}
