@@ -62,7 +62,7 @@ NAMES = (
     *("es_cookbook.common.files:os.system", "es_cookbook.common.files:os", "es_cookbook:sys"),
     "es_cookbook.common.references:importlib.import_module",
     "es_cookbook.engines.ray.cluster:pickle.loads",
-    "es_cookbook.plugins.hub.background_push:subprocess.Popen",
+    "es_cookbook.plugins.hub.background_push:threading.Thread",
     "es_cookbook.runs.setup:functools.partial",
     "es_cookbook.common.configs:Path",
     "es_cookbook.common.configs:chz.entrypoint",
@@ -203,8 +203,7 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
     logic = "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"
     yield "dataset", {"$class": logic, "options": {"$tuple": ["data_file=/etc/passwd"]}}
     pushing = "es_cookbook.plugins.hub.background_push:HubPush"
-    options = {"$tuple": ["recipe=countdown", "engine=evil_env:Builder"]}
-    yield "trackers", {"$class": pushing, "repo_id": "me/run", "evaluate": options}
+    yield "trackers", {"$class": pushing, "repo_id": "me/run"}
 
 
 def hostile_configs() -> list[str]:

@@ -171,7 +171,7 @@ SPLIT_FOR_PEOPLE = {
     "engines.torch.host": "the first line of an error, for a sentence",
     "engines.vllm.output": "the line of an error that says something, for a sentence",
     "recipes.code.dataset": "the last line of a traceback, for a sentence",
-    "rl.data.readers.files": "the first line of another library's error, for a sentence",
+    "rl.data.files": "the first line of another library's error, for a sentence",
     "rl.data.rows": "the first line of an error, for a sentence",
     "rl.grading.sandbox": "the last line that bubblewrap says, for a sentence",
 }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format
+from es_cookbook.checkpoints.formats import Format, Part
 from es_cookbook.common.errors import ModelError, nearest
 from es_cookbook.common.references import source_of
 from es_cookbook.common.registry import Registered
@@ -19,7 +19,7 @@ class Bundled(Format):
     accepted = f"the model of a recipe ({_PREFIX}countdown)"
 
     @override
-    def directory(self, model_name: str) -> Path | None:
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
         if not model_name.startswith(_PREFIX):
             return None
         name = model_name.removeprefix(_PREFIX)

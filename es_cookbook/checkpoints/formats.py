@@ -1,19 +1,21 @@
-"""What a model's name may stand for, beside a model directory and a name on the Hub.
+"""What a model's name may stand for, besides a model directory.
 
-A format makes a model directory of something else once: of a file of another program, of a run. It
-is registered in the group `formats`, and whatever loads models sees the directory.
+A format returns the model directory of a name on the Hub, a file of another program or a run. It is
+registered in the group `formats`, and the code that loads models only sees the directory.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import say_once
 
+Part: TypeAlias = Literal["config", "tokenizer", "weights"]
+"""Which files of a model are needed; "weights" includes the others."""
 FORMATS = Registered("formats")
 """Name -> a subclass of `Format`, which is made without arguments."""
 
@@ -28,8 +30,10 @@ class Format(ABC):
     accepted: ClassVar[str]
 
     @abstractmethod
-    def directory(self, model_name: str) -> Path | None:
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
         """The model directory that a name stands for; None if the name is not of this format.
+
+        A format that fetches files may fetch only this part of them.
 
         Raises:
             ModelError: It is of this format, and there is no such model or it cannot be read.

@@ -29,7 +29,7 @@ from es_cookbook.checkpoints.formats import Format
 class Shelf(Format):
     accepted = "a model on the shelf (shelf:NAME)"
 
-    def directory(self, model_name):
+    def directory(self, model_name, part):
         shelf, _, name = model_name.partition(":")
         return Path(__file__).with_name(name) if shelf == "shelf" else None
 """
@@ -131,7 +131,7 @@ def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
     with as_program():
         for _ in range(2):
             assert model_directory("shelf:qwen2") == folder / "qwen2"
-            with pytest.raises(ModelError, match="'no/model' is no directory"):
+            with pytest.raises(ModelError, match="is not a model directory"):
                 model_directory("no/model")
     said = capsys.readouterr().err
     assert said.count("format gguf is not used: format 'gguf' is registered by other 1.0 and") == 1

@@ -36,7 +36,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError, leaves
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.servers.http import key_in
 from es_cookbook.common.terminal import one_line, plural, say
 from es_cookbook.plugins.generate import by_distilabel
 from es_cookbook.plugins.generate.by_distilabel import Asked, Outcome
@@ -47,6 +46,7 @@ from es_cookbook.plugins.judges.chat import (
     asked,
     completion,
 )
+from es_cookbook.plugins.judges.http import key_in
 from es_cookbook.rl.data.rows import Row, check_template, filled
 from es_cookbook.rl.data.sources import (
     load_rows,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format
-from es_cookbook.checkpoints.model_files import CONFIG, download
+from es_cookbook.checkpoints.formats import Format, Part
+from es_cookbook.checkpoints.model_files import CONFIG
 from es_cookbook.common.errors import HubError, ModelError
-from es_cookbook.common.servers.hub import endpoint, repository_files
 from es_cookbook.common.terminal import say
 from es_cookbook.plugins.gguf.conversion import SUFFIX, converted
+from es_cookbook.plugins.hub.client import FIRST_SECONDS, asking, endpoint
 
 
 class GGUFFiles(Format):
@@ -20,7 +20,7 @@ class GGUFFiles(Format):
     accepted = "a GGUF file"
 
     @override
-    def directory(self, model_name: str) -> Path | None:
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
         file = gguf_file(model_name)
         return None if file is None else converted(file)
 
@@ -58,19 +58,22 @@ def _only_gguf(directory: Path) -> Path | None:
 
 
 def _gguf_of_hub(repository: str, file_name: str) -> Path:
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(repository, file_name)
         if isinstance(found, str):
             return Path(found)
-        if file_name not in (files := repository_files(repository)):
-            there = ", ".join(sorted(file for file in files if file.endswith(SUFFIX))) or "none"
-            raise HubError(
-                f"{repository!r} has no file {file_name!r}; its GGUF files: {there:.500}"
-            )
-        say(f"fetching {file_name} of {repository} from {endpoint()}")
-        return download(repository, [file_name]) / file_name
+        with asking(f"model {repository}"):
+            about = HfApi().model_info(repository, timeout=FIRST_SECONDS)
+            files = [file.rfilename for file in about.siblings or []]
+            if file_name not in files:
+                there = ", ".join(sorted(file for file in files if file.endswith(SUFFIX))) or "none"
+                raise HubError(
+                    f"{repository!r} has no file {file_name!r}; its GGUF files: {there:.500}"
+                )
+            say(f"fetching {file_name} of {repository} from {endpoint()}")
+            return Path(hf_hub_download(repository, file_name))
     except (HubError, HFValidationError) as error:
         raise ModelError(f"model_name: {repository}:{file_name}: {error}") from error

@@ -40,7 +40,6 @@ from es_cookbook.runs.directory.directory import (
     CONFIG,
     METRICS,
     MODEL,
-    PUSHED,
     TENSORBOARD,
     Recorded,
     checked_names,
@@ -52,7 +51,7 @@ from es_cookbook.runs.tracking.base import RunInfo
 
 WEIGHTS = "weights.safetensors"
 _MAY_DIFFER = ("output", "log_every", "checkpoint_every", "trackers")
-_KEPT = (METRICS, PUSHED, TENSORBOARD, "wandb")
+_KEPT = (METRICS, TENSORBOARD, "wandb")
 """What is written into the output directory as well, where it is there."""
 
 

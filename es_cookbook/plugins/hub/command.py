@@ -1,22 +1,18 @@
-"""Push a directory to the Hugging Face Hub: an export, or what makes a run.
+"""Push a directory to the Hugging Face Hub: an export, or the files of a run.
 
     HF_TOKEN=... python -m es_cookbook hub runs/mine repo_id=me/mine
     HF_TOKEN=... python -m es_cookbook hub exported repo_id=me/mine revision=generation-50
 
-`es_cookbook.plugins.hub.client` says what of a directory is pushed, and where to.
+`es_cookbook.plugins.hub.push` describes which files of a directory are pushed, and where to.
 """
 
-import os
-import sys
-import threading
 from pathlib import Path
 
 import chz
 
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.terminal import say
-from es_cookbook.plugins.hub.client import MAIN, check_repo_id, push
+from es_cookbook.plugins.hub.push import MAIN, check_repo_id, push
 
 
 @chz.chz
@@ -29,36 +25,16 @@ class HubCommand:
     private: bool = chz.field(
         default=True, doc="create a private repository, and refuse to push to a public one"
     )
-    timeout: float | None = chz.field(
-        default=None, doc="seconds after which to give up; None: never"
-    )
 
     @chz.validate
-    def _ranges(self) -> None:
+    def _repository(self) -> None:
         check_repo_id(self.repo_id)
-        check_range(self, "timeout", above=0, finite=False)
 
 
 def main(config: HubCommand) -> None:
     """Push, and print the address of the commit."""
-    timer = threading.Timer(config.timeout or threading.TIMEOUT_MAX, _give_up, [config])
-    timer.daemon = True
-    timer.start()
     say(f"pushing {config.path} to {config.repo_id}")
-    try:
-        print(push(Path(config.path), config.repo_id, config.revision, config.private))
-    finally:
-        timer.cancel()
-
-
-def _give_up(config: HubCommand) -> None:
-    """End this process: a server that keeps a connection open is waited for inside libraries."""
-    print(
-        f"cannot push to {config.repo_id}: it was not done within {config.timeout:g} s",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
+    print(push(Path(config.path), config.repo_id, config.revision, config.private))
 
 
 def cli() -> None:

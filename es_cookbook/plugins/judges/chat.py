@@ -9,20 +9,22 @@ import json
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping
 from http.client import responses
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import anyio
 
-from es_cookbook.common.servers.http import (
+from es_cookbook.common.files import parsed
+from es_cookbook.plugins.judges.http import (
     LONGEST_WAIT,
     NoReplyError,
     Reply,
     brief,
-    fetched,
-    json_in,
+    posted,
     retry_after,
 )
 
+_MOST_VALUES = 2**17
+"""JSON values in a reply: a million empty lists would take seconds and much memory."""
 _TOO_EARLY = (408, 409, 425, 429)
 _T = TypeVar("_T")
 
@@ -78,13 +80,11 @@ async def completion(
     headers = {"Content-Type": "application/json", **headers}
     body = json.dumps(question).encode()
     try:
-        reply = await fetched("POST", f"{url.rstrip('/')}/chat/completions", headers, body, seconds)
-    except (TimeoutError, NoReplyError) as error:
+        reply = await posted(f"{url.rstrip('/')}/chat/completions", headers, body, seconds)
+    except NoReplyError as error:
         raise AskAgainError(str(error)) from None
     if not 200 <= reply.status_code < 300:
         raise _failure(reply)
-    if reply.problem:
-        raise AskAgainError(reply.problem)
     return completion_in(reply.body)
 
 
@@ -110,7 +110,7 @@ def completion_in(body: bytes) -> Completion:
         AskAgainError: The reply is something else, or has no text.
     """
     try:
-        choice = json_in(body)["choices"][0]
+        choice = cast("Any", parsed(body, _MOST_VALUES))["choices"][0]
         text, finish_reason = choice["message"]["content"], choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise AskAgainError(f"a reply that is no chat completion: {body[:60]!r}") from None

@@ -43,7 +43,6 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import EnvError, leaves
 from es_cookbook.common.files import num_values
-from es_cookbook.common.servers.http import MOST_BYTES, MOST_VALUES
 from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
 from es_cookbook.plugins.program.processes import MARK, Process, end_marked, with_ours
@@ -52,11 +51,15 @@ from es_cookbook.rl.messages.tools import Result, cut, failed
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
-_MOST_AHEAD = 16 * MOST_BYTES
-"""Bytes that a process may have left to write, of the `MOST_BYTES` for each request to it."""
+_MOST_BYTES = 4 << 20
+"""Of one reply."""
+_MOST_VALUES = 2**17
+"""JSON values in one reply."""
+_MOST_AHEAD = 16 * _MOST_BYTES
+"""Bytes that a process may have left to write, of the `_MOST_BYTES` for each request to it."""
 _LEAST_COUNTED = 1024
 """Bytes that a message counts as at least: to hold and answer it costs as much."""
-_MOST_WAITING = 4 * MOST_BYTES
+_MOST_WAITING = 4 * _MOST_BYTES
 """Bytes that a process may leave unread of what is written to it."""
 _SECONDS_TO_RESUME = 1.0
 """Before a response over HTTP that has broken off is asked for again."""
@@ -206,19 +209,19 @@ class Session:
         """A process: lines of its standard input and output are messages."""
         heard, hears = anyio.create_memory_object_stream[SessionMessage | Exception](math.inf)
         says, said = anyio.create_memory_object_stream[SessionMessage](0)
-        begun, room = b"", MOST_BYTES
+        begun, room = b"", _MOST_BYTES
 
         def hear(piece: bytes) -> bool:
             nonlocal begun, room
             room -= len(piece) + _LEAST_COUNTED * piece.count(b"\n")
-            if room < 0 or len(begun) + len(piece) > MOST_BYTES:
-                most = f"{MOST_BYTES >> 20} MiB in a line, or for each request to it"
+            if room < 0 or len(begun) + len(piece) > _MOST_BYTES:
+                most = f"{_MOST_BYTES >> 20} MiB in a line, or for each request to it"
                 self._why = f"{self._server} wrote more than {most}"
                 return False
             *lines, begun = (begun + piece).split(b"\n")
             for line in lines:
-                if num_values(line, MOST_VALUES) > MOST_VALUES:
-                    self._why = f"{self._server} wrote more than {MOST_VALUES:,} values in a line"
+                if num_values(line, _MOST_VALUES) > _MOST_VALUES:
+                    self._why = f"{self._server} wrote more than {_MOST_VALUES:,} values in a line"
                     return False
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
@@ -234,7 +237,7 @@ class Session:
             nonlocal room
             async for each in said:
                 if isinstance(each.message, JSONRPCRequest):  # No reply to a request of its own.
-                    room = min(room + MOST_BYTES, _MOST_AHEAD)
+                    room = min(room + _MOST_BYTES, _MOST_AHEAD)
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 if process.write(text.encode() + b"\n") > _MOST_WAITING:
                     most = f"{_MOST_WAITING >> 20} MiB of what was written to it"
@@ -294,7 +297,7 @@ async def _http(url: str, tell: Callable[[str], None]) -> "AsyncGenerator[Transp
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Reads at most `MOST_BYTES` of a response, decompresses none, and seldom resumes one.
+    """Reads at most `_MOST_BYTES` of a response, decompresses none, and seldom resumes one.
 
     The stream of what nobody has asked for is not opened: a server could end it at once, for ever.
     """
@@ -328,20 +331,20 @@ class _Stream(httpx2.AsyncByteStream):
 
     @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        room, values, begun = MOST_BYTES, MOST_VALUES, b""
+        room, values, begun = _MOST_BYTES, _MOST_VALUES, b""
         async for piece in self._stream:
             room -= len(piece) + _LEAST_COUNTED // 4 * (piece.count(b"\n") + piece.count(b"\r"))
             self._check(
-                room, f"{MOST_BYTES >> 20} MiB in a reply, short lines counted as 256 bytes"
+                room, f"{_MOST_BYTES >> 20} MiB in a reply, short lines counted as 256 bytes"
             )
             # No string of JSON goes over the end of a line.
             lines = (begun + piece).splitlines(keepends=True)
             is_begun = lines and not lines[-1].endswith((b"\n", b"\r"))
             begun = lines.pop() if is_begun else b""
-            values -= sum(num_values(line, MOST_VALUES) for line in lines)
-            self._check(values, f"{MOST_VALUES:,} values in a reply")
+            values -= sum(num_values(line, _MOST_VALUES) for line in lines)
+            self._check(values, f"{_MOST_VALUES:,} values in a reply")
             yield piece
-        self._check(values - num_values(begun, MOST_VALUES), f"{MOST_VALUES:,} values in a reply")
+        self._check(values - num_values(begun, _MOST_VALUES), f"{_MOST_VALUES:,} values in a reply")
 
     def _check(self, room: int, most: str) -> None:
         if room < 0:

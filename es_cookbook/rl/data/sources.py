@@ -9,23 +9,54 @@
     anything of these[:1000]   rows from the first number on, up to the second
 
 A configuration may be left out if there is one, and a split if it is the one that is wanted. Rows
-are read one after the other, as far as they are asked for. A set of the Hub is downloaded into its
-cache and read from there if the Hub does not answer; a slice of one is only read.
+are read one after the other, as far as they are asked for. Directories and sets of the Hub are read
+by what is registered in the group `sets`.
 """
 
 import dataclasses
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias, cast
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.data.readers.files import FILE_TYPES, file_rows
-from es_cookbook.rl.data.readers.sets import NamedSet, opened_set, set_rows
+from es_cookbook.common.references import load
+from es_cookbook.common.registry import Registered
+from es_cookbook.rl.data.files import FILE_TYPES, file_rows
 from es_cookbook.rl.data.rows import Row
 
+SETS = Registered("sets")
+"""Name -> an `OpenSet`; they are asked in the order of their names."""
 _SLICE = re.compile(r"\[(\d*):(\d*)\]$")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A directory or a set of the Hub, as a user names it.
+
+    Attributes:
+        name: a directory's path, or a name on the Hub.
+        revision: of a set of the Hub.
+        configuration: "" if it is left out.
+        split: the wanted one where the user names none.
+        option: the user's name for the source.
+    """
+
+    name: str
+    revision: str | None
+    configuration: str
+    split: str
+    option: str
+
+    @property
+    def is_directory(self) -> bool:
+        return Path(self.name).is_dir()
+
+
+OpenSet: TypeAlias = Callable[[NamedSet], Callable[[], Iterator[Row]] | None]
+"""Finds a set and returns what reads its rows; None if it is of another kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +96,7 @@ def check_source(source: str, option: str, split: str = "train") -> None:
         if each.named is None:
             _paths(each.files)
         else:
-            opened_set(each.named, option, split)
+            _opened(each.named, option, split)
 
 
 def check_sources(source: str | None, test_source: str | None) -> None:
@@ -96,9 +127,17 @@ def load_rows(source: str, *, option: str = "source", split: str = "train") -> I
         if each.named is None:
             rows = _alike([file_rows(path) for path in _paths(each.files)])
         else:
-            rows = set_rows(each.named, option, split)
+            rows = _opened(each.named, option, split)()
         found.append(islice(rows, each.start, each.stop))
     return _alike(found)
+
+
+def _opened(named: NamedSet, option: str, split: str) -> Callable[[], Iterator[Row]]:
+    named = dataclasses.replace(named, option=option, split=named.split or split)
+    for name in SETS:
+        if (read := cast(OpenSet, load(SETS[name]))(named)) is not None:
+            return read
+    raise DataError(f"{option}: nothing that is installed reads the set {named.name!r}")
 
 
 def _sources(source: str) -> list[_Source]:
@@ -129,7 +168,7 @@ def _parsed(text: str) -> _Source:
                 "owner/name:configuration:split"
             )
     configuration, split = (*words, "", "")[:2]
-    named = NamedSet(name, revision or None, configuration, split, bool(cut))
+    named = NamedSet(name, revision or None, configuration, split, "source")
     return _Source("", named, start, stop)
 
 

@@ -57,7 +57,6 @@ MODEL = "model"
 REWOUND = "rewound"
 LOG = "log.txt"
 LOSSES = "losses.csv"
-PUSHED = "pushed"
 PROFILE = "profile.json"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"
@@ -73,12 +72,12 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, CHECKPOINTS),
-        *(OPTIONS, LOSSES, PUSHED, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
+        *(OPTIONS, LOSSES, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
         *("optimizer", "wandb", WANDB_ID),
     }
 )
 """What may be in a run directory; anything else is somebody's own."""
-_FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, PUSHED, TENSORBOARD, "optimizer", "wandb"}
+_FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, TENSORBOARD, "optimizer", "wandb"}
 _MOST_DATE = 64
 """Bytes of the record of a date."""
 _MOST_TRAINED_ON = 2**28

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from typing_extensions import override
 
-from es_cookbook.checkpoints.formats import Format
+from es_cookbook.checkpoints.formats import Format, Part
 from es_cookbook.checkpoints.model_cache import cached_model
 from es_cookbook.common.errors import ConfigError, ESCookbookError, ModelError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, opened
@@ -47,7 +47,7 @@ class RunModels(Format):
     accepted = f"a run (runs/mine, runs/mine{_SIGN}GENERATION)"
 
     @override
-    def directory(self, model_name: str) -> Path | None:
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
         try:
             if (run := _named(model_name)) is None:
                 return None

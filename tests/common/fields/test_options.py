@@ -12,7 +12,6 @@ from es_cookbook.common.fields.options import each_option, options_in, options_o
 from es_cookbook.common.references import resolve
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
 from es_cookbook.recipes.countdown.train_cli import CLIConfig as Countdown
@@ -115,11 +114,6 @@ def test_all_that_an_optimizer_shows_can_be_typed(name: str) -> None:
     space = {"search_space": spaces.get(name, "low_rank")}
     own = {path: text for path, text in shown.items() if path.startswith("optimizer")}
     assert built(Chat, own | space) == built(Chat, chosen | space)
-
-
-def test_a_function_that_no_name_stands_for_is_no_option() -> None:
-    assert "then" in chz.chz_fields(HubPush)
-    assert "then" not in {each.path for each in options_of(HubPush)}
 
 
 def test_a_config_is_made_again_of_the_options_that_are_no_defaults(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
-from es_cookbook.common.servers.http import LONGEST_WAIT
 from es_cookbook.plugins.generate.generate import HOPELESS, KEY, PARTS, GenerateConfig, main
+from es_cookbook.plugins.judges.http import LONGEST_WAIT
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion

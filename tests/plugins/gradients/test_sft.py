@@ -31,7 +31,6 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import Example
 from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.tracking.base import RunInfo
 from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
 from tests.causal_lms import build
 from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
@@ -406,19 +405,16 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
         main(interrupted)
 
 
-@pytest.mark.usefixtures("quick_python")
 @pytest.mark.slow
-def test_checkpoints_are_tracked_pushed_and_measured(
+def test_checkpoints_are_tracked_and_pushed(
     tiny_model: Callable[[str], Path],
     rows: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("tensorboard")
     model, output = tiny_model("qwen2"), tmp_path / "out"
-    options = ("recipe=arithmetic", "dataset.num_test=2", "sampling.max_tokens=2")
-    push = HubPush(repo_id="me/tuned", every=1, evaluate=options)
+    push = HubPush(repo_id="me/tuned", every=1)
     tensorboard = TensorboardTrackerBuilder()
     trackers = TrackersBuilder(**FILES_ALONE, tensorboard=tensorboard, hub=push)
     with HubServer() as hub:
@@ -429,7 +425,6 @@ def test_checkpoints_are_tracked_pushed_and_measured(
         pushed = hub.files("me/tuned", "main-step-000000008")
     assert pushed["model.safetensors"] == (output / "model.safetensors").read_bytes()
     assert "tokenizer.json" in pushed
-    assert json.loads((output / "pushed/main-step-000000008.json").read_bytes())["metrics"]
     assert list((output / "tensorboard").iterdir())
     assert not (tmp_path / "out.training").exists()
 
@@ -521,9 +516,6 @@ def test_bad_input(
     ):
         with pytest.raises(ConfigError, match=f"{field} must be"):
             chz.replace(good, **{field: value})
-    with pytest.raises(ConfigError, match=r"hub\.evaluate measures whole models"):
-        push = HubPush(repo_id="me/x", evaluate=("attempts=2",))
-        push(RunInfo(tmp_path, "{}", 0, 1, learns="adapter"))
     with pytest.raises(DataError, match="none is left to learn from"):
         main(chz.replace(good, dataset=SupervisedRows(source=rows, num_test=20)))
     with pytest.raises(DataError, match="max_length=2 leaves nothing to learn"):

@@ -208,7 +208,7 @@ def test_a_set_of_the_hub_by_configuration_split_and_revision(
     assert fields("me/gsm8k:main") == ROWS
     assert fields("me/gsm8k:main", split="test") == ROWS[:1]
     assert fields(f"me/gsm8k@{1:040x}:main:train") == ROWS[1:]
-    with pytest.raises(DataError, match="me/gsm8k: could not be read as a dataset"):
+    with pytest.raises(DataError, match="has no such revision of dataset me/gsm8k"):
         check_source("me/gsm8k@other:main", "source")
     assert [row.where for row in load_rows("me/gsm8k:socratic:train[1:2]")] == [
         "me/gsm8k [train], row 2"
@@ -219,7 +219,7 @@ def test_a_set_of_the_hub_by_configuration_split_and_revision(
         check_source("me/gsm8k:main:dev", "source")
     hub.fail_with = 503
     assert fields(f"me/gsm8k@{1:040x}:main[1:]") == ROWS[2:], "from the cache"
-    with pytest.raises(DataError, match=r"from the cache .* \(it has revision 0+1\)"):
+    with pytest.raises(DataError, match=r"from the cache \(it has revision 0+1\)"):
         check_source(f"me/gsm8k@{2:040x}:main", "source")
 
 
@@ -292,7 +292,7 @@ def test_json_of_a_set_keeps_its_values_too(hub: HubServer, tmp_path: Path, name
     assert [row.where for row in load_rows("me/cells[1:]")] == ["me/cells [train], row 2"]
     hub.fail_with = 503
     assert fields("me/cells") == fields(f"me/cells@{2:040x}") == cells, "from the cache"
-    with pytest.raises(DataError, match=r"from the cache .* \(it has revision 0+2\)"):
+    with pytest.raises(DataError, match=r"from the cache \(it has revision 0+2\)"):
         fields(f"me/cells@{1:040x}")
     with pytest.raises(DataError, match="me/cells: could not be read as a dataset"):
         fields("me/cells", split="test")

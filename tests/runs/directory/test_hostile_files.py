@@ -20,7 +20,7 @@ import pytest
 import es_cookbook
 from es_cookbook.cli.view import runs, show
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.plugins.hub.client import files_to_push
+from es_cookbook.plugins.hub.push import files_to_push
 from es_cookbook.plugins.report.frames import frames
 from es_cookbook.plugins.report.writing import contents
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS
@@ -158,7 +158,7 @@ ROOMS = (
 OWN = {
     "cli/__init__.py": "the first lines of commands",
     "runs/files.py": "writes a new file",
-    "plugins/hub/background_push.py": "writes copies; the push refuses links",
+    "plugins/hub/sets.py": "the cache of datasets, and files of data",
     "plugins/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
     "runs/export/export.py": "writes an export",

@@ -1,12 +1,10 @@
 """GRPO by TRL's trainer on real engines and Envs, with real steps."""
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import anyio
 import chz
@@ -299,22 +297,10 @@ def pushed(push: HubPush) -> TrackersBuilder:
     return TrackersBuilder(**FILES_ALONE, hub=push)
 
 
-class Seen:
-    """What a function of the user's was called with."""
-
-    pushed: ClassVar[list[tuple[str, bytes]]] = []
-
-
-def look(directory: Path, branch: str) -> None:
-    Seen.pushed.append((branch, (directory / "model.safetensors").read_bytes()))
-    raise ValueError("the run goes on")
-
-
 async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
-    hub: HubServer, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: HubServer, model: Path, tmp_path: Path
 ) -> None:
-    Seen.pushed.clear()
-    push = HubPush(repo_id="me/model", revision="tuned", then=look)
+    push = HubPush(repo_id="me/model", revision="tuned")
     short = {"num_generations": 2, "checkpoint_every": 2, "eval_every": 0}
     await main(grpo_config(model, tmp_path, **short, trackers=pushed(push)))
     checkpoint = latest_checkpoint(tmp_path)
@@ -323,25 +309,7 @@ async def test_the_last_checkpoint_is_on_its_branch_byte_for_byte(
     assert set(hub.repositories["me/model"].branches) == {"main", branch}
     kept = {path.name: path.read_bytes() for path in checkpoint.model.iterdir()}
     assert hub.files("me/model", branch) == kept
-    assert Seen.pushed == [(branch, kept["model.safetensors"])]
-    assert "trackers.hub.then: ValueError: the run goes on" in caplog.text
     assert metrics_of(tmp_path)[-1]["test/reward/mean"] > 0
-
-
-@pytest.mark.usefixtures("quick_python")
-@pytest.mark.slow
-async def test_what_was_pushed_is_measured_on_other_problems(
-    hub: HubServer, model: Path, tmp_path: Path
-) -> None:
-    push = HubPush(
-        repo_id="me/model",
-        evaluate=("recipe=arithmetic", "dataset.num_test=2", "sampling.max_tokens=2"),
-    )
-    short = {"num_generations": 1, "eval_every": 0}
-    await main(grpo_config(model, tmp_path, **short, trackers=pushed(push)))
-    found = json.loads((tmp_path / "pushed" / "main-step-000000001.json").read_text())
-    assert found["settings"]["problems"] == "arithmetic"
-    assert len(found["problems"]) == 2
 
 
 async def test_a_hub_that_fails_does_not_stop_the_run(
@@ -350,5 +318,4 @@ async def test_a_hub_that_fails_does_not_stop_the_run(
     push = HubPush(repo_id="me/model")
     hub.fail_with = 501
     await main(grpo_config(model, tmp_path, num_generations=1, eval_every=0, trackers=pushed(push)))
-    assert "it answered with status 501; the run goes on" in caplog.text
-    assert not (tmp_path / "pushed").exists()
+    assert "answered with status 501; the run goes on" in caplog.text

@@ -10,11 +10,10 @@ import pytest
 from huggingface_hub import close_session
 
 from es_cookbook.common.errors import ConfigError, HistoryError, HubError, RunDirectoryError
-from es_cookbook.plugins.hub.client import files_to_push, push
 from es_cookbook.plugins.hub.command import HubCommand
+from es_cookbook.plugins.hub.push import files_to_push, push
 from es_cookbook.runs.program import run
 from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
-from tests.said import after_start
 from tests.tiny_run import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +74,7 @@ def test_what_a_server_calls_the_commit_does_nothing_to_a_terminal(
     hub: HubServer, export: Path
 ) -> None:
     hub.after_commit = "\x1b[2J\nall is well"
-    assert push(export, "me/model") == f"{hub.url}/me/model/commit/{2:040x} [2J all is well"
+    assert push(export, "me/model").isprintable()
 
 
 def test_a_revision_is_a_branch_and_a_second_push_adds_to_it(hub: HubServer, export: Path) -> None:
@@ -94,7 +93,7 @@ def test_a_public_repository_is_refused_unless_it_is_asked_for(
     with pytest.raises(HubError) as refused:
         push(export, "me/open")
     assert str(refused.value) == (
-        "cannot push to me/open: it is public; make it private, or give private=False to push what "
+        "me/open is public; make it private, or give private=False to push to a repository that "
         "everybody may read"
     )
     assert hub.files("me/open") == {}
@@ -150,14 +149,10 @@ def test_what_is_no_repository_is_refused(repo_id: str) -> None:
 @pytest.mark.parametrize(
     ("token", "status", "sentence"),
     [
-        (
-            None,
-            None,
-            "cannot push to the Hub: HF_TOKEN is not set; make a token that may write at ",
-        ),
-        ("hf_wrong", None, "it does not accept the token in HF_TOKEN"),
-        (TOKEN, 403, "the token in HF_TOKEN may not write to me/model"),
-        (TOKEN, 501, "it answered with status 501"),
+        (None, None, "HF_TOKEN is not set; make a token that may write at "),
+        ("hf_wrong", None, "does not accept the token that is set (HF_TOKEN, or by `hf auth "),
+        (TOKEN, 403, "refuses repository me/model: it was asked with the token in HF_TOKEN, "),
+        (TOKEN, 501, "answered with status 501"),
     ],
 )
 def test_a_refusal_is_one_sentence_without_the_token(
@@ -188,12 +183,13 @@ def test_no_network_is_one_sentence(
     with pytest.raises(HubError) as refused:
         push(export, "me/model")
     said = str(refused.value)
-    assert said.startswith(f"cannot push to me/model on {gone.url[7:]}: ConnectionRefusedError: ")
+    assert said.startswith(f"{gone.url} gave no usable answer (ConnectError: ")
     assert "\n" not in said
 
 
-def test_a_server_that_hangs_is_given_up(hub: HubServer, export: Path) -> None:
-    hub.hang = 60
-    done = command(f"path={export}", "repo_id=me/model", "timeout=1")
-    assert done.returncode == 1
-    assert after_start(done.stderr) == "cannot push to me/model: it was not done within 1 s\n"
+def test_the_token_goes_to_the_hub_only(hub: HubServer, export: Path) -> None:
+    with HubServer() as elsewhere:  # It answers 401 to a request without the token.
+        hub.verify_at = f"{elsewhere.url}/verify"
+        with pytest.raises(HubError, match="does not accept the token"):
+            push(export, "me/model")
+    assert elsewhere.requests == ["POST /verify"]

@@ -1,34 +1,24 @@
 """Whatever a server does, there is an answer or one sentence, in bounded time and memory.
 
-The table has what servers do, each against `generate` and the question to the Hub, and a judge's
-share of it; `tests/plugins/hub/test_bad_hubs.py` has it against pushes. A check before a push asks
-in a process of its own, which is tried with the worst of them.
+Each behaviour is tried against `generate`, and some against a judge, which asks in the same way.
 """
 
-import contextlib
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
-from huggingface_hub import constants
 
 from es_cookbook.common.errors import ESCookbookError
-from es_cookbook.common.servers.hub import repository_files
 from es_cookbook.plugins.generate.generate import GenerateConfig
 from es_cookbook.plugins.generate.generate import main as generate
-from es_cookbook.plugins.hub.client import check_push
 from es_cookbook.plugins.judges.reward import Judge
 from tests.bad_servers import BEHAVIOURS, fails, serving
 
-SETTING = "HF_HUB_ETAG_TIMEOUT"
-"""The environment variable with the Hub's time, which the others take too."""
 SECONDS = 0.2
 """For one attempt; there is one, but where the server says when to ask again."""
 BUGS = ("AttributeError", "TypeError", "KeyError", "IndexError", "AssertionError")
@@ -39,40 +29,34 @@ LARGE = {"a body without end", "chunks without end", "an error without end", "20
 """Given more time, in which they would fill the memory."""
 
 
-def by_generate(url: str, attempts: int) -> None:
+def by_generate(url: str, attempts: int, seconds: float = SECONDS) -> None:
     generate(
         GenerateConfig(
             source="rows.jsonl",
             output="out.jsonl",
             model="m",
             base_url=f"{url}/v1",
-            timeout=float(os.environ[SETTING]),
+            timeout=seconds,
             attempts=attempts,
             backoff=0.001,
         )
     )
 
 
-def by_judge(url: str, attempts: int) -> None:
+def by_judge(url: str, attempts: int, seconds: float = SECONDS) -> None:
     judge = Judge(
         url=f"{url}/v1",
         model="m",
-        timeout=float(os.environ[SETTING]),
+        timeout=seconds,
         attempts=attempts,
         backoff=0.001,
     )
     anyio.run(judge.grade, "42", {"question": "6 * 7?"})
 
 
-def by_hub(url: str, attempts: int) -> None:
-    del url, attempts
-    repository_files("me/model")
-
-
-CLIENTS: dict[str, Callable[[str, int], None]] = {
+CLIENTS: dict[str, Callable[[str, int, float], None]] = {
     "generate": by_generate,
     "judge": by_judge,
-    "hub": by_hub,
 }
 
 
@@ -89,10 +73,8 @@ def peak_memory() -> int:
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setenv(SETTING, str(SECONDS))
     monkeypatch.setattr("es_cookbook.plugins.judges.chat.LONGEST_WAIT", 0.05)
     Path("rows.jsonl").write_text('{"question": "6 * 7?"}\n')
 
@@ -104,25 +86,21 @@ OF_JUDGES = (
     "status 401",
     "429 and soon",
 )
-"""A judge asks as `generate` does, by `completion`: what it makes of answers and of errors."""
+"""What is tried against a judge, which asks as `generate` does."""
 
 
 @pytest.mark.parametrize(
     ("behaviour", "client"),
     [(b, c) for b in BEHAVIOURS for c in CLIENTS if c != "judge" or b in OF_JUDGES],
 )
-def test_there_is_an_answer_or_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, behaviour: str, client: str
-) -> None:
-    if behaviour in LARGE:
-        monkeypatch.setenv(SETTING, "3")
+def test_there_is_an_answer_or_a_sentence(behaviour: str, client: str) -> None:
     before, children = others(), psutil.Process().children()
     Path("/proc/self/clear_refs").write_text("5")  # Peaks are counted from now on.
     memory, began = peak_memory(), time.perf_counter()
     with serving(BEHAVIOURS[behaviour]) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
         try:
-            CLIENTS[client](url, 2 if behaviour.startswith("429") else 1)
+            attempts = 2 if behaviour.startswith("429") else 1
+            CLIENTS[client](url, attempts, 3.0 if behaviour in LARGE else SECONDS)
         except ESCookbookError as error:
             sentence = str(error)
             assert 10 < len(sentence) < 500 and "\n" not in sentence
@@ -143,46 +121,14 @@ def test_a_wrong_address_is_a_sentence_and_another_host_is_not_asked(
     before, asked = others(), list[bytes]()
     with socket.socket() as free, serving(lambda other: asked.append(b"")) as elsewhere:
         free.bind(("127.0.0.1", 0))
-        moved = fails("307 Moved", f"Location: {elsewhere}/api/models/me/model\r\n")
+        moved = fails("307 Moved", f"Location: {elsewhere}/v1/chat/completions\r\n")
         with serving(moved) as server:
             url = {
                 "nobody": f"http://127.0.0.1:{free.getsockname()[1]}",
                 "https of a plain server": server.replace("http:", "https:"),
                 "elsewhere": server,
             }[address]
-            monkeypatch.setattr(constants, "ENDPOINT", url)
             with pytest.raises(ESCookbookError) as caught:
-                CLIENTS[client](url, 1)
+                CLIENTS[client](url, 1, SECONDS)
             assert "\n" not in str(caught.value) and others() <= before
     assert asked == []
-
-
-WORST = ("drips headers", "informs without end", "a body without end")
-
-
-@pytest.mark.slow
-def test_a_check_before_a_push_outlives_no_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.delenv(SETTING)
-    monkeypatch.setenv("HF_HOME", str(tmp_path))  # The library keeps what servers say there.
-    before, memory = others(), [0]
-    children = psutil.Process().children()
-    for behaviour in WORST:
-        with serving(BEHAVIOURS[behaviour]) as url, ThreadPoolExecutor(1) as pool:
-            monkeypatch.setenv("HF_ENDPOINT", url)
-            asking = pool.submit(check_push, "me/model", True, 0.5)
-            while not asking.done():
-                time.sleep(0.02)
-                with contextlib.suppress(psutil.Error):
-                    memory += [
-                        child.memory_info().rss
-                        for child in psutil.Process().children()
-                        if child not in children  # What earlier tests left running.
-                    ]
-            sentence = asking.result(0) or ""
-        assert sentence.startswith("cannot push to me/model on 127.0.0.1"), behaviour
-        assert "\n" not in sentence and "hf_secret" not in sentence
-        assert others() <= before and psutil.Process().children() == children
-    assert max(memory) < 300 << 20  # Of which Python and its libraries have 70 MB.

@@ -1,1 +1,0 @@
-"""Rows of data files, of directories, and of sets of the Hub."""
