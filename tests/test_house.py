@@ -324,7 +324,7 @@ RUNS_WHAT_IT_READS = {
     # Runs in the sandbox.
     "es_cookbook.recipes.code.asserts_inside": {"compile", "exec", "importlib.import_module"},
     # What a set on the Hub says of itself: plain values only.
-    "es_cookbook.rl.data.readers.sets": {"yaml.safe_load"},
+    "es_cookbook.plugins.hub.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
     "es_cookbook.common.references": {"importlib.import_module"},
     "es_cookbook.plugins.play.play": {"importlib.import_module"},

@@ -38,7 +38,9 @@ def asking(what: str) -> Generator[None]:
         raise
     # The library raises its own errors, and those of HTTP, sockets, disks and the Rust below it.
     except Exception as error:
-        raise HubError(f"{endpoint()} {_reason(error, what)}") from error
+        failed_upload = isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception)
+        cause = error.__cause__ if failed_upload else error
+        raise HubError(f"{endpoint()} {_reason(cause, what)}") from cause
 
 
 def endpoint() -> str:
@@ -76,7 +78,7 @@ def _keep_token(request: "httpx2.Request") -> None:
         request.headers.pop("authorization", None)
 
 
-def _reason(error: Exception, what: str) -> str:
+def _reason(error: BaseException | None, what: str) -> str:
     """The end of a sentence that begins with the Hub's address; the same for the same reason."""
     from huggingface_hub import errors, get_token
 

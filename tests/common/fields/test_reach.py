@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +147,7 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
     tried = {field.rpartition(".")[2] for field, _, _ in REACHED}
     for config_class, name in marked():
         assert f"`{name}`" in table or f".{name}`" in table, config_class
-        assert name in {*tried, "evaluate", "trl"}, config_class
+        assert name in {*tried, "trl"}, config_class
 
 
 @pytest.mark.parametrize(
@@ -157,21 +156,12 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
         "es_cookbook.plugins.gradients.grpo.config:Config",
     ],
 )
-def test_options_of_commands_and_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
-    """`evaluate` was a command line, whose engine=t.helper2:X was imported after a push."""
-    options = ["recipe=countdown", "engine=t.helper2:X"]
+def test_options_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
     plain = {
         "$class": written,
         **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
     }
-    for name, value, word in (
-        ("trackers", HUB | {"evaluate": {"$tuple": options}}, "options:evaluate"),
-        ("trl", {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}, "options:trl"),
-    ):
-        text = json.dumps(plain | {name: value})
-        with pytest.raises(ConfigError, match=f"add trust={re.escape(word)}$"):
-            read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
-        read_config(Path("c"), text, GradientConfig, (), ("trackers", "trl"))
-    then = HUB | {"then": {"$import": "es_cookbook.common.cli:run_cli"}}
-    with pytest.raises(ConfigError, match=r"config\.trackers\.hub\.then: .* es_cookbook's own"):
-        read("trackers", TRACKERS | {"hub": then}, "hub:evil/run")
+    text = json.dumps(plain | {"trl": {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}})
+    with pytest.raises(ConfigError, match="add trust=options:trl$"):
+        read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
+    read_config(Path("c"), text, GradientConfig, (), ("trl",))
