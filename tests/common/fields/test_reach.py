@@ -162,6 +162,6 @@ def test_options_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> N
         **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
     }
     text = json.dumps(plain | {"trl": {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}})
-    with pytest.raises(ConfigError, match="add trust=options:trl$"):
+    with pytest.raises(ConfigError, match=r"add trust=options:trl$"):
         read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
     read_config(Path("c"), text, GradientConfig, (), ("trl",))
