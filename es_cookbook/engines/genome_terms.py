@@ -153,7 +153,7 @@ class GenomeFactors:
             names = self._of_each_kind
             terms_of = [[space.shares.of(n, g.terms) for g in self._genomes_G] for n in names]
         entries = entries_of(terms_of, self._places_G, self._device, space.rank)
-        fill(self._jobs, entries, space.noise, space.mask)
+        fill(self._jobs, entries, space.noise)
         self._jobs = []
 
     def _write_terms(self, slots: Slots) -> None:

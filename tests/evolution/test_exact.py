@@ -164,8 +164,7 @@ def test_the_norm_is_the_root_of_the_sum_of_squares() -> None:
         FullRank(),
         LowRank(rank=1),
         LowRank(rank=3, sigma_patterns=("b*",), sigma_factors=(0.1,)),
-        FullRank(num_blocks=2),
-        LowRank(num_blocks=2),
+        LowRank(partitions=2),
     ],
 )
 def test_each_matrix_moves_as_far_as_by_its_own_plain_sum(build: SearchSpaceBuilder) -> None:

@@ -84,7 +84,6 @@ def low_rank(model: Callable[[str], Path], warm_vllm: None) -> Iterator[Running]
 
 
 SHARES = {
-    "num_blocks": 2,
     "partitions": 3,
     "sigma_patterns": ("*.q_proj.*", "*.k_proj.*"),
     "sigma_factors": (2, 0.5),

@@ -1,11 +1,7 @@
-"""From words to noise, masks and uniform numbers: whole tensors, and any range of elements.
+"""From words to noise and uniform numbers: whole tensors, and any range of elements.
 
 Gaussian noise is drawn by a compiled loop (`drawing`), in a microsecond or two and half a
 nanosecond an element; signs are unpacked by NumPy, in pieces whose temporaries stay in the cache.
-
-A `Mask` is a fixed random subset of a parameter's elements: element i, in C order, is in it if lane
-i of the 16-bit lanes of (mask seed, name + ".mask") is below density · 65536. So a mask is never
-stored, and a shard, or a kernel on a GPU, generates just its part.
 
 `Partitions` divide a parameter at random into K groups, run by run of 4,096 elements: run r is in
 group ⌊lane · K / 65536⌋, with lane r of (partition, name + ".partition"). A seed says which
@@ -167,29 +163,7 @@ def _write_signs(words: NDArray[np.uint64], skip: int, out: NDArray[np.float32])
 
 
 LANE_VALUES = 2**16
-"""Number of values of a lane: densities are multiples of its inverse."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Mask:
-    """A random subset of a parameter's elements, given by a seed.
-
-    Attributes:
-        seed: 0 ... 2⁶³ - 1.
-        threshold: about this many of 65,536 elements are in it.
-    """
-
-    seed: int
-    threshold: int
-
-    def range(self, name: str, start: int, stop: int) -> NDArray[np.bool]:
-        """Whether elements `start` ... `stop` - 1 of a parameter are in it."""
-        return lanes_range(self.seed, mask_name(name), start, stop) < self.threshold
-
-
-def mask_name(name: str) -> str:
-    """Key of the words of a parameter's mask."""
-    return f"{name}.mask"
+"""Number of values of a lane."""
 
 
 SEEDS_OF_PARTITION = 2**16
@@ -204,15 +178,13 @@ class Partitions:
 
     Attributes:
         number: of groups.
-        stride: neighbouring seeds that have the same group.
     """
 
     number: int = 1
-    stride: int = 1
 
     def group(self, seed: int) -> int:
         """Which group of its partition a seed has."""
-        return seed % SEEDS_OF_PARTITION // self.stride % self.number
+        return seed % SEEDS_OF_PARTITION % self.number
 
     def runs(self, name: str, seed: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Which of elements `start` ... `stop` - 1 of a parameter are in a seed's group.

@@ -44,11 +44,9 @@ from es_cookbook.evolution.noise.tensors import (
     GAUSSIANS_PER_BLOCK,
     SIGNS_PER_BLOCK,
     UNDIVIDED,
-    Mask,
     NoiseKind,
     Part,
     Partitions,
-    mask_name,
     partition_name,
 )
 
@@ -208,13 +206,12 @@ def add_dense_(
     terms: DeviceTerms,
     kind: NoiseKind = "gaussian",
     part: Part | None = None,
-    mask: Mask | None = None,
     partitions: Partitions = UNDIVIDED,
 ) -> None:
     """W <- W + scale · ε(seed, name), for each term in order, as `FullRankSpace` adds them.
 
-    W is float32, contiguous or with two axes. The terms are added to the elements of the mask, and
-    each to the runs of its group of a partition; to all if None.
+    W is float32, contiguous or with two axes. Each term is added to the runs of its
+    group of a partition.
 
     Raises:
         ValueError: A kind, a part or a tensor that does not fit.
@@ -240,11 +237,8 @@ def add_dense_(
         _key_of(name),
         *tiling,
         *rows.stride(),
-        *((mask.seed, _key_of(mask_name(name)), mask.threshold) if mask else (0, 0, 0)),
         _key_of(partition_name(name)),
         partitions.number,
-        partitions.stride,
-        MASKED=mask is not None,
         DIVIDED=partitions.number > 1,
         **settings,
     )
@@ -279,8 +273,13 @@ def add_low_rank_(
             return
         columns_S = weight.new_empty(len(seeds_S), rank, num_rows)
         rows_S = weight.new_empty(len(seeds_S), rank, num_columns)
-        _factor_into(columns_S, part.rows[0], f"{name}.A", kind, (seeds_S, scales_S))
-        _factor_into(rows_S, part.columns[0], f"{name}.B", kind, (seeds_S, None))
+        # One term an entry, each in its own place.
+        places = torch.arange(len(seeds_S), device=weight.device)
+        of_terms = (each.view(1, -1, 1) for each in (seeds_S, scales_S))
+        entries = _Entries(places, torch.zeros_like(places), *of_terms, is_dense=False)
+        a, b = (Part(rows, (0, rank), rank) for rows in (part.rows, part.columns))
+        jobs = [Job(columns_S.mT, f"{name}.A", a), Job(rows_S.mT, f"{name}.B", b, scaled=False)]
+        fill(jobs, entries, kind)
         launch(
             programs.rank_one_program,
             (tiles_down * tiles_across,),
@@ -295,22 +294,6 @@ def add_low_rank_(
             ROWS=_TILE_ROWS,
             COLUMNS=_TILE_COLUMNS,
         )
-
-
-def _factor_into(
-    out_S: torch.Tensor,
-    first: int,
-    name: str,
-    kind: NoiseKind,
-    terms: tuple[torch.Tensor, torch.Tensor | None],
-) -> None:
-    """Write rows `first` ... of every seed's factor, times its scale, into (seeds, rank, rows)."""
-    _, rank, num_rows = out_S.shape
-    runs = _Runs(start=first * rank, pitch=0, num_runs=1, length=num_rows * rank)
-    num_programs, tiling, settings = _tiles_of(runs, kind)
-    grid = num_programs, len(out_S)
-    arguments = (_table(out_S.device), *terms, _key_of(name), *tiling, *out_S.stride())
-    launch(programs.factor_program, grid, out_S, *arguments, RANK=rank, **settings)
 
 
 # All factors of all genomes of a block are written where they sample from by one launch: a model
@@ -417,9 +400,7 @@ def entries_of(
     )
 
 
-def fill(
-    jobs: Sequence[Job], entries: _Entries, noise: NoiseKind = "gaussian", mask: Mask | None = None
-) -> None:
+def fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind = "gaussian") -> None:
     """Write all entries of all jobs; all that is not theirs stays as it is.
 
     One launch, if all tensors have one dtype.
@@ -435,10 +416,10 @@ def fill(
     for dtype in {job.out.dtype: None for job in jobs}:
         of_dtype = [job for job in jobs if job.out.dtype == dtype and job.part.num_elements]
         if of_dtype:
-            _fill(of_dtype, entries, noise, mask)
+            _fill(of_dtype, entries, noise)
 
 
-def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind, mask: Mask | None) -> None:
+def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind) -> None:
     device = entries.places.device
     runs_of_jobs = [_part_runs(job.part) for job in jobs]
     # All tiles are of one size, that of the job with the largest.
@@ -456,7 +437,7 @@ def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind, mask: Mask |
                 *(job.out.data_ptr(), *job.out.stride()),
                 *((0, 0, 0) if centre is None else (centre.data_ptr(), *centre.stride())),
                 *(int(job.scaled), first_tile, _key_of(job.name), *tiling),
-                *(job.part.shape[1], job.kind, _key_of(mask_name(job.name)) if mask else 0),
+                *(job.part.shape[1], job.kind),
             ]
         )
         tiles.append(num_tiles)
@@ -472,10 +453,8 @@ def _fill(jobs: Sequence[Job], entries: _Entries, noise: NoiseKind, mask: Mask |
         *entries[:4],
         num_entries,
         num_terms,
-        *((mask.seed, mask.threshold) if mask else (0, 0)),
         SIZE=len(numbers[0]),
         DTYPE=getattr(programs.tl, str(jobs[0].out.dtype).removeprefix("torch.")),
         DENSE=entries.is_dense,
-        MASKED=mask is not None,
         **settings,
     )

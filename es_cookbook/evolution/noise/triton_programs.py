@@ -46,8 +46,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 _ANY_VALUE = (
     *("key", "num_terms", "num_updates", "num_entries", "tiles_across"),
-    *("mask_seed", "mask_key", "mask_threshold"),
-    *("partition_key", "num_partitions", "stride_of_seeds"),
+    *("partition_key", "num_partitions"),
 )
 """Arguments that are not worth another compilation when they are 1 or a multiple of 16."""
 
@@ -130,21 +129,6 @@ def _tile(
 
 
 @_jit
-def _inside(
-    first: tensor,
-    mask_seed: tensor,
-    mask_key: tensor,
-    mask_threshold: tensor,
-    LANES: constexpr,
-    BLOCKS: constexpr,
-) -> tensor:
-    """Which elements of a tile that begins at element `first` are in the mask."""
-    # A mask has 16 lanes a block, whatever the noise.
-    block = first // 16 + tl.arange(0, BLOCKS * LANES // 16)
-    return _lanes(block, mask_seed, mask_key, 16) < mask_threshold
-
-
-@_jit
 def _run_groups(first: tensor, partition: tensor, key: tensor, num_partitions: tensor) -> tensor:
     """Groups of the run that has element `first`, and of the run behind it."""
     run = first // _RUN + tl.arange(0, 2)
@@ -200,43 +184,6 @@ def _rounded(value: tensor, dtype: constexpr) -> tensor:
 
 
 @_jit
-def factor_program(
-    out: tensor,
-    table: tensor,
-    seeds: tensor,
-    scales: tensor,
-    key: tensor,
-    start: tensor,
-    pitch: tensor,
-    length: tensor,
-    tiles_across: tensor,
-    term_stride: tensor,
-    rank_stride: tensor,
-    row_stride: tensor,
-    RANK: constexpr,
-    GAUSSIAN: constexpr,
-    LANES: constexpr,
-    BLOCKS: constexpr,
-) -> None:
-    """out[term, k, row] = scale * noise of element row * RANK + k; without `scales`, the noise.
-
-    The term is the one that the grid's second axis names.
-    """
-    t = tl.program_id(1)
-    block, _, position, asked = _tile(
-        tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
-    )
-    values = _noise(block, tl.load(seeds + t), key, table, GAUSSIAN, LANES)
-    if scales is not None:
-        values = _times(values, tl.load(scales + t))
-    place = position + tl.arange(0, BLOCKS * LANES)
-    at = (
-        out + t.to(tl.int64) * term_stride + place // RANK * row_stride + place % RANK * rank_stride
-    )
-    tl.store(at, values, mask=asked)
-
-
-@_jit
 def dense_program(
     weight: tensor,
     table: tensor,
@@ -250,22 +197,16 @@ def dense_program(
     tiles_across: tensor,
     run_stride: tensor,
     stride: tensor,
-    mask_seed: tensor,
-    mask_key: tensor,
-    mask_threshold: tensor,
     partition_key: tensor,
     num_partitions: tensor,
-    stride_of_seeds: tensor,
     GAUSSIAN: constexpr,
     LANES: constexpr,
     BLOCKS: constexpr,
-    MASKED: constexpr,
     DIVIDED: constexpr,
 ) -> None:
     """W <- W + Σ scale * noise over the terms in order.
 
-    Where it is MASKED, elements whose lane of the mask is not below the threshold stay. Where it is
-    DIVIDED, a term changes the runs of its group alone, and its noise is made where there are any.
+    Where it is DIVIDED, a term changes the runs of its group alone; its noise is made only there.
     """
     block, run, position, asked = _tile(
         tl.program_id(0), start, pitch, length, tiles_across, LANES, BLOCKS
@@ -273,13 +214,11 @@ def dense_program(
     at = weight + run * run_stride + position * stride + tl.arange(0, BLOCKS * LANES) * stride
     values = tl.load(at, mask=asked, other=0.0)
     first = start + run * pitch + position
-    if MASKED:
-        asked &= _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
     is_in_next = first % _RUN + tl.arange(0, BLOCKS * LANES) >= _RUN
     for t in range(num_terms):
         seed = tl.load(seeds + t)
         if DIVIDED:
-            group = seed % _SEEDS_OF_PARTITION // stride_of_seeds % num_partitions
+            group = seed % _SEEDS_OF_PARTITION % num_partitions
             partition = seed // _SEEDS_OF_PARTITION
             are_own = _run_groups(first, partition, partition_key, num_partitions) == group
             which = tl.arange(0, 2)
@@ -307,12 +246,9 @@ def slots_program(
     scales: tensor,
     num_entries: tensor,
     num_terms: tensor,
-    mask_seed: tensor,
-    mask_threshold: tensor,
     SIZE: constexpr,
     DTYPE: constexpr,
     DENSE: constexpr,
-    MASKED: constexpr,
     GAUSSIAN: constexpr,
     LANES: constexpr,
     BLOCKS: constexpr,
@@ -354,16 +290,10 @@ def slots_program(
         centre = tl.load(job + 4).to(tl.pointer_type(tl.float32))
         source = centre + row * tl.load(job + 5) + column * tl.load(job + 6)
         values = tl.load(source, mask=asked, other=0.0)
-        before = values
         for t in range(num_terms):
             scale = tl.load(scales + term + t)
             noise = _noise(block, tl.load(seeds + term + t), key, table, GAUSSIAN, LANES)
             values = tl.where(scale == 0, values, _plus(values, _times(noise, scale)))
-        if MASKED:
-            first = start + run * pitch + position
-            mask_key = tl.load(job + 16)
-            inside = _inside(first, mask_seed, mask_key, mask_threshold, LANES, BLOCKS)
-            values = tl.where(inside, values, before)
         values = _times(values, tl.load(factors + number))
     else:
         values = _noise(block, tl.load(seeds + term), key, table, GAUSSIAN, LANES)

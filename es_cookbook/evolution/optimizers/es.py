@@ -192,7 +192,7 @@ class ESOptimizer(Optimizer):
         self._moved_away: tuple[Term, ...] = ()
         """What the centre was moved by, to be taken back."""
         self._is_partitioned = space.shares.num_partitions > 1
-        groups = space.shares.num_partitions * space.shares.num_groups
+        groups = space.shares.num_partitions
         if self._is_partitioned and not groups <= self._num_seeds <= SEEDS_OF_PARTITION:
             raise ConfigError(
                 f"search_space.partitions needs {groups:,} to {SEEDS_OF_PARTITION:,} seeds per "

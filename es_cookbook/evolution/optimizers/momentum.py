@@ -20,10 +20,9 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
-from es_cookbook.evolution.optimizers.es import ESOptimizer, step_length
+from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
     Gradient,
     WindowedES,
@@ -32,7 +31,6 @@ from es_cookbook.evolution.optimizers.window import (
     scaled,
 )
 from es_cookbook.evolution.rules import MuonRule
-from es_cookbook.evolution.spaces.base import SearchSpace
 
 _PUSHES = math.fsum(0.9**age for age in range(10))
 """How often a gradient's push counts in all while it is remembered, by default."""
@@ -67,7 +65,7 @@ class Muon(Momentum):
         centre <- centre + α · RMS(v) / RMS(U Vᵀ) · U Vᵀ
 
     with v the average of `momentum`, of this matrix. So the update has the RMS that momentum's has,
-    and α keeps its meaning, whatever the rank of the noise, the factors on σ and the blocks. (Muon
+    and α keeps its meaning, whatever the rank of the noise, the factors on σ. (Muon
     proper has no such factor: its gradients' lengths say nothing. Here a generation with little
     signal makes a small step.) Parameters that are no matrices gain plain momentum's update.
 
@@ -87,15 +85,6 @@ class Muon(Momentum):
     @chz.validate
     def _iterations(self) -> None:
         check_range(self, "iterations", at_least=1)
-
-    @override
-    def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> ESOptimizer:
-        if space.mask is not None:
-            raise ConfigError(
-                "optimizer=muon moves every element of a matrix, also those that the mask of "
-                "search_space.density leaves as they are; take density=1 or another optimizer"
-            )
-        return super().__call__(run_seed=run_seed, num_generations=num_generations, space=space)
 
     @override
     def step(self, gradients: Sequence[Gradient], factor: float, kept: list[float]) -> Step:

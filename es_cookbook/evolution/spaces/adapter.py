@@ -20,13 +20,6 @@ of two noises, and a genome that perturbs A alone shows nothing at all. `orthogo
 factor something to act on from the first generation, equally much for both; it is PEFT's init of
 that name but for its rotation of the ranks, which gaussian noise does not see, and its scale.
 
-`perturb` says which factor terms change: `both`; `b` alone, as LoRA-FA (Zhang et al. 2023,
-arXiv:2308.03303), or `a`; or `alternating`: A by even seeds and B by odd ones, a function of the
-seed, so that in every generation half of the genomes move A and half B (with twins: half of the
-pairs). A weight is then linear in the noise, without the product of two. As long as B = 0 the half
-that moves A is lost, so `alternating` goes with `orthogonal` or a loaded adapter. A factor that no
-term changes stays where it started, and still counts as a parameter of the space.
-
 Left out: inits that change the base (PiSSA, OLoRA), which may be quantised and is shared with
 whatever else runs on it.
 """
@@ -41,10 +34,15 @@ import chz
 import numpy as np
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, ModelError, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.evolution.genome import MAX_SEED
 from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.spaces.base import ParameterInfo, Shares, linear_shapes, matching
+from es_cookbook.evolution.spaces.base import (
+    ParameterInfo,
+    SearchSpaceBuilder,
+    linear_shapes,
+    matching,
+)
 from es_cookbook.evolution.spaces.factors import (
     AdapterFactors,
     LoRA,
@@ -53,22 +51,16 @@ from es_cookbook.evolution.spaces.factors import (
     factor_names,
     factor_shapes,
 )
-from es_cookbook.evolution.spaces.full_rank import DenseBuilder, FullRankSpace
+from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 
 if TYPE_CHECKING:
     import torch
 
-_NO_SIGNAL = (
-    "search_space.perturb=a needs a B that is not 0, and with {} it is: B A is then 0 whatever A "
-    "is, and all genomes answer alike; take init=orthogonal or perturb=both"
-)
-
 Init: TypeAlias = Literal["lora", "gaussian", "orthogonal"]
-Perturb: TypeAlias = Literal["both", "a", "b", "alternating"]
 
 
 @chz.chz
-class Adapter(DenseBuilder):
+class Adapter(SearchSpaceBuilder):
     """LoRA factors of the model's linear weights; include, exclude and targets all narrow them."""
 
     targets: tuple[str, ...] = chz.field(
@@ -85,11 +77,6 @@ class Adapter(DenseBuilder):
         "or each at random in half of the ranks (orthogonal)",
     )
     init_seed: int = chz.field(default=0, doc="of a new adapter's random factors")
-    perturb: Perturb = chz.field(
-        default="both",
-        doc="what a seed changes: both factors, one of them, or alternating: A if it is even, B if "
-        "it is odd",
-    )
     start: str | None = chz.field(
         default=None, doc="directory of a PEFT LoRA adapter to start from; a new one if unset"
     )
@@ -102,15 +89,11 @@ class Adapter(DenseBuilder):
 
     @chz.validate
     def _signal(self) -> None:
-        if self.start is not None:
-            return
-        if self.init == "orthogonal" and self.rank < 2:
+        if self.start is None and self.init == "orthogonal" and self.rank < 2:
             raise ConfigError(
                 "search_space.init=orthogonal gives A and B ranks of their own, so "
                 f"search_space.rank must be at least 2, found {self.rank}"
             )
-        if self.perturb == "a" and self.init != "orthogonal":
-            raise ConfigError(_NO_SIGNAL.format(f"search_space.init={self.init}"))
 
     def __call__(
         self, parameters: Sequence[ParameterInfo], read_adapter: ReadAdapter | None = None
@@ -125,21 +108,15 @@ class Adapter(DenseBuilder):
             weights, lora = start.weights, start.lora
         targets = {name: factor_names(name) for name in weights}
         shapes = factor_shapes(weights, lora.rank)
-        space = _AdapterSpace(
+        return _AdapterSpace(
             shapes,
             self.noise,
-            _shares(self, shapes, list(targets.values())),
-            self.mask(),
+            self.shares(shapes, together=list(targets.values())),
             adapter=AdapterFactors(targets, lora, transposed=_transposed(parameters, targets)),
             init=self.init,
             init_seed=self.init_seed,
             start=start,
         )
-        if start is not None and self.perturb == "a":
-            values = space.base({})
-            if not any(values[b].any() for _, b in targets.values()):
-                raise ModelError(_NO_SIGNAL.format(f"the adapter in {str(start.path)!r}"))
-        return space
 
     def _targeted(self, parameters: Sequence[ParameterInfo]) -> dict[str, tuple[int, int]]:
         """(out, in) of the weights that include, exclude and targets leave."""
@@ -217,23 +194,3 @@ def _transposed(parameters: Sequence[ParameterInfo], names: Collection[str]) -> 
 def _layer(weight: str) -> str:
     """What PEFT calls a target: a layer, or the parameter that an expert's weight is a part of."""
     return weight.removesuffix(".weight").partition("[")[0]
-
-
-def _shares(
-    builder: Adapter, shapes: Mapping[str, tuple[int, ...]], pairs: Sequence[tuple[str, str]]
-) -> Shares:
-    """`perturb` tells a weight's two factors apart, which blocks do not."""
-    if builder.perturb in ("a", "b"):
-        moving = [pair[builder.perturb == "b"] for pair in pairs]
-        shares = builder.shares({name: shapes[name] for name in moving})
-        still = {name: 0.0 for name in shapes if name not in set(moving)}
-        return dataclasses.replace(shares, factors={**shares.factors, **still})
-    shares = builder.shares(shapes, together=pairs)
-    if builder.perturb == "both":
-        return shares
-    groups = {
-        name: 2 * shares.groups.get(name, 0) + side
-        for pair in pairs
-        for side, name in enumerate(pair)
-    }
-    return dataclasses.replace(shares, groups=groups, num_groups=2 * shares.num_groups)

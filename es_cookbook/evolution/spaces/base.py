@@ -7,28 +7,24 @@ multiply-add and reassociation are what make two machines disagree in the last b
 used, and NumPy, torch and CUDA agree to the bit.
 
 To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name
-to `SEARCH_SPACE_NAMES`. σ by layer and blocks come with `SearchSpaceBuilder.shares`: the space
+to `SEARCH_SPACE_NAMES`. σ by layer and partitions come with `SearchSpaceBuilder.shares`: the space
 keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms. Engines and
 exports know no space by its class: what they have to know of one is in the attributes of
 `SearchSpace`.
 
 A term (seed, coefficient) means coefficient · E everywhere; with `Shares`, parameter p has
 
-    coefficient_p = coefficient * factor_p * √K  if p is in the seed's group, else none
+    coefficient_p = coefficient * factor_p * √K  if p is in the seed's part, else none
 
 a product in float64, which the space rounds to float32 once, as it rounds a coefficient. It is a
-function of (seed, name) alone: twins share their group, so a twin is still the exact mirror, and a
+function of (seed, name) alone: twins share their part, so a twin is still the exact mirror, and a
 step of recorded terms means the same wherever and whenever it is taken.
 
 - Factors are σ by layer. A step is made of the same noise as genomes, so it moves p by factor_p
   too; since fitness answers to p's noise in proportion to factor_p, p's learning rate changes with
   factor_p². It is ES with the diagonal covariance σ² · diag(factor²).
-- Groups are block-coordinate ES: MeZO-BCD (Park et al. 2025, arXiv:2501.19099) for differences of
-  two, BAdam (Luo, Yu and Li 2024, arXiv:2404.02827) for gradients. There all of a step is one
-  block's; here the seeds of one generation spread over all blocks, so each block is moved by about
-  population / blocks genomes, and the variance that the other blocks' noise would add is gone.
-- K partitions are blocks that are drawn anew in every generation (CoPES, arXiv:2608.02391): the
-  parameters are divided at random into K groups of about equal size, a seed changes one of them,
+- K partitions are drawn anew in every generation (CoPES, arXiv:2608.02391): the parameters are
+  divided at random into K groups of about equal size, a seed changes one of them,
   and √K keeps the expected norm of its noise. The seeds of a generation are `partition_seed`s of
   the same partition, N/K for each group, and each group has the step of those.
 """
@@ -59,7 +55,6 @@ from es_cookbook.evolution.noise.tensors import (
     LANE_VALUES,
     RUN,
     UNDIVIDED,
-    Mask,
     Part,
     Partitions,
     partition_of,
@@ -119,10 +114,7 @@ class Shares:
     """How terms are shared out over a space's parameters; all of them to all, if nothing is given.
 
     Attributes:
-        factors: name -> factor on the coefficient, 0 for a parameter that no term changes; 1 for
-            names that are not in it.
-        groups: name -> 0 ... num_groups - 1; 0 for names that are not in it.
-        num_groups: a term changes the parameters of group seed mod num_groups.
+        factors: name -> factor on the coefficient; 1 for names that are not in it.
         num_partitions: groups of a generation's random partition, of which a term changes one.
         units: name -> place in `sizes` of what is in the same group of every partition; names that
             are not in it are divided themselves (`Partitions`).
@@ -130,8 +122,6 @@ class Shares:
     """
 
     factors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-    groups: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
-    num_groups: int = 1
     num_partitions: int = 1
     units: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     sizes: tuple[int, ...] = ()
@@ -149,7 +139,7 @@ class Shares:
 
         def number(name: str) -> int:
             of_partitions = (groups[self.units[name]] for groups in groups_U if name in self.units)
-            key = self.factors.get(name, 1.0), self.groups.get(name, 0), *of_partitions
+            key = self.factors.get(name, 1.0), *of_partitions
             return numbers.setdefault(key, len(numbers))
 
         kinds = {name: number(name) for name in names}
@@ -157,18 +147,14 @@ class Shares:
 
     def of(self, name: str, terms: Sequence[Term]) -> Sequence[Term]:
         """The terms that change a parameter, in order, each with the coefficient it has there."""
-        factor, group = self.factors.get(name, 1.0), self.groups.get(name, 0)
-        if factor == 1 and self.num_groups == self.num_partitions == 1:
+        factor = self.factors.get(name, 1.0)
+        if factor == self.num_partitions == 1:
             return terms  # Of a long history they are many.
-        if factor == 0:
-            return []
-        own = [term for term in terms if term.seed % self.num_groups == group]
+        own = terms
         if (unit := self.units.get(name)) is not None:
-            group_of, part = (
-                {p: self._groups(p)[unit] for p in _partitions_of(own)},
-                self._partitions,
-            )
-            own = [t for t in own if group_of[partition_of(t.seed)] == part.group(t.seed)]
+            group_of = {p: self._groups(p)[unit] for p in _partitions_of(terms)}
+            part = self._partitions
+            own = [t for t in terms if group_of[partition_of(t.seed)] == part.group(t.seed)]
         root = math.sqrt(self.num_partitions)
         return [Term(term.seed, term.coefficient * factor * root) for term in own]
 
@@ -178,7 +164,7 @@ class Shares:
 
     @property
     def _partitions(self) -> Partitions:
-        return Partitions(self.num_partitions, self.num_groups)
+        return Partitions(self.num_partitions)
 
     def _groups(self, partition: int) -> Sequence[int]:
         return _groups_of_units(partition, self.sizes, self.num_partitions)
@@ -231,7 +217,6 @@ class SearchSpace(ABC):
         shapes: name -> shape of the selected parameters, in the model's order.
         noise: distribution of the noise.
         shares: what of a term each of them has.
-        mask: which of their elements are perturbed; all if None.
         rank: of terms that are factors beside the centre's weights; None if they are not.
         adapter: how the parameters make an adapter beside the base's weights; None if they do not.
         highest_code: greatest value of parameters that are whole numbers; None if they are real.
@@ -240,7 +225,6 @@ class SearchSpace(ABC):
     shapes: Mapping[str, tuple[int, ...]]
     noise: NoiseKind = "gaussian"
     shares: Shares = dataclasses.field(default_factory=Shares)
-    mask: Mask | None = None
     rank: int | None = dataclasses.field(default=None, kw_only=True)
     adapter: AdapterFactors | None = dataclasses.field(default=None, kw_only=True)
     highest_code: int | None = dataclasses.field(default=None, kw_only=True)
@@ -331,10 +315,6 @@ class SearchSpaceBuilder(ABC):
     sigma_factors: tuple[float, ...] = chz.field(
         default=(), doc="of each of sigma_patterns: 0.1,2; parameters that none matches have 1"
     )
-    num_blocks: int = chz.field(
-        default=1,
-        doc="a seed perturbs one of so many blocks of neighbouring parameters, of about one size",
-    )
     partitions: int = chz.field(
         default=1,
         doc="a seed perturbs one of so many parts of the parameters, drawn at random in every "
@@ -356,7 +336,7 @@ class SearchSpaceBuilder(ABC):
                     f"search_space.sigma_factors must be above 0 and finite, found {factor}; to "
                     "leave parameters as they are, name them in search_space.exclude"
                 )
-        check_range(self, "num_blocks", "partitions", at_least=1, prefix="search_space.")
+        check_range(self, "partitions", at_least=1, prefix="search_space.")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -417,12 +397,12 @@ class SearchSpaceBuilder(ABC):
 
         Args:
             shapes: of the space's parameters, in order.
-            together: names of those that are in one block; each alone if None.
+            together: names of those that are in one part; each alone if None.
             divided: partitions divide parameters themselves, run by run.
 
         Raises:
-            ConfigError: A pattern that matches none of them, or more blocks or partitions than
-                there are parameters or runs.
+            ConfigError: A pattern that matches none of them, or more partitions than there are
+                parameters or runs.
         """
         factors: dict[str, float] = {}
         for pattern, factor in zip(self.sigma_patterns, self.sigma_factors, strict=True):
@@ -437,24 +417,17 @@ class SearchSpaceBuilder(ABC):
         units = together or [(name,) for name in shapes]
         sizes = tuple(sum(math.prod(shapes[name]) for name in unit) for unit in units)
         num_runs = sum(-(-math.prod(shape) // RUN) for shape in shapes.values())
-        weights = len(units), "the number of weights that are perturbed"
-        runs = min(num_runs, LANE_VALUES), f"the number of runs of {RUN:,} elements"
-        limits = {"num_blocks": weights, "partitions": runs if divided else weights}
-        for field, (most, what) in limits.items():
-            if getattr(self, field) > max(1, most):
-                raise ConfigError(
-                    f"search_space.{field} must be at most {most}, {what}, found "
-                    f"{getattr(self, field)}"
-                )
-        blocks = balanced_blocks(sizes, self.num_blocks)
-        groups = {n: b for unit, b in zip(units, blocks, strict=True) for n in unit}
-        shares = Shares(factors, groups if self.num_blocks > 1 else {}, self.num_blocks)
-        if self.partitions == 1:
-            return shares
-        own = {} if divided else {name: u for u, unit in enumerate(units) for name in unit}
-        return dataclasses.replace(
-            shares, num_partitions=self.partitions, units=own, sizes=sizes if own else ()
-        )
+        most, what = len(units), "the number of weights that are perturbed"
+        if divided:
+            most, what = min(num_runs, LANE_VALUES), f"the number of runs of {RUN:,} elements"
+        if self.partitions > max(1, most):
+            raise ConfigError(
+                f"search_space.partitions must be at most {most}, {what}, found {self.partitions}"
+            )
+        if divided or self.partitions == 1:
+            return Shares(factors, self.partitions)
+        own = {name: u for u, unit in enumerate(units) for name in unit}
+        return Shares(factors, self.partitions, own, sizes)
 
 
 plugs_in(SearchSpaceBuilder, "search_spaces")

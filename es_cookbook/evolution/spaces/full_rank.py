@@ -7,16 +7,9 @@ E = ε(seed, name), of the parameter's own shape. Applied exactly to the centre,
 with s = float32(coefficient), the product and the sum each rounded to float32 by itself. Every term
 costs a pass of noise over the whole model, so an engine hosts few such genomes at once.
 
-Ways of perturbing less of it at once:
-
-- `density` below 1: only the elements of a fixed random mask are ever perturbed; all others keep
-  every bit. Sparse MeZO (Liu et al. 2024, arXiv:2402.15751) does so with the smallest weights of
-  each layer; here chance chooses them, so that nothing but a seed has to be known. There are fewer
-  dimensions to search, but it saves nothing: the noise of all elements is made, and the mask costs
-  one more pass whenever a weight gains its terms.
-- `num_blocks` or `partitions` above 1: a seed perturbs one block of neighbouring parameters, or one
-  part of all elements, chosen by chance in runs of 4,096 (see `Shares`). So a genome and a term of
-  a step cost 1 / num_blocks or 1 / partitions of the noise. Weights and memory stay the same.
+With `partitions` above 1, a seed perturbs one part of all elements, chosen at random in runs of
+4,096 (see `Shares`). A genome and a term of a step then cost 1 / partitions of the noise. Weights
+and memory stay the same.
 """
 
 from collections.abc import Sequence
@@ -27,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from es_cookbook.common.checks import check_range
-from es_cookbook.evolution.genome import MAX_SEED, Term
+from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import noise_range
-from es_cookbook.evolution.noise.tensors import LANE_VALUES, Mask, Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.base import (
     PIECE,
     AddTerms,
@@ -47,28 +39,7 @@ if TYPE_CHECKING:
 
 
 @chz.chz
-class DenseBuilder(SearchSpaceBuilder):
-    """What spaces of dense noise have in common."""
-
-    density: float = chz.field(
-        default=1.0, doc="share of each parameter's elements, chosen by chance, that are perturbed"
-    )
-    mask_seed: int = chz.field(default=0, doc="of that choice, where density is below 1")
-
-    @chz.validate
-    def _mask(self) -> None:
-        prefix = "search_space."
-        check_range(self, "density", at_least=1 / LANE_VALUES, at_most=1, prefix=prefix)
-        check_range(self, "mask_seed", at_least=0, at_most=MAX_SEED, prefix=prefix)
-
-    def mask(self) -> Mask | None:
-        """Of the elements that are perturbed; None for all."""
-        threshold = round(self.density * LANE_VALUES)
-        return Mask(self.mask_seed, threshold) if threshold < LANE_VALUES else None
-
-
-@chz.chz
-class FullRank(DenseBuilder):
+class FullRank(SearchSpaceBuilder):
     """Dense noise for every selected parameter."""
 
     def __call__(
@@ -77,7 +48,7 @@ class FullRank(DenseBuilder):
         shapes = {p.name: p.shape for p in self.select(parameters)}
         refuse_quantised(self, parameters, shapes)
         shares = self.shares(shapes, divided=True)
-        return FullRankSpace(shapes, self.noise, shares, self.mask())
+        return FullRankSpace(shapes, self.noise, shares)
 
 
 class FullRankSpace(SearchSpace):
@@ -87,7 +58,7 @@ class FullRankSpace(SearchSpace):
     def add_terms_(
         self, name: str, weight: "torch.Tensor", terms: Sequence[Term], part: Part | None = None
     ) -> None:
-        """W <- W + change, for each term in order; elements outside the mask keep every bit."""
+        """W <- W + change, for each term in order."""
         own = self.shares.of(name, terms)
         present = [term for term in own if np.float32(term.coefficient) != 0]
         if not present:
@@ -95,13 +66,11 @@ class FullRankSpace(SearchSpace):
         buffer = np.empty(min(PIECE, weight.numel()), np.float32)
         partitions = self.shares.partitions_of(name)
         for start, stop, piece in pieces(weight, part or Part.whole(self.shapes[name])):
-            inside = self.mask.range(name, start, stop) if self.mask else None
             for term in present:
                 for first, last in partitions.runs(name, term.seed, start, stop):
                     change = self.change(name, term, first, last, out=buffer[: last - first])
                     run = slice(first - start, last - start)
-                    where = True if inside is None else inside[run]
-                    np.add(piece[run], change, out=piece[run], where=where)
+                    piece[run] += change
 
     def change(
         self, name: str, term: Term, start: int, stop: int, out: NDArray[np.float32] | None = None
@@ -117,6 +86,6 @@ class FullRankSpace(SearchSpace):
         names, kinds = self.shares.kinds(list(self.shapes), terms)
         there = [device_terms(self.shares.of(name, terms), device) for name in names]
         return lambda name, weight, part: add_dense_(
-            *(weight, name, there[kinds[name]], self.noise, part, self.mask),
+            *(weight, name, there[kinds[name]], self.noise, part),
             self.shares.partitions_of(name),
         )

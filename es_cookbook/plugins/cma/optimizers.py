@@ -102,12 +102,11 @@ class _OffsetsBuilder(OptimizerBuilder):
     def __call__(self, *, run_seed: int, num_generations: int, space: SearchSpace) -> Optimizer:
         self.check_space(space)
         uneven = any(factor != 1 for factor in space.shares.factors.values())
-        shared_out = max(space.shares.num_groups, space.shares.num_partitions) > 1
-        if uneven or shared_out or space.mask is not None:
+        if uneven or space.shares.num_partitions > 1:
             raise ConfigError(
                 f"optimizer={self.name} perturbs all parameters at once by the covariance that it "
-                "learns, so search_space's sigma_factors, num_blocks, partitions, density and "
-                "perturb have no meaning with it: leave them out"
+                "learns, so search_space's sigma_factors and partitions have no meaning with "
+                "it: leave them out"
             )
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
         return self.of_dimension(run_seed, num_generations, dimension)

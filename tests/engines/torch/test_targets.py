@@ -84,16 +84,13 @@ async def test_adapters(tiny_model: TinyModel, family: str) -> None:
     await check(tiny_model(family), space, genomes_G, [None, *STEPS])
 
 
-async def test_adapters_of_some_targets_with_shares_masks_and_an_orthogonal_start(
+async def test_adapters_of_some_targets_with_shares_and_an_orthogonal_start(
     tiny_model: TinyModel,
 ) -> None:
     space = Adapter(
         rank=4,
         targets=("q_proj", "down_proj"),
         init="orthogonal",
-        perturb="alternating",
-        density=0.5,
-        num_blocks=2,
         partitions=2,
         sigma_patterns=("*lora_A*",),
         sigma_factors=(2.5,),

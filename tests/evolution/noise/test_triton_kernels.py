@@ -25,7 +25,7 @@ from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
 from es_cookbook.evolution.noise import triton_kernels as twin
 from es_cookbook.evolution.noise import triton_programs as programs
-from es_cookbook.evolution.noise.tensors import Mask, Part
+from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
@@ -55,13 +55,10 @@ LAYOUTS: dict[str, Callable[[int, int], torch.Tensor]] = {
 TERMS = [Term(2**63 - 1, 0.03), Term(5, -1.7), Term(6, 0.0), Term(5, 1e-3), Term(0, 1e-50)]
 """Of these, two have scale 0."""
 
-_SHARES = {"sigma_patterns": ("0.*", "2.*"), "sigma_factors": (0.1, 7.0), "num_blocks": 2}
+_SHARES = {"sigma_patterns": ("0.*", "2.*"), "sigma_factors": (0.1, 7.0)}
 SHARING: tuple[SearchSpaceBuilder, ...] = (
-    FullRank(density=0.3, **_SHARES),
-    FullRank(density=0.3, mask_seed=2**40, noise="rademacher", **_SHARES),
-    LowRank(rank=3, **_SHARES),
-    Adapter(rank=4, perturb="alternating", density=0.5, **_SHARES),
-    FullRank(density=0.3, partitions=3, **_SHARES),
+    Adapter(rank=4, **_SHARES),
+    FullRank(partitions=3, **_SHARES),
     FullRank(noise="rademacher", partitions=2),
     LowRank(rank=3, partitions=2, **_SHARES),
 )
@@ -165,12 +162,9 @@ class TestPrograms:
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("shape", [(), (0, 3), (5000,), (2, 3, 5)])
-    @pytest.mark.parametrize("mask", [None, Mask(0, 20_000), Mask(2**63 - 1, 1), Mask(7, 65_535)])
-    def test_a_step_of_all_axes_inside_a_mask(
-        self, kind: NoiseKind, shape: tuple[int, ...], mask: Mask | None
-    ) -> None:
+    def test_a_step_of_all_axes(self, kind: NoiseKind, shape: tuple[int, ...]) -> None:
         expected, found = start_of(shape), start_of(shape).to(DEVICE)
-        space = FullRankSpace({"w": shape}, kind, mask=mask)
+        space = FullRankSpace({"w": shape}, kind)
         space.add_terms_("w", expected, TERMS)
         space.device_adder(TERMS, DEVICE)("w", found, None)
         assert same_bits(found, expected)
@@ -187,7 +181,7 @@ class TestPrograms:
 
     @pytest.mark.parametrize("builder", SHARING)
     @pytest.mark.parametrize("in_part", [False, True])
-    def test_shares_and_masks(self, builder: SearchSpaceBuilder, in_part: bool) -> None:
+    def test_shares(self, builder: SearchSpaceBuilder, in_part: bool) -> None:
         widths = (1000, 150, 150)  # The first one has three runs of a partition.
         space = builder(
             [ParameterInfo(f"{i}.q.weight", (9, width), "linear") for i, width in enumerate(widths)]
@@ -345,22 +339,20 @@ def test_tensors_on_the_cpu_are_refused() -> None:
 TILE = {"start": "i64", "pitch": "i64", "length": "i64", "tiles_across": "i32", "key": "i64"}
 TERMS_ARGUMENTS = {"table": "*fp32", "seeds": "*i64", "scales": "*fp32", "num_terms": "i32"}
 STRIDES = dict.fromkeys(["run_stride", "stride"], "i32")
-MASK = {"mask_seed": "i64", "mask_key": "i64", "mask_threshold": "i32"}
-PARTITION = {"partition_key": "i64", "num_partitions": "i32", "stride_of_seeds": "i32"}
+PARTITION = {"partition_key": "i64", "num_partitions": "i32"}
 COMPILED = {
     "dense_program": (
-        {"weight": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **MASK, **PARTITION},
-        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "MASKED": True, "DIVIDED": True},
+        {"weight": "*fp32", **TERMS_ARGUMENTS, **TILE, **STRIDES, **PARTITION},
+        {"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128, "DIVIDED": True},
     ),
     "slots_program": (
         {
             **dict.fromkeys(["jobs", "job_of_tile", "places", "shifts", "seeds"], "*i64"),
             **dict.fromkeys(["factors", "table", "scales"], "*fp32"),
-            **dict.fromkeys(["num_entries", "num_terms", "mask_threshold"], "i32"),
-            "mask_seed": "i64",
+            **dict.fromkeys(["num_entries", "num_terms"], "i32"),
         },
         {
-            **{"SIZE": 17, "DTYPE": tl.bfloat16, "DENSE": True, "MASKED": True},
+            **{"SIZE": 16, "DTYPE": tl.bfloat16, "DENSE": True},
             **{"GAUSSIAN": True, "LANES": 16, "BLOCKS": 128},
         },
     ),

@@ -101,58 +101,6 @@ def change_of_weight(builder: Adapter, genome: Genome) -> torch.Tensor:
     )
 
 
-def test_what_a_genome_shows_at_the_start_depends_on_the_init() -> None:
-    even, odd = Genome((Term(4, 0.01),)), Genome((Term(5, 0.01),))
-    # Where B is 0, half of an alternating population answers as the base does...
-    lost = Adapter(rank=4, perturb="alternating")
-    assert not change_of_weight(lost, even).any()
-    assert change_of_weight(lost, odd).any()
-    # ...and with an orthogonal start the two halves move a weight equally far.
-    found = Adapter(rank=4, perturb="alternating", init="orthogonal")
-    of_a, of_b = change_of_weight(found, even).std(), change_of_weight(found, odd).std()
-    assert of_a == pytest.approx(float(of_b), rel=0.1)
-    assert change_of_weight(Adapter(rank=4, perturb="a", init="orthogonal"), odd).any()
-    assert change_of_weight(Adapter(rank=4, perturb="b"), odd).any()
-
-
-@pytest.mark.parametrize(
-    ("perturb", "seed", "moving"),
-    [
-        *[("both", seed, (A, B)) for seed in (4, 5)],
-        *[("a", seed, (A,)) for seed in (4, 5)],
-        *[("b", seed, (B,)) for seed in (4, 5)],
-        ("alternating", 4, (A,)),
-        ("alternating", 2**63 - 1, (B,)),
-    ],
-)
-def test_which_factor_a_seed_changes(perturb: str, seed: int, moving: tuple[str, ...]) -> None:
-    builder = Adapter(rank=4, init="orthogonal", perturb=perturb)  # pyright: ignore[reportArgumentType]
-    centre = Centre({}, builder(PARAMETERS))
-    before = {name: weight.clone() for name, weight in centre.weights.items()}
-    centre.apply(Step((Term(seed, 0.25),)))
-    for name in (A, B):
-        dense = np.float32(0.25 * (name in moving)) * noise(seed, name, tuple(before[name].shape))
-        assert np.array_equal(centre.weights[name].numpy(), before[name].numpy() + dense)
-
-
-def test_what_stays_still_is_in_no_block_and_has_no_sigma() -> None:
-    space = Adapter(perturb="b", num_blocks=2, sigma_patterns=("*q_proj*",), sigma_factors=(3.0,))
-    shares = space(PARAMETERS).shares
-    other = "layers.0.o_proj.lora_"
-    assert shares.groups == {B: 0, f"{other}B.weight": 1}
-    assert shares.factors == {A: 0.0, B: 3.0, f"{other}A.weight": 0.0}
-    with pytest.raises(ConfigError, match=r"'\*lora_A\*' matches no perturbed parameter"):
-        Adapter(perturb="b", sigma_patterns=("*lora_A*",), sigma_factors=(3.0,))(PARAMETERS)
-
-
-def test_alternating_and_blocks_together_reach_every_factor_once() -> None:
-    builder = Adapter(rank=4, init="orthogonal", perturb="alternating", num_blocks=2)
-    space = builder(PARAMETERS)
-    for seed in range(8):
-        moving = [n for n in space.shapes if space.shares.of(n, [Term(seed, 1.0)])]
-        assert moving == [list(space.shapes)[seed % 4]]
-
-
 @pytest.mark.parametrize(("rslora", "scaling"), [(False, 0.75), (True, 1.5)])
 def test_scaling(rslora: bool, scaling: float) -> None:
     assert Adapter(rank=4, alpha=3.0, rslora=rslora)(PARAMETERS).adapter.lora.scale == scaling
@@ -244,29 +192,9 @@ def test_targets_that_name_nothing_are_refused_with_the_nearest() -> None:
         Adapter(targets=("q_proj", "o_proj"), exclude=("*q_proj*",))(PARAMETERS)
 
 
-def test_a_population_that_could_only_answer_alike_is_refused(tmp_path: Path) -> None:
-    for init in ("lora", "gaussian"):
-        sentence = rf"perturb=a needs a B that is not 0, and with search_space\.init={init} it is"
-        with pytest.raises(ConfigError, match=sentence):
-            Adapter(perturb="a", init=init)
+def test_an_orthogonal_start_needs_two_ranks() -> None:
     with pytest.raises(ConfigError, match=r"init=orthogonal .*rank must be at least 2, found 1"):
         Adapter(rank=1, init="orthogonal")
-    path = write_adapter(tmp_path / "adapter")
-    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter).shares.factors == {
-        B: 0.0
-    }
-    stored = load_file(path / "adapter_model.safetensors")
-    stored[f"base_model.model.{B}"][1:] = 0
-    save_file(stored, path / "adapter_model.safetensors")
-    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
-    stored[f"base_model.model.{B}"].zero_()
-    save_file(stored, path / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match="needs a B that is not 0, and with the adapter in"):
-        Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
-    other = "base_model.model.layers.0.o_proj.lora_{}.weight"
-    more = {other.format("A"): torch.ones(4, 200), other.format("B"): torch.ones(300, 4)}
-    save_file(stored | more, path / "adapter_model.safetensors")
-    assert Adapter(perturb="a", start=str(path))(PARAMETERS, read_adapter)
 
 
 def test_a_weight_that_is_stored_the_other_way_gains_the_transposed_product() -> None:
@@ -285,14 +213,6 @@ def test_a_weight_that_is_stored_the_other_way_gains_the_transposed_product() ->
 def test_a_stored_adapter_is_opened_by_who_can_read_it(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="give read_adapter"):
         Adapter(start=str(write_adapter(tmp_path / "adapter")))(PARAMETERS)
-
-
-def test_a_mask_holds_for_both_factors() -> None:
-    space = Adapter(rank=8, density=0.25)(PARAMETERS)
-    for name, shape in space.shapes.items():
-        weight = torch.zeros(shape)
-        space.add_terms_(name, weight, [Term(1, 0.5), Term(2, 0.5)])
-        assert (weight != 0).float().mean() == pytest.approx(0.25, abs=0.04)
 
 
 def test_what_cannot_be_an_adapter_is_one_sentence(tmp_path: Path) -> None:

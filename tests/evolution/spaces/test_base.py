@@ -110,8 +110,8 @@ def test_words_and_models_that_cannot_be_are_refused() -> None:
         FullRank(noise=cast(Any, "uniform"))
     with pytest.raises(ConfigError, match="no weight quantised to whole numbers"):
         QuantCodes()(PARAMETERS)
-    with pytest.raises(ConfigError, match="num_blocks must be at most 1"):
-        FullRank(include=("norm.weight",), num_blocks=2)(PARAMETERS)
+    with pytest.raises(ConfigError, match="partitions must be at most 1"):
+        FullRank(include=("norm.weight",), partitions=2)(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", SEARCH_SPACE_NAMES)

@@ -1,7 +1,6 @@
-"""σ by layer and blocks: what each parameter has of a term, in every space, and what is refused."""
+"""σ by layer and partitions: what each parameter has of a term, and what is refused."""
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.evolution.genome import Term
@@ -75,13 +73,11 @@ def moved(
     return weights
 
 
-def test_a_share_is_a_factor_and_a_group() -> None:
-    shares = Shares({"a": 0.5, "b": 0.0}, {"c": 1}, num_groups=2)
-    assert shares.of("a", TERMS) == [Term(10, 0.15)]
-    assert shares.of("b", TERMS) == []
-    assert shares.of("c", TERMS) == [Term(11, -0.7), Term(2**63 - 1, 0.01)]
-    one_of_each, kinds = shares.kinds(["a", "c", "d", "e"], TERMS)
-    assert kinds == {"a": 0, "c": 1, "d": 2, "e": 2} and one_of_each == ["a", "c", "e"]
+def test_a_share_is_a_factor() -> None:
+    shares = Shares({"a": 0.5})
+    assert shares.of("a", TERMS) == [Term(10, 0.15), Term(11, -0.35), Term(2**63 - 1, 0.005)]
+    one_of_each, kinds = shares.kinds(["a", "c", "d"], TERMS)
+    assert kinds == {"a": 0, "c": 1, "d": 1} and one_of_each == ["a", "d"]
     assert Shares().of("a", TERMS) is TERMS
 
 
@@ -130,43 +126,22 @@ def test_the_product_is_made_in_float64_and_rounded_once() -> None:
     assert np.array_equal(low_rank.numpy(), expected)
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_a_seed_changes_one_block_of_neighbours_alone(space: type[SearchSpaceBuilder]) -> None:
-    plain = space()
-    builder = space(num_blocks=2)
-    names = list(builder(PARAMETERS).shapes)
-    halves = names[: len(names) // 2], names[len(names) // 2 :]
-    for seed in (4, 5, 2**63 - 1):
-        term = (Term(seed, 0.3),)
-        whole, part = moved(plain, term), moved(builder, term)
-        for name in halves[seed % 2]:
-            assert torch.equal(part[name], whole[name])
-        for name in halves[1 - seed % 2]:
-            assert not part[name].any()
-    both = moved(builder, (Term(4, 0.3), Term(5, -0.1)))
-    assert torch.equal(both[names[0]], moved(plain, (Term(4, 0.3),))[names[0]])
-    assert torch.equal(both[names[-1]], moved(plain, (Term(5, -0.1),))[names[-1]])
-
-
 def seeds_of(partition: int, number: int) -> list[int]:
     return [partition_seed(partition * SEEDS_OF_PARTITION, i) for i in range(number)]
 
 
 @pytest.mark.parametrize("space", SPACES)
-@pytest.mark.parametrize(
-    "options", [{}, {"num_blocks": 2, "sigma_patterns": ("*q*",), "sigma_factors": (0.3,)}]
-)
+@pytest.mark.parametrize("options", [{}, {"sigma_patterns": ("*q*",), "sigma_factors": (0.3,)}])
 def test_the_seeds_of_a_partition_share_all_parameters_out(
     space: type[SearchSpaceBuilder], options: dict[str, object]
 ) -> None:
     """Each element has the noise of one seed, √K times as large; another partition differs."""
     builder = space(partitions=2, **options)
-    num_blocks = 2 if options else 1
     undivided = space(sigma_patterns=("*",), sigma_factors=(math.sqrt(2),))
     found: list[list[int]] = []
     places: set[bytes] = set()
     for partition in range(8):
-        seeds = seeds_of(partition, 2 * num_blocks)
+        seeds = seeds_of(partition, 2)
         of_seeds = [moved(builder, (Term(seed, 0.3),), LARGE) for seed in seeds]
         whole = [moved(undivided, (Term(seed, 0.3),), LARGE) for seed in seeds]
         sizes = [sum(int(w.count_nonzero()) for w in weights.values()) for weights in of_seeds]
@@ -208,7 +183,7 @@ def test_known_partitions() -> None:
         ]
 
     assert parts(LowRank(partitions=2), PARAMETERS) == [[1, 3], [0, 2]]
-    assert Partitions(3, stride=2).group(2**16 + 5) == 2
+    assert Partitions(3).group(2**16 + 5) == 2
     of_seeds = [[*Partitions(2).runs("w", seed, 100, 20_000)] for seed in seeds_of(1, 2)]
     assert of_seeds == [
         [(100, 4096), (4096, 8192), (12288, 16384), (16384, 20000)],
@@ -230,19 +205,9 @@ def test_a_part_of_a_divided_parameter_moves_as_the_whole_does() -> None:
     assert any(0 < share < 1 for share in shares)
 
 
-def test_an_adapters_two_factors_are_in_one_block() -> None:
-    builder = Adapter(rank=2, num_blocks=4)
-    for seed in range(4):
-        moving = [
-            name for name, weight in moved(builder, (Term(seed, 1.0),)).items() if weight.any()
-        ]
-        module = ("0.q", "0.up", "1.q", "1.up")[seed]
-        assert moving == [f"{module}.lora_A.weight", f"{module}.lora_B.weight"]
-
-
 @pytest.mark.parametrize("space", SPACES)
 def test_twins_stay_exact_mirrors(space: type[SearchSpaceBuilder]) -> None:
-    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), num_blocks=2)
+    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), partitions=2)
     for seed in (4, 5):
         one, twin = moved(builder, (Term(seed, 0.003),)), moved(builder, (Term(seed, -0.003),))
         assert any(weight.any() for weight in one.values())
@@ -251,8 +216,7 @@ def test_twins_stay_exact_mirrors(space: type[SearchSpaceBuilder]) -> None:
 
 @pytest.mark.parametrize("space", SPACES)
 def test_a_part_moves_as_the_whole_does(space: type[SearchSpaceBuilder]) -> None:
-    options: dict[str, object] = {} if space is LowRank else {"density": 0.4}
-    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), num_blocks=2, **options)
+    builder = space(sigma_patterns=("*q*",), sigma_factors=(0.3,), partitions=2)
     of_all = moved(builder)
     for name, whole in of_all.items():
         rows, columns = whole.shape
@@ -293,39 +257,18 @@ def test_the_options_work_on_the_command_line(capsys: pytest.CaptureFixture[str]
     run(
         "search_space.sigma_patterns=*lora_A*,0.up*",
         "search_space.sigma_factors=0.25,2",
-        "search_space.num_blocks=2",
-        "search_space.density=0.5",
         "search_space.targets=q,up",
         "search_space.init=orthogonal",
-        "search_space.perturb=alternating",
     )
     assert found[0].search_space == Adapter(
         sigma_patterns=("*lora_A*", "0.up*"),
         sigma_factors=(0.25, 2.0),
-        num_blocks=2,
-        density=0.5,
         targets=("q", "up"),
         init="orthogonal",
-        perturb="alternating",
     )
     with pytest.raises(SystemExit):
-        run("search_space.perturb=alternately")
-    assert (
-        "did you mean 'alternating'? Accepted: a, alternating, b, both" in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_a_config_from_before_these_options_means_what_it_meant(
-    space: type[SearchSpaceBuilder],
-) -> None:
-    new = ("sigma_patterns", "sigma_factors", "num_blocks", "partitions", "density", "mask_seed")
-    plain = json.loads(config_to_json(_Config(search_space=space())))
-    for name in (*new, "targets", "init", "perturb"):
-        plain["search_space"].pop(name, None)
-    read = config_from_json(json.dumps(plain), ["tests"])
-    assert isinstance(read, _Config)
-    assert read.search_space == space()
+        run("search_space.init=ortho")
+    assert "did you mean 'orthogonal'? Accepted: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -351,8 +294,6 @@ def test_a_config_from_before_these_options_means_what_it_meant(
             {"sigma_patterns": ("*", "0.q*"), "sigma_factors": (1.0, 2.0)},
             r"sigma_patterns '0\.q\*' has no effect",
         ),
-        ({"num_blocks": 0}, "num_blocks must be at least 1, found 0"),
-        ({"num_blocks": 5}, "num_blocks must be at most 4, the number of weights .*, found 5"),
         ({"partitions": 0}, "partitions must be at least 1, found 0"),
         ({"partitions": 5}, "partitions must be at most 4, the number of .*, found 5"),
     ],

@@ -435,7 +435,7 @@ def said_by_engine(model: Path, engine: ModelEngineBuilder, space: SearchSpaceBu
         (VLLMEngineBuilder(), LowRank(rank=513)),
         (VLLMEngineBuilder(terms_per_genome=300), LowRank(rank=2)),
         (VLLMEngineBuilder(), LowRank(exclude=("nothing*",))),
-        (TorchEngineBuilder(device="cpu"), LowRank(num_blocks=1000)),
+        (TorchEngineBuilder(device="cpu"), LowRank(partitions=1000)),
         (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5), FullRank()),
         (TorchEngineBuilder(device="cpu", kv_cache_gib=1e-5, max_model_len=100), LowRank()),
     ],

@@ -49,7 +49,7 @@ def test_the_same_options_find_the_same_run_directory() -> None:
         ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
         ("search_space=singular_values", 1, "needs search_space.start=..., the directory of a"),
         ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more at each problem"),
-        ("density=0.1", 2, "did you mean search_space=adapter search_space.density=0.1?"),
+        ("targets=q_proj", 2, "did you mean search_space=adapter search_space.targets=q_proj?"),
         ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],

@@ -22,7 +22,6 @@ from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.exact import orthogonalised
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.noise import noise, philox
-from es_cookbook.evolution.noise.tensors import Mask
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
@@ -141,11 +140,6 @@ EXAMPLES: dict[str, tuple[SearchSpace, torch.Tensor, list[Step]]] = {
     "`FullRank`": (DENSE, BASE, [Step(TERMS)]),
     "`FullRank`, `partitions` 2": (FullRankSpace(W, shares=HALVES), BASE, [Step(TERMS)]),
     "`FullRank`, `noise` `rademacher`": (FullRankSpace(W, "rademacher"), BASE, [Step(TERMS)]),
-    "`FullRank`, `density` 0.5, `mask_seed` 3": (
-        FullRankSpace(W, mask=Mask(3, 2**15)),
-        BASE,
-        [Step(TERMS)],
-    ),
     "`FullRank`, one term and then, with decay 0.3, the other": (
         DENSE,
         BASE,
