@@ -8,7 +8,6 @@ end it. What a reward needs and never sees shows here, before the first generati
 
 from collections.abc import Iterable, Sequence
 
-from es_cookbook.common.terminal import plural, say
 from es_cookbook.rl.data.problem_dataset import check_all, unchanged
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -48,17 +47,12 @@ async def check_attempted(
 async def _check_said(
     problems_P: Iterable[EnvGroupBuilder], tokenizer: Tokenizer, sampling: SamplingParams
 ) -> None:
-    """Grade gold answers as the model says them; tells how many of several it cannot say.
+    """Grade gold answers as the model says them.
 
     Raises:
         DataError: One earns less so; names the problem, and what is lost on the way.
     """
     texts = AnswerTexts(tokenizer)
-    found = [each for each in map(unchanged, problems_P) if isinstance(each, ProblemGroupBuilder)]
-    lost = {each.name: await each.check_said(texts, sampling.stop) for each in found}
-    if named := [name for name, count in lost.items() if count]:
-        say(
-            f"the model cannot say {plural(sum(lost.values()), 'answer')} that "
-            f"{plural(len(named), 'problem')} would accept, beside others that it can (the first: "
-            f"{named[0]})"
-        )
+    for problem in map(unchanged, problems_P):
+        if isinstance(problem, ProblemGroupBuilder):
+            await problem.check_said(texts, sampling.stop)

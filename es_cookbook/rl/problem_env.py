@@ -12,7 +12,6 @@ import math
 import traceback
 from array import array
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +112,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         contents: digests of what the problem is, whatever its prompt.
         usual_stop: texts that end an answer where `SamplingParams.stop` is None.
         opened: the tag of a thought that the prompt has opened (`opened_thought`).
-        accepted: in place of `gold` several answers, of which the best must earn the reward.
     """
 
     make_env: Callable[[], Env]
@@ -123,7 +121,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
     contents: tuple[int, ...] = ()
     usual_stop: tuple[str, ...] = ()
     opened: str = ""
-    accepted: tuple[str, ...] = ()
 
     async def make_envs(self, num_envs: int) -> EnvGroup:
         """Fresh Envs that share nothing but the problem."""
@@ -155,9 +152,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
         if self.gold is not None:
             with self._named():
                 await self._check_gold(self.gold, context_length)
-        elif self.accepted:
-            with self._named():
-                await self._check_accepted()
 
     async def prompt_length(self, context_length: int = 2**20) -> int | None:
         """Tokens of its first prompt; None where only a rollout can tell.
@@ -181,56 +175,33 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             frames = own_frames("".join(traceback.format_exception(error)))
             raise DataError(f"{self.name}: {said}\n{frames}".rstrip()) from error
 
-    async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> int:
-        """Grade its gold answers as a model says them; that of several turns is so by `check`.
+    async def check_said(self, texts: AnswerTexts, stop: tuple[str, ...] | None) -> None:
+        """Grade its gold answer as a model says it; that of several turns is so by `check`.
 
         Args:
             texts: of the model's tokenizer.
             stop: of the sampling parameters.
 
-        Returns:
-            How many of several the model cannot say; it can say another that is as good.
-
         Raises:
-            DataError: All earn less than as texts; says what is lost on the way.
+            DataError: It earns less than as a text; says what is lost on the way.
         """
-        env, stop = self.make_env(), self.usual_stop if stop is None else stop
-        golds = (self.gold,) if isinstance(self.gold, str) else self.accepted
-        said = {gold: texts.said(gold, stop) for gold in golds}
-        if not isinstance(env, ProblemEnv) or all(gold == left for gold, left in said.items()):
-            return 0
+        env, gold = self.make_env(), self.gold
+        if not isinstance(env, ProblemEnv) or not isinstance(gold, str):
+            return
+        left = texts.said(gold, self.usual_stop if stop is None else stop)
+        if left == gold:
+            return
         with self._named():
-            worth = {gold: (await env.graded(gold)).reward for gold in said}
-            earned = {gold: (await env.graded(left)).reward for gold, left in said.items()}
-        lost = [each for each in worth if _is_less(earned[each], worth[each])]
-        best = max(worth, key=worth.__getitem__)
-        if all(_is_less(each, worth[best]) for each in earned.values()):
-            self._refuse(best, said[best], texts, f"earns {earned[best]:g} of {worth[best]:g}")
-        return len(lost)
-
-    def _refuse(self, gold: str, left: str, texts: AnswerTexts, earns: str) -> NoReturn:
+            worth, earned = (await env.graded(gold)).reward, (await env.graded(left)).reward
+        if earned >= worth or math.isclose(earned, worth):
+            return
         why = texts.lost_in(gold) or "the model's tokenizer does not keep all its characters"
         if texts.said(gold) == gold:
-            why = (
-                "sampling.stop ends it before its end ([] ends answers nowhere; else take such "
-                "rows out of the source, since on_bad_row does not know sampling.stop)"
-            )
+            why = "sampling.stop ends it before its end ([] ends answers nowhere)"
         raise DataError(
             f"{self.name}: the model cannot say its own solution {gold!r:.200}: {why}; what is "
-            f"left, {left!r:.200}, {earns}"
+            f"left, {left!r:.200}, earns {earned:g} of {worth:g}"
         )
-
-    async def _check_accepted(self) -> None:
-        env = self.make_env()
-        if not isinstance(env, ProblemEnv):
-            return
-        earned = {gold: (await env.graded(gold)).reward for gold in self.accepted}
-        best = max(earned, key=earned.__getitem__)
-        if not math.isclose(earned[best], env.full_reward):
-            raise DataError(
-                f"{self.name}: none of its own solutions earns {env.full_reward:g}; the best, "
-                f"{best!r:.200}, earns {earned[best]:g}{env.gold_hint}"
-            )
 
     async def _check_gold(self, gold: str | tuple[str, ...], context_length: int) -> None:
         env = self.make_env()
@@ -242,10 +213,6 @@ class ProblemGroupBuilder(EnvGroupBuilder):
                 f"{self.name}: its own solution earns {earned:g} of {env.full_reward:g}: "
                 f"{gold!r:.200}{hint}"
             )
-
-
-def _is_less(earned: float, worth: float) -> bool:
-    return earned < worth and not math.isclose(earned, worth)
 
 
 def with_gold(

@@ -30,7 +30,6 @@ def render_prompt(
     chat: bool,
     system: str = "",
     prefill: str = "",
-    most: int | None = None,
     before: "Sequence[Message]" = (),
     tools: "Sequence[ToolSchema]" = (),
 ) -> tuple[int, ...]:
@@ -47,8 +46,6 @@ def render_prompt(
         chat: use the template.
         system: message before the question; empty for none.
         prefill: text behind all that, with which the answer begins.
-        most: tokens that are wanted: the question loses its beginning until all of it fits. It is
-            longer where everything but the question is.
         before: messages of the chat before the question.
         tools: that the template is to show.
 
@@ -63,27 +60,15 @@ def render_prompt(
     said = "\n".join([*(message.content for message in before), question or ""])
     _tell_control(tokenizer, said, is_chat)
 
-    def rendered(question: str | None) -> tuple[int, ...]:
-        if is_chat:
-            text = _chat(tokenizer, question, system, before, tools)
-            if prefill.strip() and text.rstrip().endswith(prefill.rstrip()):
-                raise ConfigError(
-                    f"prefill={prefill!r}: the model's chat template already ends in it; leave it "
-                    "out"
-                )
-            return framed(tokenizer, text + prefill)
-        opening = f"{system}\n\n" if system else ""
-        return plain(tokenizer, f"{opening}{question or ''}{prefill}")
-
-    tokens_T = rendered(question)
-    if question is None or most is None or len(tokens_T) <= most:
-        return tokens_T
-    left_T = inside(tokenizer, question, split_special_tokens=is_chat)
-    while left_T and len(tokens_T) > most:
-        left_T = left_T[len(tokens_T) - most :]
-        left = tokenizer.decode(list(left_T), clean_up_tokenization_spaces=False)
-        tokens_T = rendered(str(left).lstrip("\ufffd"))  # Half of a character.
-    return tokens_T
+    if is_chat:
+        text = _chat(tokenizer, question, system, before, tools)
+        if prefill.strip() and text.rstrip().endswith(prefill.rstrip()):
+            raise ConfigError(
+                f"prefill={prefill!r}: the model's chat template already ends in it; leave it out"
+            )
+        return framed(tokenizer, text + prefill)
+    opening = f"{system}\n\n" if system else ""
+    return plain(tokenizer, f"{opening}{question or ''}{prefill}")
 
 
 def _chat(

@@ -23,11 +23,10 @@ from es_cookbook.rl.messages.message import (
     Message,
     ToolCall,
     as_json,
+    read_turn,
 )
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, spoken
-from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.messages.turns import is_text_enough, read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _PIECE = 1 << 16
@@ -49,14 +48,12 @@ class Prompt:
         opening: what the answer begins with, and is in the tokens already.
         form: how calls are written; None where none are read.
         renderer: of the chat; None of a text.
-        tools: that the model may call.
     """
 
     tokens_T: tuple[int, ...]
     opening: str = ""
     form: Form | None = None
     renderer: Renderer | None = None
-    tools: Sequence[ToolSchema] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,9 +92,7 @@ class Begun:
     def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
         self._texts, self._prompt = texts, prompt
         self._stops = [_Ahead(stop) for stop in draw.stop or ()]
-        self._waits = texts.has_marked(draw.stop or ()) or (
-            prompt.form is not None and not is_text_enough(texts.tokenizer)
-        )
+        self._waits = texts.has_marked(draw.stop or ())
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
         self._searched = prompt.opening
@@ -214,7 +209,7 @@ class Translator:
             opened = opened_thought(self.tokenizer, tokens_T)
             tokens_T += inside(self.tokenizer, closed_turn(opening, opened))
         is_read = request.tools and request.choice != "none"
-        return Prompt(tokens_T, opening, form if is_read else None, renderer, request.tools)
+        return Prompt(tokens_T, opening, form if is_read else None, renderer)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
         """A text's, as the tokenizer begins texts and with control tokens; or tokens as they are.
@@ -303,9 +298,8 @@ class Translator:
         text = prompt.opening + sampled
         if prompt.form is None:
             return Answer(text, (), action.stop_reason, action)
-        schemas = [tool.schema for tool in prompt.tools]
-        given = self.tokenizer, prompt.form, prompt.tokens_T, action
-        parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
+        opened = opened_thought(self.tokenizer, prompt.tokens_T)
+        parsed = read_turn(text, prompt.form, opened)
         if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls

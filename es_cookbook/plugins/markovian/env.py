@@ -41,7 +41,7 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.letters import composed
-from es_cookbook.rl.messages.encoder import inside
+from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import (
     Grade,
     ProblemEnv,
@@ -209,7 +209,7 @@ TEMPLATE_NAMES = Registered("templates")
 
 def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """A text inside of another, in which names of special tokens are text like any other."""
-    return inside(tokenizer, text, split_special_tokens=True)
+    return as_text(tokenizer, text)
 
 
 @dataclasses.dataclass(frozen=True)

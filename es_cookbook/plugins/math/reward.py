@@ -21,7 +21,7 @@ in another base; words beside formulas but units, `and` and `or`.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -41,7 +41,6 @@ from es_cookbook.rl.rewards.answers import (
     extracted,
     is_boxed,
     said_answer,
-    tags_of,
     texts_of,
 )
 from es_cookbook.rl.rewards.base import Fields, Reward, Score
@@ -79,10 +78,6 @@ class Math(Reward):
         """1 or 0, without a deadline, in this process: for scripts."""
         golds, answers = self.golds_and_answers(text, row)
         return equal_to_any(golds, answers, is_imported()) if answers else 0.0
-
-    @override
-    def tags(self, asked: str) -> Sequence[str]:
-        return tags_of(self.extract, asked)
 
     @override
     def read(self, text: str, row: Fields) -> str | None:

@@ -17,7 +17,6 @@ Left out: letters that no decomposition brings to A-Z, such as Æ or Ø, which a
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from itertools import accumulate
 from typing import Literal, Self
 
@@ -123,11 +122,6 @@ class Crossword(Reward):
             "fits": float(len(given) == len(gold)),
             "format": tags,
         }
-
-    @override
-    def tags(self, asked: str) -> Sequence[str]:
-        del asked
-        return ANSWER_OPEN, ANSWER_CLOSE
 
     @override
     def read(self, text: str, row: Fields) -> str | None:

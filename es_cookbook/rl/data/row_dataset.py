@@ -16,7 +16,7 @@ import hashlib
 import heapq
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Literal, TypeAlias
 
@@ -26,13 +26,9 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.rl.data.lines import with_stop
 from es_cookbook.rl.data.problem_dataset import (
     ProblemDataset,
     check_count,
-)
-from es_cookbook.rl.data.row_checks import (
-    check_rows,
 )
 from es_cookbook.rl.data.rows import (
     Remarks,
@@ -94,9 +90,8 @@ class RowDatasetBuilder(RLDatasetBuilder):
     max_prompt_tokens: int | None = chz.field(
         default=None, doc="longest prompt; None: any that leaves room for an answer"
     )
-    on_long_prompt: Literal["refuse", "skip", "truncate_left"] = chz.field(
-        default="refuse",
-        doc="of a prompt above max_prompt_tokens; truncate_left: cut the question's beginning",
+    on_long_prompt: Literal["refuse", "skip"] = chz.field(
+        default="refuse", doc="of a prompt above max_prompt_tokens; skip: leave its row out"
     )
 
     @chz.validate
@@ -138,11 +133,6 @@ class RowDatasetBuilder(RLDatasetBuilder):
         """Equal for rows that are to be in one split, where `split_by` does not say: all of it."""
         return _all_of(row)
 
-    @property
-    def needed(self) -> Mapping[str, Sequence[str]]:
-        """Option -> fields that every row needs because of it, as is known without a tokenizer."""
-        return {}
-
     def check_fields(self, row: Row) -> None:
         """Refuse, before a model is loaded, a row with which `problem` cannot do anything.
 
@@ -160,12 +150,8 @@ class RowDatasetBuilder(RLDatasetBuilder):
             raise self._none_to_train_on(len(test))
         if not test and self.num_test != 0:
             self._tell_none_held_out()
-        parts = {self.source: [*train, *test]}
-        if self.test_source is not None:
-            parts = {self.source: train, self.test_source: test}
-        for source, part in parts.items():
-            rows = [keyed.row for keyed in part if keyed.error is None]
-            check_rows(rows, source, self.needed, self.check_fields, self.on_bad_row)
+        for keyed in [*train, *test] if self.on_bad_row == "refuse" else []:
+            self.check_fields(keyed.row)
         check_count(len(train), self.problems_per_generation)
 
     def _tell_none_held_out(self) -> None:
@@ -188,7 +174,10 @@ class RowDatasetBuilder(RLDatasetBuilder):
         train_P = await self._problems(train, self.source, "training row", tokenizer, shown)
         builders = self._not_asked(train_P, test_P)
         if stop := self.usual_stop([*builders, *test_P], tokenizer):
-            builders, test_P = with_stop(builders, stop), with_stop(test_P, stop)
+            builders, test_P = (
+                [dataclasses.replace(problem, usual_stop=stop) for problem in problems_P]
+                for problems_P in (builders, test_P)
+            )
         dataset = ProblemDataset(builders, self.problems_per_generation, self.seed, test_P)
         return Datasets(dataset, test_P)
 
@@ -267,59 +256,38 @@ class RowDatasetBuilder(RLDatasetBuilder):
         shown: Sequence[Row],
     ) -> list[ProblemGroupBuilder]:
         """Those of the rows that are used; says how many do not fit, and names the first."""
-        cuts = self.on_long_prompt == "truncate_left"
-        whole = chz.replace(self, on_long_prompt="refuse") if cuts else self
-        built, in_full = (
-            functools.partial(each._built, tokenizer=tokenizer, shown=shown)
-            for each in (self, whole)
-        )
         remarks, texts = Remarks(source, self.on_bad_row), AnswerTexts(tokenizer)
-        fitted = [await self._fitted(keyed, built, in_full, remarks, texts) for keyed in rows]
+        fitted = [
+            await self._fitted(keyed, remarks, texts, functools.partial(self._built, shown=shown))
+            for keyed in rows
+        ]
         found = [problem for problem in fitted if problem is not None]
         remarks.say(len(rows), what, len(found))
         return found
 
     async def _fitted(
-        self,
-        keyed: "_Keyed",
-        built: "_Build",
-        whole: "_Build",
-        remarks: Remarks,
-        texts: AnswerTexts,
+        self, keyed: "_Keyed", remarks: Remarks, texts: AnswerTexts, build: "_Build"
     ) -> ProblemGroupBuilder | None:
-        """A row's problem, None if it is skipped; `whole` makes it with its whole prompt."""
+        """A row's problem; None if it is skipped."""
         most, row = self.max_prompt_tokens, keyed.row
         try:
-            problem = whole(keyed)
+            problem = build(keyed, texts.tokenizer)
             if self.on_bad_row == "skip":  # Otherwise it is refused with all others.
                 await problem.check_said(texts, ())
             length = 0 if most is None else await _num_tokens(problem)
         except DataError as error:
             remarks.bad(row.where, error)
             return None
-        if most is not None and length > most:
-            if self.on_long_prompt == "skip":
-                how = f"with a prompt above {plural(most, 'token')} and skipped"
-                remarks.add(row.where, how, str(length))
-                return None
-            cuts = self.on_long_prompt == "truncate_left"
-            if cuts:
-                problem = built(keyed)
-            if not cuts or await _num_tokens(problem) > most:
-                cut = " and cannot be cut to it" if cuts else ""
-                raise row.error(
-                    f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
-                    f"{most}{cut}; dataset.on_long_prompt=skip leaves such rows out, and "
-                    "truncate_left cuts the questions of a task"
-                )
-            remarks.add(row.where, f"with a prompt cut to {plural(most, 'token')}", str(length))
-        for remark in self._remarks(row):
-            remarks.add(row.where, remark)
-        return problem
-
-    def _remarks(self, row: Row) -> Iterable[str]:
-        """What is to be said of rows such as this one; by default nothing."""
-        return ()
+        if most is None or length <= most:
+            return problem
+        if self.on_long_prompt == "refuse":
+            raise row.error(
+                f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
+                f"{most}; dataset.on_long_prompt=skip leaves such rows out"
+            )
+        how = f"with a prompt above {plural(most, 'token')} and skipped"
+        remarks.add(row.where, how, str(length))
+        return None
 
     def _built(
         self, keyed: "_Keyed", tokenizer: Tokenizer, shown: Sequence[Row]
@@ -380,4 +348,4 @@ class _Keyed:
     error: DataError | None = None
 
 
-_Build: TypeAlias = Callable[[_Keyed], ProblemGroupBuilder]
+_Build: TypeAlias = Callable[[_Keyed, Tokenizer], ProblemGroupBuilder]

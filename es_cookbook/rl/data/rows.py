@@ -25,8 +25,7 @@ from es_cookbook.rl.rewards.values import whole
 from es_cookbook.rl.types import OnBadRow
 
 Fields: TypeAlias = Mapping[str, object]
-_NAMES_OF_CHOICES = ("choices", "options")
-TAGS = re.compile("</?(?:think|answer)>")
+_TAGS = re.compile("</?(?:think|answer)>")
 _FIELD = re.compile(r"\s*\{(\w+)\}\s*")
 """A template that is a field and nothing else."""
 T = TypeVar("T")
@@ -292,22 +291,6 @@ def with_choices(row: Row) -> Row:
     return Row(row.where, {**row.fields, **shown})
 
 
-def empty_lists(template: str, row: Row) -> list[str]:
-    """Fields in a template that are empty lists, which are shown as [].
-
-    Raises:
-        DataError: One of them has the choices, of which there is none, or is the whole prompt.
-    """
-    named = [field for _, field, _, _ in Formatter().parse(template) if field]
-    empty = [name for name in named if _choices(row.fields.get(name)) == []]
-    for name in empty:
-        if name in _NAMES_OF_CHOICES or isinstance(row.fields[name], dict):
-            raise row.error(f"field {name!r} must have choices, and is an empty list")
-        if _FIELD.fullmatch(template):
-            raise row.error(f"field {name!r} is an empty list, and the prompt shows nothing else")
-    return empty
-
-
 def _choices(value: object) -> list[object] | None:
     """A list, or that of the texts of choices with labels."""
     texts = cast("dict[str, object]", value).get("text") if isinstance(value, dict) else value
@@ -321,10 +304,10 @@ def with_whole_numbers(row: Row) -> Row:
 
 
 def without_tags(value: object) -> object:
-    """Texts in it without `TAGS`."""
+    """Texts in it without tags."""
     # The second time a space: tags may stand in tags.
     return changed(
-        value, lambda each: TAGS.sub(" ", TAGS.sub("", each)) if isinstance(each, str) else each
+        value, lambda each: _TAGS.sub(" ", _TAGS.sub("", each)) if isinstance(each, str) else each
     )
 
 

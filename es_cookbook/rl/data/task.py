@@ -16,29 +16,26 @@ seed, and the checks before the first generation. Fields that a subclass adds ar
 own: `dataset.seed=8`.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from string import Formatter
-from typing import Literal, cast
+from typing import Literal
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, DataError, ModelError
+from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.names import Names
-from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.lines import stop_of
-from es_cookbook.rl.data.row_checks import fields_of
+from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.rl.data.row_dataset import RowDatasetBuilder
 from es_cookbook.rl.data.rows import (
-    TAGS,
     Chat,
     Row,
     chat_of,
     check_template,
-    empty_lists,
     filled,
     with_choices,
     without_tags,
@@ -46,23 +43,18 @@ from es_cookbook.rl.data.rows import (
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.thoughts import opened_thought, prompt_end, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.problem_env import NEWLINE, Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.prompts import PREFILL_DOC, render_prompt
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Reward,
     RewardFunction,
     check_arity,
-    check_tags,
     graded,
     name_of,
 )
 from es_cookbook.rl.rewards.values import Scalar, printed
-from es_cookbook.rl.types import (
-    Datasets,
-    Observation,
-    Tokenizer,
-)
+from es_cookbook.rl.types import Observation, Tokenizer
 
 REWARDS = Names(REWARD_NAMES, default=None, functions=True)
 
@@ -95,18 +87,12 @@ class ScoredRows(RowDatasetBuilder):
         check_template(self.gold or "", "gold")
         check_arity(self.reward)
 
-    @property
-    @override
-    def needed(self) -> Mapping[str, Sequence[str]]:
-        return {"dataset.prompt": fields_of(self.prompt)}
-
-    @property
-    def asked(self) -> str:
-        """What tells a model how to answer, whatever the row."""
-        return f"{self.prompt}\n{self.gold or ''}"
-
     @override
     def check_fields(self, row: Row) -> None:
+        try:
+            filled(self.prompt, row)
+        except DataError as error:
+            raise DataError(f"{error} (dataset.prompt={one_line(self.prompt):.60})") from None
         check_row(self.reward, row)
         gold_of(row, self.gold, self.full_reward)
 
@@ -115,11 +101,6 @@ class ScoredRows(RowDatasetBuilder):
         if isinstance(self.reward, Reward):
             self.reward.check()
         super().check()
-
-    @override
-    async def __call__(self, tokenizer: Tokenizer) -> Datasets:
-        check_tags(self.reward, tokenizer, self.asked, {})
-        return await super().__call__(tokenizer)
 
 
 @chz.chz
@@ -142,26 +123,17 @@ class Task(ScoredRows):
         "a base model needs it; never the row itself or a held-out one",
     )
     stray_tags: Literal["keep", "strip"] = chz.field(
-        default="keep",
-        doc="of <think> and <answer> tags in the fields that the prompt shows; keep: say so",
+        default="keep", doc="of <think> and <answer> tags in the fields that the prompt shows"
     )
     tag: str | None = chz.field(
         default=None, doc="field of the row under whose values metrics are reported as well"
     )
 
-    @property
-    @override
-    def needed(self) -> Mapping[str, Sequence[str]]:
-        return {**super().needed, "dataset.tag": [self.tag] if self.tag else []}
-
     @override
     def check_fields(self, row: Row) -> None:
         super().check_fields(self._answered(row, chat_of(self.prompt, row)))
-
-    @property
-    @override
-    def asked(self) -> str:
-        return "\n".join([self.system, super().asked, self.prefill])
+        if self.tag:
+            row.printed(self.tag)
 
     @chz.validate
     def _examples(self) -> None:
@@ -185,7 +157,6 @@ class Task(ScoredRows):
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
         asked = self._shown(row)
-        empty_lists(self.prompt, row)
         before: Sequence[Message] = ()
         tools: Sequence[ToolSchema] = ()
         question: str | None = None
@@ -210,19 +181,12 @@ class Task(ScoredRows):
                 chat=self.chat,
                 system=self.system,
                 prefill=self.prefill,
-                most=self.max_prompt_tokens if self.on_long_prompt == "truncate_left" else None,
                 before=before,
                 tools=tools,
             )
         except ModelError as error:
             raise row.error(str(error)) from error
         check_row(self.reward, row)
-        gold, accepted = gold_of(row, self.gold, self.full_reward), self._accepted(row)
-        said = [*(message.content for message in before), question or "", gold or "", *accepted]
-        try:
-            check_tags(self.reward, tokenizer, "\n".join(said), row.fields)
-        except ConfigError as error:
-            raise row.error(str(error)) from error
         opened = opened_thought(tokenizer, tokens_T, self.prefill)
         reward = self.reward
         if isinstance(reward, Reward):
@@ -230,27 +194,19 @@ class Task(ScoredRows):
         return ProblemGroupBuilder(
             self.env_maker(Observation(tokens_T), reward, row),
             row.where,
-            gold=gold,
-            accepted=accepted,
+            gold=gold_of(row, self.gold, self.full_reward),
             problem_tags=(row.printed(self.tag),) if self.tag else (),
             opened=opened,
         )
-
-    def _accepted(self, row: Row) -> tuple[str, ...]:
-        """A row's list of answers, of which a shared reward takes any; what others do is theirs."""
-        found = row.fields.get("answer") if self.gold is None else None
-        is_known = self.full_reward is not None and isinstance(self.reward, Reward)
-        items = cast("list[object]", found) if isinstance(found, list | tuple) and is_known else []
-        return tuple(printed(item) for item in items if isinstance(item, Scalar))
 
     @override
     def usual_stop(
         self, problems_P: Sequence[ProblemGroupBuilder], tokenizer: Tokenizer
     ) -> tuple[str, ...]:
-        """A newline, where plain prompts have examples of one line; turns of a chat end anyway."""
-        if self._is_chat(tokenizer):
-            return ()
-        return stop_of(problems_P, self.prompt + self.prefill, tokenizer)
+        """A newline, if plain prompts show examples and every perfect answer is one line."""
+        golds = (problem.gold for problem in problems_P)
+        are_lines = all(isinstance(gold, str) and "\n" not in gold.strip() for gold in golds)
+        return NEWLINE if self.examples and are_lines and not self._is_chat(tokenizer) else ()
 
     def env_maker(
         self, observation: Observation, reward: RewardFunction, row: Row
@@ -282,24 +238,11 @@ class Task(ScoredRows):
         """The row as the prompt shows it."""
         if self.stray_tags == "keep":
             return row
-        tagless = {name: without_tags(row.fields[name]) for name in self._tagged(row)}
-        return Row(row.where, {**row.fields, **tagless})
-
-    def _tagged(self, row: Row) -> Iterator[str]:
-        """The fields of a row with tags in what the prompt shows of them."""
-        for _, name, _, _ in Formatter().parse(self.prompt):
-            value = row.fields.get(name or "")
-            if value is not None and TAGS.search(str(value)):
-                yield str(name)
-
-    @override
-    def _remarks(self, row: Row) -> Iterable[str]:
-        if any(self._tagged(row)):
-            strips = self.stray_tags == "strip"
-            done = "taken out" if strips else "kept unless dataset.stray_tags=strip"
-            yield f"with <think> or <answer> tags in the question, {done}"
-        for name in empty_lists(self.prompt, row):
-            yield f"with an empty list in {name!r}, of which the prompt shows []"
+        named = {
+            name for _, name, _, _ in Formatter().parse(self.prompt) if name
+        } & row.fields.keys()
+        tagless = {name: without_tags(row.fields[name]) for name in named}
+        return dataclasses.replace(row, fields={**row.fields, **tagless})
 
 
 def gold_of(row: Row, template: str | None, full_reward: float | None) -> str | None:

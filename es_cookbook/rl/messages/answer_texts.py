@@ -2,10 +2,8 @@
 
 Special tokens are left out of the text, as they are by default in vLLM, TRL and what prime-rl asks
 of its server: ends of turns are no part of what is said, and a model that is exported and served
-says what its rewards saw. So a tag that is a special token of the tokenizer is in no text either,
-and no reward can see it: such data is refused before a run (`es_cookbook.rl.golds`), since a
-tokenizer in which the tag is an ordinary token is all that it takes. Tags of thoughts stay in the
-text: without them nothing tells thoughts from answers.
+says what its rewards saw. Tags of thoughts and answers stay in the text, since rewards look for
+them. A gold answer with another special token is refused before a run (`es_cookbook.rl.golds`).
 
 A stop text is looked for in that text. One that *is* a special token ends answers as a stop token
 does. One that has a special token in it is looked for in the text that has them as well.
@@ -21,8 +19,11 @@ from es_cookbook.rl.messages.encoder import Controls, inside
 from es_cookbook.rl.messages.thoughts import TAGS
 from es_cookbook.rl.types import Tokenizer
 
-_MARKS = frozenset(mark for tag in TAGS for mark in re.findall(r"<.+?>|\W\S+\W", tag))
-"""What of tags of thoughts may be a special token."""
+_MARKS = frozenset(mark for tag in TAGS for mark in re.findall(r"<.+?>|\W\S+\W", tag)) | {
+    "<answer>",
+    "</answer>",
+}
+"""What of tags may be a special token."""
 _CUT = "\ufffd"
 """What tokens are decoded to that are part of a character."""
 

@@ -7,17 +7,15 @@ The names of control tokens (`<|im_end|>`, `<s>`) are read as these tokens where
 given as text, as it is by whoever has rendered it. What a chat template frames is text of others:
 a question or a result of a tool that names such a token must not end its own turn. `shielded`
 puts a placeholder for each name before a template is rendered, and `framed` encodes a name behind
-it as text like any other.
+it as text, cut in two so that no tokenizer reads it as the token.
 
 transformers has `split_special_tokens` for a text as a whole, and nothing for parts of it.
 """
 
-import contextlib
 import re
-import threading
 import weakref
-from collections.abc import Collection, Generator, Iterator
-from itertools import chain, groupby
+from collections.abc import Collection, Iterator
+from itertools import groupby
 from typing import cast
 
 from es_cookbook.common.errors import ModelError
@@ -32,8 +30,6 @@ _PLACEHOLDER = re.compile(f"{_ITSELF}.|{_PRIVATE.pattern}")
 _controls: "weakref.WeakKeyDictionary[Tokenizer, Controls]" = weakref.WeakKeyDictionary()
 _blanks: "weakref.WeakKeyDictionary[Tokenizer, bool]" = weakref.WeakKeyDictionary()
 _beginnings: "weakref.WeakKeyDictionary[Tokenizer, tuple[int, ...]]" = weakref.WeakKeyDictionary()
-_splitting: "weakref.WeakKeyDictionary[Tokenizer, _Splitting]" = weakref.WeakKeyDictionary()
-_making = threading.Lock()
 
 
 class Controls:
@@ -117,46 +113,16 @@ def plain(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return begin_T[: len(begin_T) - num_there] + tokens_T
 
 
-def inside(
-    tokenizer: Tokenizer, text: str, *, split_special_tokens: bool = False
-) -> tuple[int, ...]:
-    """A part of a text; names of control tokens are these tokens, unless they are split."""
+def inside(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """A part of a text; names of control tokens are these tokens."""
     # Half of a surrogate pair, which JSON can name, is no text for tokenizers.
     text = text.encode("utf-8", "replace").decode()
-    with _Splitting.of(tokenizer).set_to(split_special_tokens):
-        found = tokenizer.encode(
-            text, add_special_tokens=False, split_special_tokens=split_special_tokens
-        )
-    return tuple(found)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-class _Splitting:
-    """Whether a tokenizer splits special tokens, which is a setting of it that all threads share.
-
-    Those that want the same encode at once; others wait until they are done.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._splits, self._encoding = False, 0
-
-    @staticmethod
-    def of(tokenizer: Tokenizer) -> "_Splitting":
-        with _making:
-            return _splitting.setdefault(tokenizer, _Splitting())
-
-    @contextlib.contextmanager
-    def set_to(self, splits: bool) -> Generator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._encoding or self._splits == splits)
-            self._splits = splits
-            self._encoding += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._encoding -= 1
-                self._changed.notify_all()
+def as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """A part of a text, in which names of control tokens are text like any other."""
+    return framed(tokenizer, Controls.of(tokenizer).shielded(text))
 
 
 def behind(tokenizer: Tokenizer, before: str, text: str) -> tuple[int, ...]:
@@ -199,13 +165,8 @@ def framed(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 def _with_names(tokenizer: Tokenizer, controls: Controls, text: str) -> Iterator[int]:
     for has_names, run in groupby(controls.pieces(text), lambda at: bool(_PLACEHOLDER.search(at))):
         shielded = "".join(run)
-        piece = controls.unshielded(shielded)
-        tokens_T = inside(tokenizer, piece, split_special_tokens=has_names)
-        if has_names and not controls.ids.isdisjoint(tokens_T):  # Its vocabulary has the name.
-            halves = controls.halves(shielded)
-            split = (inside(tokenizer, each, split_special_tokens=True) for each in halves)
-            tokens_T = tuple(chain.from_iterable(split))
-        yield from tokens_T
+        for piece in controls.halves(shielded) if has_names else [shielded]:
+            yield from inside(tokenizer, piece)
 
 
 def _beginning(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -14,8 +14,7 @@ it are read all the same. A JSON object at the beginning of a text which is noth
 Llama's, such as `{"name": "Ann", "age": 4}`, is an answer. That takes time linear in the text, and
 raises nothing.
 
-Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`), which a
-tokenizer's response template may read (`es_cookbook.rl.messages.turns`).
+Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`).
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import EnvError, nearest
 from es_cookbook.common.files import strict_json
-from es_cookbook.rl.messages.thoughts import said_spans
+from es_cookbook.rl.messages.thoughts import said_spans, whole_turn
 
 ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -172,13 +171,13 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     return Parsed("".join(content).strip(), tuple(calls), tuple(problems))
 
 
-def said_in(text: str, form: Form) -> str:
-    """What a text says, with its calls; tags in the JSON of any form are text."""
-    spans = said_spans(text)
-    if spans != [(0, len(text))]:
-        spans = said_spans(_without_json(_without_json(text, form), "llama"))
-    parts = (text[start:stop].strip("\n") for start, stop in spans)
-    return "\n".join(part for part in parts if part)
+def read_turn(text: str, form: Form, opened: str = "") -> Parsed:
+    """Read the calls in a turn whose prompt has opened a thought with this tag, if with any."""
+    whole = whole_turn(text, opened)
+    read = parse_tool_calls(whole, form)
+    if whole == text:
+        return read
+    return dataclasses.replace(read, content=read.content.removeprefix(opened))
 
 
 def call_text(call: ToolCall, form: Form) -> str:

@@ -1,8 +1,7 @@
 """Chats in the shapes that templates know, and what of a chat a text lacks.
 
 A change writes a chat in another way and leaves nothing out. Pieces that are joined have a blank
-line between them. Whether a template shows a chat is tried on its shape: the same roles and fields,
-with a sentinel for every text.
+line between them.
 """
 
 import dataclasses
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from es_cookbook.rl.messages.message import REASONING, Message, ToolCall, call_text
+from es_cookbook.rl.messages.message import REASONING, Message, call_text
 from es_cookbook.rl.messages.thoughts import said_spans
 
 Change: TypeAlias = Callable[[Sequence[Message]], list[Message]]
@@ -92,11 +91,6 @@ def applied(changes: Sequence[Change], messages: Sequence[Message]) -> Shape:
     return tuple(messages)
 
 
-def shape_of(messages: Sequence[Message]) -> Shape:
-    """The chat with a sentinel for every text that it has."""
-    return tuple(_sentinel(message, at) for at, message in enumerate(messages))
-
-
 def gap_in(messages: Sequence[Message], text: str) -> Gap | None:
     """What of the messages is not in a text, blanks and the way JSON writes it aside.
 
@@ -111,12 +105,6 @@ def gap_in(messages: Sequence[Message], text: str) -> Gap | None:
     return None
 
 
-def is_altered(messages: Sequence[Message], text: str) -> bool:
-    """Whether a text that lacks nothing has other blanks within what is said."""
-    said = (part.strip() for message in messages for _, part in _parts(message, is_last=False))
-    return any(part not in text and _escaped(part) not in text for part in said)
-
-
 def _parts(message: Message, *, is_last: bool) -> Iterator[tuple[str, str]]:
     said = message.content
     spans = said_spans(said) if message.role == "assistant" else [(0, len(said))]
@@ -128,19 +116,6 @@ def _parts(message: Message, *, is_last: bool) -> Iterator[tuple[str, str]]:
         words = (each for each in call.arguments.values() if isinstance(each, str))
         for word in (call.name, *(word for word in words if word.isalnum())):
             yield ("a call of a tool (tool_calls)", word)
-
-
-def _sentinel(message: Message, at: int) -> Message:
-    calls = (
-        ToolCall(f"call7sentinel{at}x{i}", {"x": f"Argument7Sentinel{at}x{i}"})
-        for i, _ in enumerate(message.tool_calls)
-    )
-    return dataclasses.replace(
-        message,
-        content=message.content and f"Content7Sentinel{at}x",
-        tool_calls=tuple(calls),
-        reasoning=message.reasoning and f"Thought7Sentinel{at}x",
-    )
 
 
 def _num_leading(messages: Sequence[Message]) -> int:

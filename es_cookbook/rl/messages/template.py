@@ -3,14 +3,12 @@
 Templates differ in what they know. Some have no system role and leave such a message out or refuse
 it, some show the first system message alone, some leave out results of tools, some want turns to
 alternate. So a chat is tried as it is, and then with as few changes as make the template show
-everything (`shapes`), once for all chats of the same shape. The real messages are looked for once
-more, since templates may also go by what is said. Nothing is left out in silence: if no change
-helps, the chat is refused.
+everything (`shapes`). Nothing is left out in silence: if no change helps, the chat is refused.
 
-What others than the model say names control tokens as text (`encoder`).
+Names of control tokens in messages are text, except in what the model itself has said (`encoder`).
 
-A template may tell the date. It is the one of `fix_date`, so that a run that goes on another day
-asks as before.
+A template may tell the date. It is the one of `fix_date`, so a run that is resumed on another day
+has the same prompts.
 """
 
 import contextlib
@@ -24,10 +22,9 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ModelError
-from es_cookbook.common.machine.kept import Kept
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.encoder import Controls, behind, framed
 from es_cookbook.rl.messages.message import Message, ToolCall
@@ -39,8 +36,6 @@ from es_cookbook.rl.messages.shapes import (
     applied,
     calls_as_text,
     gap_in,
-    is_altered,
-    shape_of,
 )
 from es_cookbook.rl.messages.thoughts import TAGS
 from es_cookbook.rl.types import Tokenizer
@@ -53,8 +48,8 @@ T = TypeVar("T")
 SENTINEL = "Turn7Sentinel"
 QUESTION = Message("user", "Question7Sentinel")
 ANSWERED = QUESTION, Message("assistant", SENTINEL)
-_MOST_MESSAGES = 1 << 15
-"""Of shapes of chats whose plans are kept, in each template."""
+_SUBSETS = [*chain.from_iterable(combinations(CHANGES, n) for n in range(len(CHANGES) + 1))]
+"""Changes that are tried together, the fewest first."""
 PATIENCE = 5.0
 """Seconds for the first chat that a template renders; long ones take milliseconds."""
 logger = logging.getLogger(__name__)
@@ -66,14 +61,6 @@ _dates: "weakref.WeakKeyDictionary[Tokenizer, datetime]" = weakref.WeakKeyDictio
 def fix_date(tokenizer: Tokenizer, date: datetime) -> None:
     """What templates of this tokenizer take for the present, from now on."""
     _dates[tokenizer] = date
-
-
-class _Plan(NamedTuple):
-    """How chats of a shape are shown: by changes, or not, because of a gap or a failure."""
-
-    changes: tuple[Change, ...] = ()
-    gap: Gap | None = None
-    failure: ModelError | None = None
 
 
 class ChatTemplate:
@@ -94,8 +81,7 @@ class ChatTemplate:
         self._schemas = [self._shielded(dict(schema)) for schema in schemas] or None
         self._always: tuple[Change, ...] = (calls_as_text,) if calls_are_text else ()
         self._date = _dates.get(tokenizer) or datetime.now()
-        self._told: set[str] = set()
-        self._plans: Kept[tuple[Shape, bool], _Plan] = Kept(_MOST_MESSAGES)
+        self._has_told = False
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
@@ -138,18 +124,10 @@ class ChatTemplate:
         """
         try:
             shown = messages if as_written else [self._safe(message) for message in messages]
-            shape = shape_of(shown)
-            plan = self._plans.of(
-                (shape, open_turn), lambda: self._plan(shape, open_turn), lambda _: len(shape) + 1
-            )
-            if plan.failure is not None:
-                raise plan.failure
-            text = "" if plan.gap else self.raw(applied(plan.changes, shown), open_turn=open_turn)
+            text = self._complete(shown, messages, open_turn)
         except RecursionError as error:
             who = name_of(self.tokenizer)
             raise ModelError(f"a call is nested too deeply for the template of {who}") from error
-        if gap := plan.gap or gap_in(shown, text):
-            raise self._leaves_out(gap, messages)
         self._check(shown, text)
         return text
 
@@ -261,29 +239,37 @@ class ChatTemplate:
             found = {self._shielded(name): self._shielded(each) for name, each in fields.items()}
         return cast(T, found)
 
-    def _plan(self, shape: Shape, open_turn: bool) -> _Plan:
-        """The fewest changes by which all of a chat is shown."""
-        tried: dict[Shape, _Plan] = {}
-        subsets = (combinations(CHANGES, number) for number in range(len(CHANGES) + 1))
-        for more in chain.from_iterable(subsets):
-            changes = self._always + more
-            if (chat := applied(changes, shape)) in tried:
+    def _complete(
+        self, shown: Sequence[Message], messages: Sequence[Message], open_turn: bool
+    ) -> str:
+        """The chat after the fewest changes by which all of it is shown."""
+        tried: list[Shape] = []
+        gap: Gap | None = None
+        failure: ModelError | None = None
+        for changes in _SUBSETS:
+            if (chat := applied(self._always + changes, shown)) in tried:
                 continue
+            tried.append(chat)
             try:
-                gap = gap_in(shape, self.raw(chat, open_turn=open_turn))
-                if gap is None:
-                    return _Plan(changes)
-                tried[chat] = _Plan(gap=gap)
+                text = self.raw(chat, open_turn=open_turn)
             except ModelError as error:
                 if isinstance(error.__cause__, TimeoutError):
                     raise
-                tried[chat] = _Plan(failure=error)
-        # What no change helps; or, where they are all refused, why the chat as it is was.
-        last = tried[applied(self._always + CHANGES, shape)]
-        return last if last.gap else next(iter(tried.values()))
+                failure = failure or error
+                continue
+            if (gap := gap_in(shown, text)) is None:
+                return text
+        if gap is None and failure is not None:
+            raise failure
+        assert gap is not None
+        message = messages[gap.at]
+        raise ModelError(
+            f"the chat template of {name_of(self.tokenizer)} leaves out {gap.what} of a message of "
+            f"the role {message.role}: {message.content!r:.60}"
+        )
 
     def _check(self, messages: Sequence[Message], text: str) -> None:
-        """Refuse a text without a tool or thoughts; tell of what a template changes."""
+        """Refuse a text without a tool, or without thoughts where the template shows none."""
         who = f"the chat template of {name_of(self.tokenizer)}"
         for schema in self._schemas or ():
             name = cast("Schema", schema.get("function", schema)).get("name")
@@ -293,26 +279,14 @@ class ChatTemplate:
         if any(each not in text for each in earlier):
             if not self._shows_thoughts:
                 raise ModelError(f"{who} leaves out what is thought (reasoning_content)")
-            self._tell("leaves out what is thought in earlier turns (reasoning_content)")
-        if is_altered(messages, text):
-            self._tell("changes blanks within what messages say")
+            if not self._has_told:
+                self._has_told = True
+                logger.warning("%s leaves out thoughts of earlier turns (reasoning_content)", who)
 
     @cached_property
     def _shows_thoughts(self) -> bool:
         thought = Message("assistant", SENTINEL, reasoning="Thought7Sentinel")
         return thought.reasoning in self.raw([QUESTION, thought], open_turn=False)
-
-    def _tell(self, what: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            logger.warning("the chat template of %s %s", name_of(self.tokenizer), what)
-
-    def _leaves_out(self, gap: Gap, messages: Sequence[Message]) -> ModelError:
-        message = messages[gap.at]
-        return ModelError(
-            f"the chat template of {name_of(self.tokenizer)} leaves out {gap.what} of a message of "
-            f"the role {message.role}: {message.content!r:.60}"
-        )
 
 
 @lru_cache(16)

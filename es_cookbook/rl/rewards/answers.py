@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.errors import DataError, did_you_mean
 from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.thoughts import spoken
-from es_cookbook.rl.rewards.format import ANSWER_CLOSE, ANSWER_OPEN, last_answer
+from es_cookbook.rl.rewards.format import ANSWER_OPEN, last_answer
 from es_cookbook.rl.rewards.numbers import Reading, read_last, read_whole
 from es_cookbook.rl.rewards.values import Scalar, printed
 
@@ -62,12 +62,6 @@ def said_answer(text: str, extract: Extract) -> str | None:
 def is_boxed(text: str, extract: Extract) -> bool:
     """Whether a text without thoughts has its answer in a box, which holds nothing else."""
     return extract == "boxed" or (extract == "auto" and ANSWER_OPEN not in text and _BOX in text)
-
-
-def tags_of(extract: Extract, asked: str) -> Sequence[str]:
-    """The tags that `extracted` needs, where this is what tells a model how to answer."""
-    needs = extract == "answer" or (extract == "auto" and ANSWER_OPEN in asked)
-    return (ANSWER_OPEN, ANSWER_CLOSE) if needs else ()
 
 
 def boxed(text: str) -> str | None:

@@ -14,9 +14,8 @@ exception: it loses the rollout, whose reward is then NaN.
 
 import inspect
 import math
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Self, TypeAlias, cast
 
@@ -26,9 +25,8 @@ from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
-from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import ANSWER, Metrics, Tokenizer, check_metrics
+from es_cookbook.rl.types import ANSWER, Metrics, check_metrics
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""
@@ -64,25 +62,6 @@ class Reward(ABC):
         """
         del text, row
         return None
-
-    def tags(self, asked: str) -> Sequence[str]:
-        """Texts around parts of an answer, without which it finds none; by default none.
-
-        Args:
-            asked: what tells a model how to answer, and so whether it writes tags of a reward that
-                can do without.
-        """
-        del asked
-        return ()
-
-    def parts(self, row: Fields) -> Iterator[tuple[str, "Reward"]]:
-        """The rewards of a row that look for tags, and how their options begin; by default itself.
-
-        Raises:
-            DataError: The row names others than there are.
-        """
-        del row
-        yield "", self
 
     def after(self, prompt: str) -> Self:
         """This reward of answers to a prompt that ends in this text; by default the same.
@@ -204,41 +183,6 @@ def check_arity(reward: RewardFunction) -> None:
             f"reward: {name_of(reward)}{signature} cannot be called as a reward is, with the "
             f"answer's text and the row, reward(text, row): {error}"
         ) from error
-
-
-def check_tags(reward: RewardFunction, tokenizer: Tokenizer, asked: str, row: Fields) -> None:
-    """Refuse a reward that looks for what no answer of a model has in its text.
-
-    Args:
-        reward: any; what functions look for nobody knows.
-        tokenizer: the model's.
-        asked: what tells the model how to answer: the prompt and perfect answer.
-        row: the problem's, which may name other rewards.
-
-    Raises:
-        ConfigError: The tokenizer does not keep a tag, or it is a special token.
-    """
-    for options, part in reward.parts(row) if isinstance(reward, Reward) else ():
-        if why := _unsayable(tokenizer, tuple(part.tags(asked))):
-            by = f"reward {name_of(reward)!r} looks for tags: {why}"
-            has_other = hasattr(part, "extract")
-            raise ConfigError(by + f" (reward.{options}extract=text: none)" * has_other)
-
-
-_whys: "weakref.WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], str]]"
-_whys = weakref.WeakKeyDictionary()
-"""What `_unsayable` has found, which is asked for each row."""
-
-
-def _unsayable(tokenizer: Tokenizer, tags: tuple[str, ...]) -> str:
-    """Why a model cannot say all of these; "" if it can."""
-    found = _whys.setdefault(tokenizer, {})
-    if tags not in found:
-        texts = AnswerTexts(tokenizer)
-        changed = [(tag, said) for tag in tags if tag not in (said := texts.said(tag))]
-        why = "".join(f"the model's tokenizer makes {said!r} of {t!r}" for t, said in changed[:1])
-        found[tags] = texts.lost_in("".join(tags)) or why
-    return found[tags]
 
 
 def check_weights(rewards: Sequence[str], **weights: Sequence[float]) -> None:

@@ -162,19 +162,6 @@ class Format(Reward):
         )
 
     @override
-    def tags(self, asked: str) -> Sequence[str]:
-        """Those that are expected."""
-        del asked
-        placed: dict[Tag, str] = {
-            "think_open": self.think.start,
-            "think_close": self.think.end,
-            "answer_open": self.answer.start,
-            "answer_close": self.answer.end,
-        }
-        there = ("think_open",) if self.prompt_ends_in_think else ()
-        return [text for tag, text in placed.items() if tag not in (*self.excluded, *there)]
-
-    @override
     def after(self, prompt: str) -> Self:
         if self.prompt_ends_in_think is None and prompt.rstrip().endswith(self.think.start):
             return chz.replace(self, prompt_ends_in_think=True)

@@ -22,7 +22,6 @@ without a limit, which sees all attempts of all genomes.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Self
 
 import chz
@@ -118,10 +117,6 @@ class Length(Reward):
 
     async def grade(self, text: str, row: Fields) -> Score:
         return self._adjusted(text, await self.of.grade(text, row))
-
-    def parts(self, row: Fields) -> Iterator[tuple[str, Reward]]:
-        for options, part in self.of.parts(row):
-            yield f"of.{options}", part
 
     def after(self, prompt: str) -> Self:
         of = self.of.after(prompt)

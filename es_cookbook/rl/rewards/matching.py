@@ -21,7 +21,6 @@ from es_cookbook.rl.rewards.answers import (
     last_match,
     letter,
     number_in,
-    tags_of,
     texts_of,
 )
 from es_cookbook.rl.rewards.base import Fields, Reward
@@ -62,10 +61,6 @@ class Exact(Reward):
         if answer is None or len(answer) > 1000 + 4 * max(map(len, golds)):
             return 0.0
         return float(self._folded(answer) in map(self._folded, golds))
-
-    @override
-    def tags(self, asked: str) -> Sequence[str]:
-        return tags_of(self.extract, asked)
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
@@ -115,10 +110,6 @@ class Choice(Reward):
         right = self._right(gold, choices)
         answer = extracted(text, self.extract)
         return float(answer is not None and named_last(answer, choices) == right)
-
-    @override
-    def tags(self, asked: str) -> Sequence[str]:
-        return tags_of(self.extract, asked)
 
     @override
     def read(self, text: str, row: Fields) -> str | None:
@@ -243,10 +234,6 @@ class Number(Reward):
         return float(any(value.is_close(gold, self.tolerance) for gold in golds))
 
     @override
-    def tags(self, asked: str) -> Sequence[str]:
-        return tags_of(self.extract, asked)
-
-    @override
     def read(self, text: str, row: Fields) -> str | None:
         found = number_in(text, self.extract)
         return None if found is None else str(found.value)
@@ -318,10 +305,6 @@ class Regex(Reward):
                 f"the pattern {pattern!r:.60} was not done after {self.timeout:g} s with an answer "
                 f"of {len(answer):,} characters; write it without repeats inside of repeats"
             ) from None
-
-    @override
-    def tags(self, asked: str) -> Sequence[str]:
-        return tags_of(self.extract, asked)
 
     @override
     def check_row(self, row: Fields) -> None:

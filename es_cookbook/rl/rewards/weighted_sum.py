@@ -109,12 +109,6 @@ class WeightedSum(Reward):
         return next((answer for answer in found if answer is not None), None)
 
     @override
-    def parts(self, row: Fields) -> Iterator[tuple[str, Reward]]:
-        for name, part in self._of(row):
-            for options, inner in part.parts(row):
-                yield f"{name}.{options}", inner
-
-    @override
     def after(self, prompt: str) -> Self:
         parts = self._parts().items()
         moved = {name: new for name, part in parts if (new := part.after(prompt)) is not part}

@@ -225,7 +225,7 @@ def test_thoughts_of_earlier_turns_are_dropped_where_a_template_does_so_and_it_i
         text = thinking.text([Message("user", "A"), thought, Message("user", "C")])
         assert "B" in text and "because" not in text
     (said,) = caplog.messages
-    assert "leaves out what is thought in earlier turns" in said
+    assert "leaves out thoughts of earlier turns" in said
 
 
 def test_half_a_character_and_characters_that_stand_for_names_stay_in_what_is_said() -> None:

@@ -136,7 +136,7 @@ async def test_long_prompts_are_refused_or_skipped(long: str, said: list[str]) -
     with pytest.raises(
         DataError,
         match=r"line 3: its prompt of \d+ tokens is above dataset.max_prompt_tokens=60; "
-        r"dataset.on_long_prompt=skip leaves such rows out, and truncate_left cuts",
+        r"dataset.on_long_prompt=skip leaves such rows out",
     ):
         # Not a bad row: that it is long has an option of its own.
         await task(long, num_test=0, max_prompt_tokens=60, on_bad_row="skip")(TOKENIZER)
@@ -149,24 +149,6 @@ async def test_long_prompts_are_refused_or_skipped(long: str, said: list[str]) -
     )
     with pytest.raises(DataError, match="none is left"):
         await task(long, **given | {"max_prompt_tokens": 3})(TOKENIZER)
-
-
-async def test_a_long_question_loses_its_beginning_and_the_template_stays_whole(
-    long: str, said: list[str]
-) -> None:
-    given = {"num_test": 0, "max_prompt_tokens": 60, "on_long_prompt": "truncate_left"}
-    whole = asked(await task(long, num_test=0, system="Think.")(TOKENIZER))
-    datasets = await task(long, **given, system="Think.")(TOKENIZER)
-    cut = asked(datasets)
-    assert whole[:2] + whole[3:] == cut[:2] + cut[3:]
-    head = "<|im_start|>system\nThink.<|im_end|>\n<|im_start|>user\n"
-    assert cut[2].startswith(head) and cut[2].endswith(f"is 7?{END}")
-    assert whole[2].endswith(cut[2].removeprefix(head)) and len(cut[2]) < len(whole[2])
-    assert isinstance(datasets.train, ProblemDataset)
-    assert 50 < await datasets.train.builders[2].prompt_length() <= 60
-    assert ["1 with a prompt cut to 60 tokens (line 3: " in each for each in said] == [True]
-    with pytest.raises(DataError, match=r"max_prompt_tokens=9 and cannot be cut to it; "):
-        await task(long, **given | {"max_prompt_tokens": 9}, system="Think.")(TOKENIZER)
 
 
 def test_what_is_done_with_long_prompts_needs_their_length() -> None:
@@ -197,12 +179,10 @@ class Talks(RowDatasetBuilder):
         return ProblemGroupBuilder(lambda: Talk(chat, text), row.where)
 
 
-async def test_long_prompts_of_chats_are_skipped_and_never_cut(long: str) -> None:
+async def test_long_prompts_of_chats_are_skipped(long: str) -> None:
     talks = Talks(source=long, num_test=0, problems_per_generation=1, max_prompt_tokens=60)
     train, _ = lines(await chz.replace(talks, on_long_prompt="skip")(TOKENIZER))
     assert train == [1, 2, 4, 5, 6, 7, 8, 9, 10]
-    with pytest.raises(DataError, match="max_prompt_tokens=60 and cannot be cut to it"):
-        await chz.replace(talks, on_long_prompt="truncate_left")(TOKENIZER)
 
 
 async def test_a_programs_prompts_have_no_length_that_could_be_limited(long: str) -> None:
@@ -214,8 +194,8 @@ async def test_a_programs_prompts_have_no_length_that_could_be_limited(long: str
 # --- tags and prefilled answers ------------------------------------------------------------------
 
 
-async def test_stray_tags_of_rows_are_told_or_stripped_and_those_of_the_template_stay(
-    tmp_path: Path, said: list[str]
+async def test_stray_tags_of_rows_are_kept_or_stripped_and_those_of_the_template_stay(
+    tmp_path: Path,
 ) -> None:
     found = rows(4)
     found[1]["question"] = "<th<think>ink>why?</think> <answer>7</answer>"
@@ -230,35 +210,6 @@ async def test_stray_tags_of_rows_are_told_or_stripped_and_those_of_the_template
     assert kept[1] == f"{found[1]['question']} Use <think>."
     datasets = await task(path, **given, stray_tags="strip")(TOKENIZER)
     assert asked(datasets) == [kept[0], " why? 7 Use <think>.", *kept[2:]]
-    assert said == [
-        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
-        "kept unless dataset.stray_tags=strip (line 2)",
-        f"{path}: of 4 training rows, 1 with <think> or <answer> tags in the question, "
-        "taken out (line 2)",
-    ]
-
-
-async def test_an_empty_list_is_shown_and_told_and_one_of_choices_refused(
-    tmp_path: Path, said: list[str]
-) -> None:
-    found = [each | {"hints": ["carry"], "choices": ["1", "2"]} for each in rows(3)]
-    found[1]["hints"] = []
-    path = write_rows(tmp_path / "a.jsonl", found)
-    given = {"num_test": 0, "full_reward": None, "chat": False, "prompt": "{question} {hints}"}
-    assert asked(await task(path, **given)(TOKENIZER)) == [
-        "what is 0 and 1? A. carry",
-        "what is 1 and 1? []",
-        "what is 2 and 1? A. carry",
-    ]
-    remark = "1 with an empty list in 'hints', of which the prompt shows [] (line 2)"
-    assert said == [f"{path}: of 3 training rows, {remark}"]
-    for name, empty in ("choices", []), ("options", []), ("answers", {"text": [], "label": []}):
-        path = write_rows(tmp_path / f"{name}.jsonl", [each | {name: empty} for each in found])
-        with pytest.raises(DataError, match=f"line 1: field '{name}' must have choices, and is"):
-            await task(path, **given | {"prompt": f"{{question}} {{{name}}}"})(TOKENIZER)
-    path = write_rows(tmp_path / "chat.jsonl", [each | {"messages": []} for each in rows(3)])
-    with pytest.raises(DataError, match="field 'messages' is an empty list, and the prompt shows"):
-        await task(path, **given | {"prompt": "{messages}"})(TOKENIZER)
 
 
 async def graded(datasets: Datasets, text: str) -> float:
