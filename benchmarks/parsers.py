@@ -49,7 +49,7 @@ from es_cookbook.rl.messages.message import parse_tool_calls
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.rl.rewards.length import Length
+from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
 from es_cookbook.rl.types import Observation
 

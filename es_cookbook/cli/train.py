@@ -38,7 +38,7 @@ from es_cookbook.common.cli import arguments, built, run_cli
 from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.rl.data.mixture import DATASETS
+from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.config import SIZES, Config
 from es_cookbook.runs.presets import PRESETS

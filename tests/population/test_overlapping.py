@@ -23,13 +23,13 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, AdaptiveSigma
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.plugins.mixtures.mixture import Mixture, Part
+from es_cookbook.plugins.mixtures.selection import Curriculum
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.population.scheduling import InOrder, Overlap
-from es_cookbook.rl.data.mixture import Mixture, Part
-from es_cookbook.rl.data.selection import Curriculum
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.objectives import LengthPenalty
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.timeouts import Clock, Watch
 from es_cookbook.rl.types import Action, Observation, SamplingParams

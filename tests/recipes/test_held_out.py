@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config
+from es_cookbook.plugins.mixtures.mixture import Mixture
 from es_cookbook.population.results import problem_names
-from es_cookbook.rl.data.mixture import Mixture
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.chat import ChatOptions

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.rl.objectives import (
-    LengthPenalty,
     MaxOfK,
     Mean,
     Objective,

@@ -15,10 +15,10 @@ from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.branches import fork
+from es_cookbook.plugins.mixtures.mixture import Mixture, Part
+from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
-from es_cookbook.rl.data.mixture import Mixture, Part
-from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history

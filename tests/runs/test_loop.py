@@ -36,11 +36,12 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.genetic.optimizer import Genetic
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.grading.workers import in_worker
-from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, PassAtK
+from es_cookbook.rl.objectives import MaxOfK, PassAtK
 from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.config import Config

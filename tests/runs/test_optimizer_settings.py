@@ -21,11 +21,11 @@ from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
 from es_cookbook.rl.objectives import (
     OBJECTIVE_NAMES,
-    LengthPenalty,
     MaxOfK,
     Mean,
     Objective,

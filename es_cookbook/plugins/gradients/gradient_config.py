@@ -11,7 +11,7 @@ from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.data.mixture import DATASETS
+from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.run_config import RunConfig
 

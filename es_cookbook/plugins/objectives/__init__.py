@@ -1,1 +1,1 @@
-"""Objectives of several rewards, and such that change over a run."""
+"""Objectives and rewards made of several rewards, adjusted by length, or changing over a run."""

@@ -74,7 +74,7 @@ class ByPerformance(Objective):
     def at(self, done: float) -> Objective:
         """The objective between `first` (0) and `last` (1).
 
-        >>> from es_cookbook.rl.objectives import LengthPenalty
+        >>> from es_cookbook.plugins.objectives.length import LengthPenalty
         >>> ends = {"first": LengthPenalty(limit=400), "last": LengthPenalty(limit=100)}
         >>> ByPerformance(**ends).at(0.5).limit
         250

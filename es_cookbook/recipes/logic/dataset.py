@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import random
 import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias
@@ -21,6 +20,7 @@ from es_cookbook.common.errors import ConfigError, DataError, WorkerError, Worke
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
+from es_cookbook.plugins.mixtures.selection import quotas
 from es_cookbook.recipes.logic.generators import (
     Problem,
     Source,
@@ -32,8 +32,7 @@ from es_cookbook.recipes.logic.generators import (
     scorer,
 )
 from es_cookbook.rl.data.generated import FoldedDatasetBuilder
-from es_cookbook.rl.data.problem_dataset import ProblemDataset, in_epochs
-from es_cookbook.rl.data.selection import quotas
+from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.messages.thoughts import opened_thought
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder, digest_of
@@ -117,69 +116,6 @@ SMALL_OPTIONS = ("min_terms=3", "max_terms=3", "min_digits=1", "max_digits=1")
 """What the bundled model half knows: sums and differences of three digits."""
 
 
-def shares(generation: int, num_levels: int, shift: int) -> list[float]:
-    """The share of each level in a generation's batch: from the first level alone to the last.
-
-    The middle of the batch moves over the levels at a constant speed, and two neighbouring levels
-    share a batch in proportion to how near it is. From generation `shift` on, all is of the last
-    level. Without a shift, 0, the levels share equally.
-
-    >>> shares(0, 3, 10), shares(4, 3, 10), shares(10, 3, 10)
-    ([1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.0, 0.0, 1.0])
-    """
-    if shift == 0:
-        return [1 / num_levels] * num_levels
-    middle = min(generation / shift, 1) * (num_levels - 1)
-    return [round(max(0.0, 1 - abs(level - middle)), 9) for level in range(num_levels)]
-
-
-class _LevelDataset(ProblemDataset):
-    """Problems of several levels, in batches whose mixture is a function of the generation.
-
-    Args:
-        train: one level's problems after the other's, by their tags, the easiest first.
-        config: with the lengths, and over how many generations batches move to the hardest.
-        held_out: problems that are checked, and not trained on.
-    """
-
-    def __init__(
-        self,
-        train: Sequence[ProblemGroupBuilder],
-        config: "LogicDatasetBuilder",
-        held_out: Sequence[ProblemGroupBuilder],
-    ) -> None:
-        super().__init__(train, config.problems_per_generation, config.seed, held_out)
-        self._config = config
-        by_tags = itertools.groupby(train, lambda builder: builder.tags)
-        self._levels = [list(builders) for _, builders in by_tags]
-        self._used = [[0] * len(self._levels)]  # of each level, before each generation
-
-    @override
-    def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
-        """The problems of one generation: each level goes on where its last one ended."""
-        while len(self._used) < generation + 2:
-            before, last = len(self._used) - 1, self._used[-1]
-            self._used.append([u + n for u, n in zip(last, self._counts(before), strict=True)])
-        starts, ends = self._used[generation], self._used[generation + 1]
-        batch: list[ProblemGroupBuilder] = []
-        for level, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            builders, seed = self._levels[level], derive_seed(self._seed, "logic/level", level)
-            batch += [builders[i] for i in in_epochs(len(builders), seed, start, end - start)]
-        return batch
-
-    @override
-    def share(self, tags: Sequence[str], generation: int) -> float | None:
-        if not (shift := self._config.shift):
-            return None
-        level = [builders[0].tags for builders in self._levels].index(tuple(tags))
-        return shares(generation, len(self._levels), shift)[level]
-
-    def _counts(self, generation: int) -> list[int]:
-        parts = shares(generation, len(self._levels), self._config.shift)
-        purpose = derive_seed(self._config.seed, "logic/shares", generation)
-        return quotas(parts, self.problems_per_generation, random.Random(purpose).random())
-
-
 def _options(problems: "LogicDatasetBuilder") -> str | None:
     """Of a generator: some have files, such as lists of words."""
     options = parsed_options(problems.task, problems.options or ())
@@ -199,12 +135,7 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     )
     levels: tuple[int, ...] = chz.field(
         default=(),
-        doc="levels of the generator's curriculum, from 0, easiest first; none: its defaults",
-    )
-    shift: int = chz.field(
-        default=0,
-        doc="generations over which batches move from the first level to the last; 0: all levels "
-        "alike, always",
+        doc="levels of the generator's curriculum, from 0; none: its defaults",
     )
     num_train: int = chz.field(default=2000, doc="training problems, of all levels together")
     num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
@@ -224,14 +155,9 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "shift", at_least=0)
         check_range(self, "timeout", above=0)
         if len(set(self.levels)) < len(self.levels):
             raise ConfigError(f"levels must differ from each other, found {self.levels}")
-        if self.shift and len(self.levels) < 2:
-            raise ConfigError(
-                f"shift={self.shift} needs two or more levels to move between, as levels=0,1,2"
-            )
         if self.num_train < len(self.levels) or 0 < self.num_test < len(self.levels):
             raise ConfigError(
                 f"{plural(len(self.levels), 'level')} need at least a problem each, found "
@@ -262,7 +188,8 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     def dataset(
         self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
     ) -> RLDataset:
-        return _LevelDataset(train, self, test_P)
+        seed = derive_seed(self.seed, "logic/level", 0)
+        return ProblemDataset(train, self.problems_per_generation, seed, test_P)
 
     def sources(self) -> list[Source]:
         """The generator, once for each level."""

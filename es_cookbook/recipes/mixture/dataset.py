@@ -5,10 +5,10 @@ from typing_extensions import override
 
 from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.schedules import Table
+from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
+from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.data.mixture import Mixture, Part, easy_pool
-from es_cookbook.rl.data.selection import Curriculum, Filter, Replay
 
 FADING = Table(generations=(0, 10, 20), factors=(0.5, 0.25, 0.0))
 """Share of easy problems: for a run of some tens of generations, `EASY_POOL` for thousands."""

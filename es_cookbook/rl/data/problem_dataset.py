@@ -21,6 +21,8 @@ import anyio
 from typing_extensions import TypeVar, override
 
 from es_cookbook.common.errors import ConfigError, leaves
+from es_cookbook.common.names import Names
+from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
@@ -35,6 +37,9 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+
+DATASETS = Names(Registered("datasets"), default="rows")
+"""What a user types for a data set."""
 
 
 def check_count(num_rows: int, problems_per_generation: int) -> None:
@@ -95,11 +100,6 @@ class ProblemDataset(RLDataset, Generic[_Builder]):
         count = self.problems_per_generation
         indices_P = in_epochs(len(self.builders), self._seed, generation * count, count)
         return [self.builders[i] for i in indices_P]
-
-    def share(self, tags: Sequence[str], generation: int) -> float | None:
-        """The share of problems with these tags in a batch; None: that of their number."""
-        del tags, generation
-        return None
 
     @override
     def __len__(self) -> int:

@@ -10,8 +10,8 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.plugins.judges.chat import AskAgainError, Completion
 from es_cookbook.plugins.judges.reward import KEY, Judge, mark_in
+from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from tests.chat_server import HANG, ChatServer, chat_server
 
 pytestmark = pytest.mark.anyio

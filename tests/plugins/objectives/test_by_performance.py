@@ -8,8 +8,9 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.objectives.by_performance import ByPerformance
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo
-from es_cookbook.rl.objectives import LengthPenalty, MaxOfK, Mean, Objective, Outcomes, PassAtK
+from es_cookbook.rl.objectives import MaxOfK, Mean, Objective, Outcomes, PassAtK
 
 NAN = math.nan
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from es_cookbook.common.errors import ConfigError
+from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, normalised
-from es_cookbook.rl.objectives import LengthPenalty, Outcomes
+from es_cookbook.rl.objectives import Outcomes
 
 NAN = math.nan
 

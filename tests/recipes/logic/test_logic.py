@@ -1,15 +1,12 @@
 """Problems of a generator as a dataset: splits, prompts, grades, and batches by level."""
 
-from collections import Counter
 from pathlib import Path
 
-import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv, shares
+from es_cookbook.recipes.logic.dataset import LogicDatasetBuilder, LogicEnv
 from es_cookbook.recipes.logic.train_cli import CLIConfig, main
-from es_cookbook.rl.data.mixture import Mixture, Part
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action
@@ -108,39 +105,6 @@ async def test_a_part_of_the_score_is_paid_unless_only_right_answers_are() -> No
         assert (step.metrics["correct"], step.metrics["score"] > 0) == (0, True)
 
 
-async def test_batches_move_from_the_first_level_to_the_last() -> None:
-    train, test = await build(levels=(0, 2, 4), shift=8, problems_per_generation=6, num_test=9)
-    tags = [[builder.tags[0] for builder in train.get_batch(generation)] for generation in range(9)]
-    assert tags[0] == ["level0"] * 6
-    assert sorted(set(tags[2])) == ["level0", "level2"]
-    assert tags[4] == ["level2"] * 6
-    assert tags[8] == ["level4"] * 6
-    assert sorted(builder.tags[0] for builder in test) == sorted(["level0", "level2", "level4"] * 3)
-    later = [builder.name for builder in train.get_batch(30)]
-    fresh, _ = await build(levels=(0, 2, 4), shift=8, problems_per_generation=6, num_test=9)
-    assert later == [builder.name for builder in fresh.get_batch(30)]
-
-
-async def test_batches_of_a_mixture_move_over_the_levels_too() -> None:
-    given = {"num_train": 40, "num_test": 4, "levels": (0, 2), "shift": 4}
-    logic = Part(dataset=LogicDatasetBuilder(**given), tag="gcd", weight=3)  # pyright: ignore
-    sums = Part(dataset=LogicDatasetBuilder(num_train=20, num_test=4), weight=1)
-    mixture = Mixture(parts=(logic, sums), problems_per_generation=8)
-    train = (await mixture(build_tokenizer(ASCII))).train
-    counts = [Counter(each.tags for each in train.get_batch(generation)) for generation in range(6)]
-    easy, hard = ("gcd", "level0"), ("gcd", "level2")
-    assert [(found[easy], found[hard], found[()]) for found in counts] == [
-        (6, 0, 2),
-        *((found[easy], 6 - found[easy], 2) for found in counts[1:4]),
-        *[(0, 6, 2)] * 2,
-    ]
-    assert 6 > counts[1][easy] > counts[3][easy] > 0
-    with pytest.raises(ConfigError, match=r"part gcd: has a schedule of its own \(dataset.shift\)"):
-        await chz.replace(mixture, parts=(chz.replace(logic, weight=None),), order="balanced")(
-            build_tokenizer(ASCII)
-        )
-
-
 async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:
     train, _ = await build(levels=(1, 2), num_train=24, problems_per_generation=3)
     used = [builder for generation in range(12) for builder in train.get_batch(generation)]
@@ -149,25 +113,10 @@ async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:
         assert len(questions(of_level[:12])) == 12
 
 
-async def test_every_batch_is_full_and_shared_by_the_levels() -> None:
-    train, _ = await build(levels=(0, 1, 2), num_train=60, problems_per_generation=8)
-    for generation in range(20):
-        tags = Counter(builder.tags for builder in train.get_batch(generation))
-        assert tags.total() == 8
-        assert set(tags.values()) <= {2, 3}
-
-
-def test_shares_add_up() -> None:
-    for generation in range(30):
-        assert sum(shares(generation, 4, 20)) == pytest.approx(1)
-    assert shares(7, 4, 0) == [0.25] * 4
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"levels": (1, 1)}, r"levels must differ from each other, found \(1, 1\)"),
-        ({"shift": 5}, "shift=5 needs two or more levels"),
         ({"levels": (0, 1, 2), "num_test": 2}, "3 levels need at least a problem each"),
         ({"timeout": 0.0}, "timeout must be above 0, found 0.0"),
         ({"task": "puzzle24"}, "task 'puzzle24' cannot be used: its score_answer parses answers"),

@@ -21,7 +21,7 @@ from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.plugins.judges.task import JudgedTask
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
-from es_cookbook.rl.data.mixture import DATASETS
+from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Number
 

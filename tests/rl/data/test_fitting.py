@@ -8,6 +8,8 @@ import chz
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.plugins.objectives.length import Length
+from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.population.results import problem_names
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
@@ -19,8 +21,6 @@ from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.format import Format, Tags
-from es_cookbook.rl.rewards.length import Length
-from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from es_cookbook.rl.types import Datasets, Tokenizer
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows

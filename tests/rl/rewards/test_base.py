@@ -17,10 +17,10 @@ import torch
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import DataError, EnvError
 from es_cookbook.common.names import Names
+from es_cookbook.plugins.objectives.length import Length
+from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, graded, name_of
-from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Exact, Number
-from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 
 pytestmark = pytest.mark.anyio
 WHERE = "train.jsonl, line 3"

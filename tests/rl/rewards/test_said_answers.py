@@ -9,6 +9,8 @@ import pytest
 from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import Judge, mark_in
 from es_cookbook.plugins.math.reward import Math
+from es_cookbook.plugins.objectives.length import Length
+from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.recipes.conciseness.reward import Conciseness
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.recipes.crossword.reward import Crossword
@@ -16,9 +18,7 @@ from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.thoughts import THOUGHTS
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, reward_and_metrics
 from es_cookbook.rl.rewards.format import Format
-from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
-from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows

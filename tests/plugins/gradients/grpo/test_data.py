@@ -8,9 +8,9 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.plugins.gradients.grpo import main
-from es_cookbook.rl.data.mixture import Mixture, Part
+from es_cookbook.plugins.mixtures.mixture import Mixture, Part
+from es_cookbook.plugins.mixtures.selection import Replay
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.selection import Replay
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.centre.checkpoints import latest_checkpoint

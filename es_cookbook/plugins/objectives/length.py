@@ -21,15 +21,19 @@ problem with each other cannot be a function of one of them: it is the objective
 without a limit, which sees all attempts of all genomes.
 """
 
+import dataclasses
 import math
 from typing import Self
 
 import chz
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
+from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Objective, Outcomes
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Fields,
@@ -138,3 +142,50 @@ class Length(Reward):
             self.strength,
         )
         return float(moved), {**metrics, name_of(self.of): reward}
+
+
+@chz.chz
+class LengthPenalty(Objective):
+    """Another objective over rewards adjusted by length.
+
+    Length is in sampled tokens. Without a limit an answer is long or short among all attempts of
+    all genomes at its problem, since problems need answers of different lengths.
+    """
+
+    limit: int | None = chz.field(
+        default=None,
+        doc="tokens at which an answer is fully long; None: relative to the problem's answers",
+    )
+    strength: float = chz.field(default=STRENGTH, doc="share of the reward that length can change")
+    right_above: float = chz.field(
+        default=0.9, doc="answers are right, and should be short, if their reward is above this"
+    )
+    inner: Objective = Names(OBJECTIVE_NAMES, default="mean").field("of the adjusted rewards")
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "limit", at_least=1)
+        check_range(self, "strength", at_least=0, at_most=1)
+        check_range(self, "right_above")
+        if counted := self.inner.counted:
+            raise ConfigError(
+                f"inner counts the metric {', '.join(map(repr, counted))}, on which a length "
+                "penalty has no effect; use inner=max_of_k, or inner.metric=reward, or "
+                "inner.rewards=reward,..."
+            )
+
+    @override
+    def check(self, attempts: int, temperature: float, path: str = "objective") -> None:
+        self.inner.check(attempts, temperature, f"{path}.inner")
+
+    @override
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        lengths_P_G_K = outcomes.tokens_P_G_K
+        if self.limit is None:
+            fractions_P_G_K = np.stack([normalised_fractions(of_p) for of_p in lengths_P_G_K])
+        else:
+            fractions_P_G_K = dynamic_fractions(lengths_P_G_K, self.limit)
+        rewards_P_G_K = outcomes.rewards_P_G_K
+        is_right_P_G_K = rewards_P_G_K > self.right_above
+        moved_P_G_K = penalised(rewards_P_G_K, is_right_P_G_K, fractions_P_G_K, self.strength)
+        return self.inner(dataclasses.replace(outcomes, rewards_P_G_K=moved_P_G_K))

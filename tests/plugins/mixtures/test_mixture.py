@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.schedules import Table
-from es_cookbook.rl.data.mixture import EASY_POOL, Mixture, Part, easy_pool
+from es_cookbook.plugins.mixtures.mixture import EASY_POOL, Mixture, Part, easy_pool
+from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.selection import Curriculum, Filter, Replay, Stream, quotas
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.problem_env import Grade, ProblemGroupBuilder
 from es_cookbook.rl.rewards.matching import Exact

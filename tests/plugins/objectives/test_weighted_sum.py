@@ -3,11 +3,11 @@
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
+from es_cookbook.plugins.objectives.length import Length
+from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.base import graded
-from es_cookbook.rl.rewards.length import Length
 from es_cookbook.rl.rewards.matching import Number
-from es_cookbook.rl.rewards.weighted_sum import WeightedSum
 from es_cookbook.rl.types import ANSWER
 
 pytestmark = pytest.mark.anyio

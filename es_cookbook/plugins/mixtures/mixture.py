@@ -25,7 +25,7 @@ import hashlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import chz
@@ -34,12 +34,9 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.fields.options import ITEMS
-from es_cookbook.common.names import Names
-from es_cookbook.common.registry import Registered
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.rl.data.problem_dataset import ChangedProblem, ProblemDataset
-from es_cookbook.rl.data.selection import (
+from es_cookbook.plugins.mixtures.selection import (
     Curriculum,
     Filter,
     Replay,
@@ -48,7 +45,7 @@ from es_cookbook.rl.data.selection import (
     interleaved,
     quotas,
 )
-from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.data.problem_dataset import DATASETS, ChangedProblem, ProblemDataset
 from es_cookbook.rl.rollouts import mean_of, reward_and_solved
 from es_cookbook.rl.types import (
     Action,
@@ -65,56 +62,6 @@ from es_cookbook.rl.types import (
     Tokenizer,
     TrajectoryGroup,
 )
-
-_CLASSES = Registered("datasets")
-_RECIPES = Registered("recipes")
-
-
-class _Choices(Mapping[str, str]):
-    """Names of data sets and of recipes, whose problems are one.
-
-    Where a data set of a recipe has its name, it is as the recipe sets it.
-    """
-
-    def __getitem__(self, name: str) -> str:
-        return self._home(name)[name]
-
-    @override
-    def items(self) -> ItemsView[str, str]:
-        """All names, without a check of who has registered them."""
-        return {name: self._home(name).first(name) for name in self}.items()
-
-    @staticmethod
-    def _home(name: str) -> Registered:
-        """Where a name is looked up."""
-        if name not in _RECIPES:
-            return _CLASSES
-        package = _RECIPES.first(name).partition(":")[0].rpartition(".")[0]
-        others = name in _CLASSES and not _CLASSES.first(name).startswith(f"{package}.")
-        return _CLASSES if others else _RECIPES  # `mixture` is any.
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*_CLASSES, *_RECIPES]))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class _DatasetNames(Names):
-    """Names of data sets; that of a recipe stands for the problems of its command."""
-
-    @override
-    def from_string(self, factory: str) -> Callable[..., object]:
-        found = super().from_string(factory)
-        field = chz.chz_fields(found).get("dataset") if isinstance(found, type) else None
-        of_recipe = (
-            field.meta_factory.unspecified_factory() if field and field.meta_factory else None
-        )
-        return of_recipe or found
-
-
-DATASETS = _DatasetNames(_Choices(), default="rows")
-"""What a user types for a data set."""
 
 _SHARES = {
     **{0: 1.0, 50: 0.9, 100: 0.8, 150: 0.7, 200: 0.6, 250: 0.55, 300: 0.53, 400: 0.51},
@@ -230,17 +177,9 @@ class Mixture(RLDatasetBuilder):
                     f"part {part.tag or p}: a mixture needs problems in memory (ProblemDataset), "
                     f"found {type(built.train).__name__}"
                 )
-            if self.order != "weighted" and any(
-                built.train.share(b.tags, 0) is not None for b in built.train.builders
-            ):
-                raise ConfigError(
-                    f"part {part.tag or p}: has a schedule of its own (dataset.shift), and "
-                    f"order={self.order} takes every problem once per epoch; accepted: "
-                    "order=weighted"
-                )
             datasets.append(built.train)
-            problems += [_problem(b, p, part, tokenizer) for b in built.train.builders]
-            held_out += [_problem(b, p, part, tokenizer) for b in built.test_P]
+            problems += [_Problem(b, p, part.tag, part.max_tokens) for b in built.train.builders]
+            held_out += [_Problem(b, p, part.tag, part.max_tokens) for b in built.test_P]
         _refuse_shared(problems, held_out)
         return Datasets(_MixtureDataset(problems, datasets, self), held_out)
 
@@ -256,23 +195,22 @@ class _Problem(ChangedProblem):
     Attributes:
         problem: as its data set has it.
         part: index of its part.
-        asks: stands for its prompt, whatever the part; white space does not count.
     """
 
     part: int
     tag: str
     max_tokens: int | None
-    asks: str
 
     @property
     def name(self) -> str:
         """The problem's own."""
-        return _name_of(self.problem)
+        return str(getattr(self.problem, "name", type(self.problem).__name__))
 
     @property
     def key(self) -> str:
-        """Stands for it in the history: part, prompt and tags."""
-        text = "\n".join((self.tag or str(self.part), *self.tags, self.asks))
+        """Stands for it in the history: part, tags, and what the problem is."""
+        what = map(str, self.digests or (self.name,))
+        text = "\n".join((self.tag or str(self.part), *self.tags, *what))
         return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
     @property
@@ -288,32 +226,15 @@ class _Problem(ChangedProblem):
         return group
 
 
-def _name_of(builder: EnvGroupBuilder) -> str:
-    return str(getattr(builder, "name", type(builder).__name__))
-
-
-def _problem(builder: EnvGroupBuilder, p: int, part: Part, tokenizer: Tokenizer) -> _Problem:
-    prompt = _name_of(builder)
-    if isinstance(builder, ProblemGroupBuilder):
-        env = builder.make_env()
-        if isinstance(env, ProblemEnv):
-            prompt = str(tokenizer.decode(list(env.observation.tokens_T)))
-    return _Problem(builder, p, part.tag, part.max_tokens, " ".join(prompt.split()))
-
-
 def _refuse_shared(problems: Sequence[_Problem], held_out: Sequence[_Problem]) -> None:
-    """Refuse what is trained on and held out, by the prompt and by what the problem is."""
-
-    def known(problem: _Problem) -> tuple[str | int, ...]:
-        return (problem.asks, *problem.digests)
-
-    train = {each: problem.name for problem in problems for each in known(problem)}
+    """Refuse problems that one part trains on and another holds out."""
+    train = {digest: problem.name for problem in problems for digest in problem.digests}
     for problem in held_out:
-        for each in known(problem):
-            if each in train:
+        for digest in problem.digests:
+            if digest in train:
                 raise DataError(
                     f"{problem.name}: this problem is held out in one part and trained on "
-                    f"in another, as {train[each]}; training and test must be disjoint"
+                    f"in another, as {train[digest]}; training and test must be disjoint"
                 )
 
 
@@ -501,10 +422,7 @@ class _MixtureDataset(RLDataset):
         for kind, problems in self._kinds.items():
             part = members[kind[0]]
             weight = sizes[kind[0]] if part.weight is None else part.weight
-            share = self._parts[kind[0]].share(self._problems[problems[0]].problem.tags, generation)
-            if share is None:
-                share = len(problems) / sizes[kind[0]]
-            share *= weight * part.schedule(generation, 0)
+            share = weight * part.schedule(generation, 0) * len(problems) / sizes[kind[0]]
             if self._config.curriculum is not None and (recent := self._solved[kind]):
                 share *= self._config.curriculum.factor(mean_of(recent))
             weights[kind] = share

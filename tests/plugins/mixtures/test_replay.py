@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.rl.data.selection import Replay, ReplayBuffer
+from es_cookbook.plugins.mixtures.selection import Replay, ReplayBuffer
 from es_cookbook.rl.types import ProblemResult
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.rl.rewards.length import (
+from es_cookbook.plugins.objectives.length import (
     normalised_fractions,
     penalised,
 )

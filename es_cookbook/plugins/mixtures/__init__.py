@@ -1,0 +1,1 @@
+"""Several data sets in one run: shares, curriculum, filter and replay buffer."""
