@@ -47,7 +47,7 @@ def filled(page: str) -> str:
 
 def table_of(config_class: type) -> str:
     """The fields of a chz class as a Markdown table."""
-    own = [option for option in options_of(config_class) if "." not in option.path]
+    own = [option for option in options_of(config_class).values() if "." not in option.path]
     if not own:
         return "It has no options."
     letters = "|_*<"  # what ends a cell, too
@@ -277,7 +277,7 @@ def config_of(name: str, module: str) -> type:
     """The config class that a command shows the help of."""
     shown: list[object] = []
 
-    def show(config: object, _: object) -> str:
+    def show(config: object, *_: object, **__: object) -> str:
         shown.append(config)
         return ""
 

@@ -26,7 +26,7 @@ import chz
 import es_cookbook
 from es_cookbook.common.configs import config_from_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.declared_types import may_be_called, may_hold_object
+from es_cookbook.common.fields.declared_types import ANYTHING, arms, may_be_called
 
 PACKAGE = Path(es_cookbook.__file__).parent
 RUNS = ("exec", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "subprocess.Popen")
@@ -82,6 +82,16 @@ def declared_types(config_modules: list[str]) -> dict[str, object]:
     return types
 
 
+def may_hold_object(declared: object) -> bool:
+    """Whether an object of some class may stand there, and not plain values alone."""
+    plain = (bool, int, float, str, type(None))
+    return any(arm in ANYTHING or not _is(arm, plain) for arm in arms(declared))
+
+
+def _is(arm: object, plain: tuple[type, ...]) -> bool:
+    return typing.get_origin(arm) is typing.Literal or arm in plain
+
+
 def _inside(declared: object) -> Iterator[object]:
     """A type, and those of its items."""
     yield declared
@@ -131,7 +141,8 @@ def main(directory: Path) -> dict[str, object]:
             callables = at_the_top
         for marker, text in values:
             tried += 1
-            config = f'{{"$class": "{name}", "field": {{"{marker}": "{text}"}}}}'
+            more = ', "args": [], "keywords": {}' if marker == "$partial" else ""
+            config = f'{{"$class": "{name}", "field": {{"{marker}": "{text}"{more}}}}}'
             try:
                 config_from_json(config, ["tests"])
                 taken.add(f"{marker} {text}")

@@ -25,14 +25,20 @@ from es_cookbook.__main__ import main as es_cookbook_main
 from es_cookbook.cli.evaluate.evaluate import EvaluateConfig
 from es_cookbook.cli.options import recipe_config
 from es_cookbook.cli.resume import Resume
-from es_cookbook.cli.train import TrainConfig, built_for, whole_names
-from es_cookbook.common.cli import changed, run_cli, run_with_fields, split_options
+from es_cookbook.cli.train import TrainConfig, built_for
+from es_cookbook.common.cli import (
+    changed,
+    run_cli,
+    run_with_fields,
+    split_options,
+    typed_options,
+)
 from es_cookbook.common.names import Names
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.plugins.branches.fork import Fork
-from es_cookbook.plugins.gradients import policy_gradient, sft
+from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
 from es_cookbook.plugins.gradients.commands.grpo import for_trl
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
@@ -276,11 +282,11 @@ def make_corners(config: Sweep, fields: Mapping[str, str]) -> None:
 
 def parse_evaluate(options: Sequence[str], config_class: type = EvaluateConfig) -> None:
     """Its own options, and those of a recipe or of rows."""
-    own, others = split_options(config_class, options)
-    run_cli(lambda _: None, config_class, ["log_path=x", *own])
-    (recipe,) = [option[7:] for option in own if option.startswith("recipe=")] or [
-        "markovian" if "log_path=runs/plain" in own else "countdown"
-    ]
+    given = typed_options(options, config_class)
+    own, others = split_options({"log_path": "x", **given}, config_class)
+    run_cli(lambda _: None, config_class, [f"{name}={value}" for name, value in own.items()])
+    is_plain = own["log_path"] == "runs/plain"
+    recipe = own.get("recipe") or ("markovian" if is_plain else "countdown")
     parse = PARSERS["train" if others.keys() & {"data", "environment"} else recipe]
     parse([f"{name}={value}" for name, value in others.items()])
 
@@ -314,14 +320,14 @@ def parse_train(options: Sequence[str]) -> None:
     has_tools = any(option.startswith("tools=") for option in options)
     if not has_tools and any(option.startswith(own) for option in options):
         others = [option for option in options if not option.startswith("environment=")]
-        run_cli(lambda _: None, InstalledConfig, ["model_name=x", *whole_names(others)])
+        run_cli(lambda _: None, InstalledConfig, ["model_name=x", *others])
         return
     function = "es_cookbook.plugins.judges.task:unscored"
     given = [re.sub(r"reward=\S+:score$", f"reward={function}", option) for option in options]
     needed = ["dataset.source=x", f"dataset.reward={function}", "model_name=x"]
     if "dataset=mixture" in options:
         needed = needed[2:]
-    run_cli(lambda _: None, TrainConfig, [*needed, *whole_names(given)])
+    run_cli(lambda _: None, TrainConfig, [*needed, *given])
 
 
 def parse_policy_gradient(options: Sequence[str]) -> None:
@@ -329,26 +335,22 @@ def parse_policy_gradient(options: Sequence[str]) -> None:
     recipe, others = recipe_in(options)
     given = [re.sub(r"reward=\S+:score$", "reward=exact", option) for option in others]
     if any(option.startswith("data=") for option in given):
-        run_cli(lambda _: None, policy_gradient.Config, whole_names(given))
+        run_cli(lambda _: None, policy_gradient.Config, given)
     else:
-        run_cli(
-            lambda _: None,
-            of_recipe(policy_gradient.Config, recipe or "countdown"),
-            whole_names(given),
-        )
+        run_cli(lambda _: None, of_recipe(policy_gradient.Config, recipe or "countdown"), given)
 
 
 def parse_grpo(options: Sequence[str]) -> None:
     """A recipe's options; arguments of TRL's are checked where TRL is imported."""
     recipe, others = recipe_in([each for each in options if not each.startswith("config=")])
     _, given = for_trl(others)
-    run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), whole_names(given))
+    run_cli(lambda _: None, of_recipe(grpo.Config, recipe or "countdown"), given)
 
 
 def parse_sft(options: Sequence[str]) -> None:
     """Its own options, and what is measured meanwhile."""
     needed = ["dataset.source=x", "model_name=x", "output=x"]
-    given = [*needed, *sft.whole_names(list(options))]
+    given = [*needed, *options]
     run_with_fields(lambda own, fields: configured(own.recipe, fields), SFTCommand, "", given)
 
 

@@ -31,7 +31,7 @@ IMPORTED = {
     ),
     "es_cookbook.rl.problem_env": "ProblemEnv",
     "es_cookbook.rl.prompts": "render_prompt",
-    "es_cookbook.common.cli": "run_cli changed split_options",
+    "es_cookbook.common.cli": "run_cli changed run_with_fields",
     "es_cookbook.common.names": "Names",
     "es_cookbook.common.configs": "config_from_json config_to_json load_config",
     "es_cookbook.common.errors": "ESCookbookError ConfigError DataError EnvError nearest",

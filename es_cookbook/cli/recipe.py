@@ -74,6 +74,7 @@ def program(
         train_and_tell(config, name, began)
 
     def cli() -> None:
-        run_cli(functools.partial(main, began=BEGAN), config_class)
+        more_help = f"\nSettings of papers: preset={'|'.join(config_class.presets)}."
+        run_cli(functools.partial(main, began=BEGAN), config_class, more_help=more_help)
 
     return main, cli

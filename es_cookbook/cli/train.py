@@ -28,34 +28,18 @@ of the program.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 import chz
 
 from es_cookbook.cli.options import recipe_config
-from es_cookbook.common.cli import arguments, built, run_cli
-from es_cookbook.common.references import load
-from es_cookbook.common.registry import Registered
+from es_cookbook.common.cli import arguments, built, mistakes_exit, run_cli
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.config import SIZES, Config
-from es_cookbook.runs.presets import PRESETS
+from es_cookbook.runs.presets import SHORT
 from es_cookbook.runs.program import train_and_tell
-
-SHORT = {
-    "data": "dataset.source",
-    "test_data": "dataset.test_source",
-    "prompt": "dataset.prompt",
-    "reward": "dataset.reward",
-    "batch": "dataset.problems_per_generation",
-}
-"""What may be typed -> the option that it is."""
-
-_ENVIRONMENTS = Registered("environments")
-"""Data sets of others' environments, whose classes say by which option they are named."""
-_DATASETS = Registered("datasets")
 
 _SAMPLING = functools.partial(SamplingParams, stop=None)
 """Answers end with their line where a plain prompt has examples of such."""
@@ -80,7 +64,10 @@ def main(config: TrainConfig) -> None:
 
 def cli() -> None:
     short = ", ".join(f"{name} ({option})" for name, option in SHORT.items())
-    run_cli(main, TrainConfig, with_sizes(whole_names(arguments())), f"\n\nShort: {short}.")
+    more_help = f"\nShort: {short}.\nSettings of papers: preset={'|'.join(TrainConfig.presets)}."
+    with mistakes_exit():
+        options = with_sizes(arguments())
+    run_cli(main, TrainConfig, options, more_help)
 
 
 def with_sizes(options: Sequence[str]) -> list[str]:
@@ -95,15 +82,13 @@ def with_sizes(options: Sequence[str]) -> list[str]:
     >>> with_sizes(["preset=es_at_scale", "eval_every=3"])[2]
     'size=dataset.num_test,sampling.max_tokens,sampling.stop,num_generations'
     """
-    given = {
-        name.lstrip("-"): value for name, _, value in (each.partition("=") for each in options)
-    }
-    size = given.get("size", "auto")
+    pairs = (each.lstrip("-").partition("=") for each in options)
+    taken = TrainConfig.whole_options({name: value for name, _, value in pairs})
+    size = taken.get("size", "auto")
     if size not in ("auto", "none"):
         return list(options)
-    taken = {*given, *(PRESETS[given["preset"]].options if given.get("preset") in PRESETS else ())}
     if "num_generations" in taken and "minutes" not in taken:
-        taken |= {path for path in SIZES if not path.startswith("sampling.")}
+        taken |= {path: "" for path in SIZES if not path.startswith("sampling.")}
     free = [path for path in SIZES if size == "auto" and path not in taken]
     others = [each for each in options if each.lstrip("-").partition("=")[0] != "size"]
     return [*others, f"size={','.join(free)}"]
@@ -124,52 +109,4 @@ def built_for(recipe: str, options: Mapping[str, str]) -> Config:
     Raises:
         ConfigError: There is no such recipe, or an option is none of its.
     """
-    options = whole_options(options) if recipe == "train" else options
     return built(config_class_of(recipe), options)
-
-
-def whole_options(fields: Mapping[str, str]) -> dict[str, str]:
-    """The same of options that are already split into names and values.
-
-    >>> whole_options({"data": "rows.jsonl", "seed": "1"})
-    {'dataset.source': 'rows.jsonl', 'seed': '1'}
-    """
-    whole = whole_names(f"{name}={value}" for name, value in fields.items())
-    return {name: value for name, _, value in (option.partition("=") for option in whole)}
-
-
-def whole_names(arguments: Iterable[str]) -> list[str]:
-    """Options with their whole names in place of short ones.
-
-    >>> whole_names(["reward.tolerance=0.01", "seed=1"])
-    ['dataset.reward.tolerance=0.01', 'seed=1']
-    >>> whole_names(["environment=gsm8k", "environment=verifiers:gsm8k"])
-    ['dataset=verifiers', 'dataset.taskset=gsm8k', 'dataset=verifiers', 'dataset.taskset=gsm8k']
-    >>> whole_names(["program=sh agent.sh"])
-    ['dataset=program', 'dataset.program=sh agent.sh']
-    >>> whole_names(["tools=mcp:sh server.sh"])
-    ['dataset=tools', 'dataset.tools=mcp:sh server.sh']
-    """
-    whole: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.lstrip("-").partition("=")
-        first, dot, rest = name.partition(".")
-        if name == "environment" and equals:
-            kind, _, which = value.rpartition(":")
-            whole += _of_environment(kind or "default", which)
-        elif equals and name in _DATASETS and name in chz.chz_fields(load(_DATASETS[name])):
-            whole += [f"dataset={name}", f"dataset.{name}={value}"]
-        elif equals and first in SHORT:
-            whole.append(f"{SHORT[first]}{dot}{rest}={value}")
-        else:
-            whole.append(argument)
-    return whole
-
-
-def _of_environment(kind: str, which: str) -> list[str]:
-    if kind not in _ENVIRONMENTS:  # Refused as a data set, which lists those that there are.
-        return [f"dataset={kind}", f"dataset.name={which}"]
-    value = _ENVIRONMENTS[kind]
-    part = cast("type[RLDatasetBuilder]", load(value))
-    name = next(name for name, of in _DATASETS.items() if of == value)
-    return [f"dataset={name}", f"dataset.{part.environment}={which}"]

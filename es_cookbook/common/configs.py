@@ -1,4 +1,4 @@
-"""Configs as text, and the names a user types for the parts of a config.
+"""Configs as text.
 
 A Config is a chz object all the way down: other chz objects, `functools.partial`s and names of
 importable functions, tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes
@@ -6,17 +6,15 @@ it out in full, defaults included, so that a later change of a default does not 
 `config_from_json` rebuilds the identical object. Classes and functions are written as
 "module:qualname" and imported again, if they are trusted (`es_cookbook.common.references`) and the
 field's type asks for them; nothing is ever pickled or evaluated.
-
-What a user types for a part is `es_cookbook.common.names`, and the command line around it
-`es_cookbook.common.cli`.
 """
 
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import math
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -24,16 +22,7 @@ import chz
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
 from es_cookbook.common.fields.chz_fields import type_name
-from es_cookbook.common.fields.declared_types import (
-    argument_types,
-    entry_types,
-    fits,
-    holds_class,
-    item_type,
-    may_be_called,
-    may_hold_object,
-    takes,
-)
+from es_cookbook.common.fields.declared_types import fits, may_be_called
 from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
 from es_cookbook.common.fields.reach import check_reached
 from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
@@ -49,8 +38,6 @@ from es_cookbook.common.references import (
 from es_cookbook.common.terminal import is_utf8, printable
 
 _Loaded = TypeVar("_Loaded")
-_Given = TypeVar("_Given")
-_Found = TypeVar("_Found")
 
 NOT_RECORDED = "not_recorded_while_none"
 FORMAT = "$format"
@@ -99,34 +86,25 @@ def load_config(
     path: Path,
     config_class: type[_Loaded],
     trust: Collection[str] = (),
+    typed: Collection[str] = (),
+    text: str | None = None,
 ) -> _Loaded:
     """Read a config file that must hold a `config_class`.
+
+    Args:
+        path: of the file.
+        config_class: what it must hold.
+        trust: as of `config_from_json`.
+        typed: options that the user gave in place of what the file has, and those that are not
+            used: they may reach anything.
+        text: of the file, if it has been read.
 
     Raises:
         ConfigError: As `config_from_json`, another class, or the file cannot be read; names it.
     """
-    return read_config(path, text_of(path), config_class, trust)
-
-
-def read_config(
-    path: Path,
-    text: str,
-    config_class: type[_Loaded],
-    trust: Collection[str],
-    typed: Collection[str] = (),
-) -> _Loaded:
-    """The same of a text from a file.
-
-    Args:
-        path: of the file, for sentences.
-        text: that was read from it.
-        config_class: as of `load_config`.
-        trust: as of `config_from_json`.
-        typed: options that the user gave in place of what the file has, and those that nobody uses:
-            they may reach anything.
-    """
-    config = _at(path, lambda text: _read(text, config_class, trust, typed), text)
-    return cast(_Loaded, config)
+    text = text_of(path) if text is None else text
+    with _at(path):
+        return cast(_Loaded, _read(text, config_class, trust, typed))
 
 
 def load_fields(
@@ -140,24 +118,24 @@ def load_fields(
     Raises:
         ConfigError: As `load_config`, or a field is missing.
     """
-    modules = trusted_modules(trust)
-    plain = _at(path, _parsed, text_of(path))
-    entries = cast("dict[str, object]", plain) if isinstance(plain, dict) else {}
-    if missing := [name for name in types if name not in entries]:
-        raise ConfigError(f"{path} must hold a run's Config, which has a {' and a '.join(missing)}")
-
-    def read(name: str) -> object:
-        where = f"config.{name}"
-        with _not_too_deep():
-            found = _Reader(modules).read(entries[name], where, types[name])
-            check_reached(found, trust, where=where)
-        return found
-
-    return {name: _at(path, read, name) for name in types}, entries
+    modules, text = trusted_modules(trust), text_of(path)
+    found: dict[str, object] = {}
+    with _at(path):
+        plain = _parsed(text)
+        entries = cast("dict[str, object]", plain) if isinstance(plain, dict) else {}
+        for name, declared in types.items():
+            if name not in entries:
+                raise ConfigError(
+                    f"it must hold a run's Config, which has a {' and a '.join(types)}"
+                )
+            where = f"config.{name}"
+            found[name] = _Reader(modules).read(entries[name], where, declared)
+            check_reached(found[name], trust, where=where)
+    return found, entries
 
 
 def trust_of(text: str) -> frozenset[str]:
-    """All that a config of this process needs trusted to be read back: whoever made it had it.
+    """Everything that a config of this process needs trusted to be read back.
 
     What is read with it may reach anything, so it is this config, or only compared with it.
 
@@ -173,16 +151,13 @@ def modules_named(text: str) -> list[str]:
     Raises:
         ConfigError: Not JSON.
     """
-    with _not_too_deep():
-        return sorted(_modules_in(_parsed(text)))
+    return sorted(_modules_in(_parsed(text)))
 
 
 def _read(text: str, declared: type, trust: Collection[str], typed: Collection[str] = ()) -> object:
     modules = trusted_modules(trust)
-    plain = _parsed(text)
-    with _not_too_deep():
-        config = _Reader(modules).read(plain, "config", declared)
-        check_reached(config, trust, typed)
+    config = _Reader(modules).read(_parsed(text), "config", declared)
+    check_reached(config, trust, typed)
     return config
 
 
@@ -201,24 +176,17 @@ def text_of(path: Path) -> str:
 
 
 def _parsed(text: str) -> object:
-    with _not_too_deep():
-        try:
-            plain = in_whole_characters(text, json.loads(text))
-        except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
-            raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
+    try:
+        plain = in_whole_characters(text, json.loads(text))
+    except RecursionError as error:
+        raise ConfigError("a config must be JSON that is not nested so deeply") from error
+    except ValueError as error:  # A mistake in JSON, or an integer of thousands of digits.
+        raise ConfigError(f"a config must be JSON, found a mistake at {error}") from error
     if isinstance(plain, dict):
         version = cast("dict[str, object]", plain).pop(FORMAT, FORMAT_VERSION)
         if version != FORMAT_VERSION:
             raise ConfigError(other_format(version, FORMAT_VERSION))
     return plain
-
-
-@contextlib.contextmanager
-def _not_too_deep() -> Generator[None]:
-    try:
-        yield
-    except RecursionError as error:
-        raise ConfigError("a config must be JSON that is not nested so deeply") from error
 
 
 def _trust_of(plain: object) -> set[str]:
@@ -234,11 +202,9 @@ def _to_plain(value: object, where: str) -> object:
     """JSON's own types, with a "$..." key for everything that JSON has no word for."""
     if isinstance(value, str | Path) and not is_utf8(str(value)):
         raise ConfigError(f"{where} must be text in UTF-8, found {str(value)!r}")
-    if value is None or isinstance(value, bool | str):
-        return value
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": str(value)}
-    if isinstance(value, int | float):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Path):
         return {"$path": str(value)}
@@ -250,10 +216,9 @@ def _to_plain(value: object, where: str) -> object:
         entries = cast("dict[object, object]", value)
         if all(isinstance(key, str) and not key.startswith("$") for key in entries):
             return {str(key): _to_plain(item, f"{where}[{key!r}]") for key, item in entries.items()}
-        pairs = [[key, item] for key, item in entries.items()]
-        return {"$dict": [_to_plain(pair, f"{where}[{pair[0]!r}]") for pair in pairs]}
+        return {"$dict": [_to_plain([key, item], where) for key, item in entries.items()]}
     if chz.is_chz(value) and not isinstance(value, type):
-        return {"$class": _at(where, reference, type(value))} | {
+        return {"$class": _name_of(type(value), where)} | {
             name: _to_plain(part, f"{where}.{name}")
             for name, field in chz.chz_fields(value).items()
             if (part := getattr(value, field.x_name)) is not None
@@ -262,16 +227,21 @@ def _to_plain(value: object, where: str) -> object:
     if isinstance(value, functools.partial):
         bound = cast("functools.partial[object]", value)
         return {
-            "$partial": _at(where, reference, bound.func),
-            "args": [_to_plain(arg, f"{where}({i})") for i, arg in enumerate(bound.args)],
+            "$partial": _name_of(bound.func, where),
+            "args": _to_plain(list(bound.args), where),
             "keywords": _to_plain(dict(bound.keywords), where),
         }
     if callable(value):
-        return {"$import": _at(where, reference, value)}
+        return {"$import": _name_of(value, where)}
     raise ConfigError(
         f"{where}: a {type(value).__name__} cannot be written to a config; accepted: chz objects, "
         "partials, importable functions, tuples, lists, dicts, numbers, strings, paths and None"
     )
+
+
+def _name_of(value: Callable[..., object], where: str) -> str:
+    with _at(where):
+        return reference(value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -285,75 +255,64 @@ class _Reader:
     trust: Collection[str]
 
     def read(self, plain: object, where: str, declared: object) -> object:
-        value = self._value(plain, where, declared)
+        try:
+            value = self._value(plain, where, declared)
+        except RecursionError as error:
+            raise ConfigError("a config must be JSON that is not nested so deeply") from error
         if not fits(value, declared):
-            raise _unfit(where, declared, _shown(value))
+            found = (
+                f"an object of {type(value).__name__}" if chz.is_chz(value) else f"{value!r:.60}"
+            )
+            raise ConfigError(f"{where} must be {type_name(declared)}, found {found}")
         return value
 
     def _value(self, plain: object, where: str, declared: object) -> object:
-        if isinstance(plain, list):
-            return self._items(list, cast("list[object]", plain), where, declared)
-        if not isinstance(plain, dict):
-            return plain
-        entries = cast("dict[str, object]", plain)
-        marker = next((key for key in entries if key.startswith("$")), None)
-        match marker, entries.get(marker or ""):
-            case None, _:
-                return dict(self._entries(list(entries.items()), where, declared))
-            case "$class", str(text):
-                fields = {key: item for key, item in entries.items() if key != "$class"}
-                return self._object(text, fields, where, declared)
-            case "$partial", str(text):
-                return self._partial(text, entries, where, declared)
-            case "$import", str(text):
-                return self._callable(text, where, declared, partial=False)
-            case "$tuple", list(items):
-                return tuple(self._items(tuple, cast("list[object]", items), where, declared))
-            case "$dict", list(pairs) if all(map(_is_pair, cast("list[object]", pairs))):
-                found = self._entries(cast("list[list[object]]", pairs), where, declared)
-                return _at(where, _dict, found)
-            case "$path", str(text):
+        """A value before it is checked; inside of it, classes are those of its declared type."""
+        match plain:
+            case list():
+                items = cast("list[object]", plain)
+                return [self._value(x, f"{where}[{i}]", declared) for i, x in enumerate(items)]
+            case {"$class": str(text), **fields}:
+                return self._object(text, cast("dict[str, object]", fields), where, declared)
+            case {"$partial": str(text), "args": list(args), "keywords": dict(keywords)}:
+                function = self._callable(text, where, declared)
+                values = self._value(args, where, object), self._value(keywords, where, object)
+                with _at(where):
+                    return _partial(
+                        function, *cast("tuple[list[object], dict[str, object]]", values)
+                    )
+            case {"$import": str(text)}:
+                return self._callable(text, where, declared)
+            case {"$tuple": list(items)}:
+                return tuple(cast("list[object]", self._value(items, where, declared)))
+            case {"$dict": list(pairs)}:
+                with _at(where):
+                    return _dict(self._value(pairs, where, declared))
+            case {"$path": str(text)}:
                 return Path(text)
-            case "$float", str(text) if text in ("inf", "-inf", "nan"):
+            case {"$float": "inf" | "-inf" | "nan" as text}:
                 return float(text)
+            case dict():
+                entries = cast("dict[str, object]", plain)
+                if marker := next((key for key in entries if key.startswith("$")), None):
+                    raise ConfigError(
+                        f"{where}: {marker!r:.60} is not how a config is written; accepted: "
+                        "$class, $partial, $import, $tuple, $dict, $path, $float, each with its "
+                        "own kind of value"
+                    )
+                return {
+                    key: self._value(item, f"{where}[{key!r:.60}]", declared)
+                    for key, item in entries.items()
+                }
             case _:
-                raise ConfigError(
-                    f"{where}: {marker!r:.60} is not how a config is written; accepted: $class, "
-                    "$partial, $import, $tuple, $dict, $path, $float, each with its own kind of "
-                    "value"
-                )
-
-    def _items(self, kind: type, items: list[object], where: str, declared: object) -> list[object]:
-        types = [item_type(declared, kind, i) for i in range(len(items))]
-        if None in types:
-            raise _unfit(where, declared, f"a {kind.__name__} of {len(items)}")
-        pairs = zip(items, types, strict=True)
-        return [self.read(item, f"{where}[{i}]", of) for i, (item, of) in enumerate(pairs)]
-
-    def _entries(
-        self, pairs: Sequence[Sequence[object]], where: str, declared: object
-    ) -> list[tuple[object, object]]:
-        types = entry_types(declared)
-        if types is None:
-            raise _unfit(where, declared, "a dict")
-        return [
-            (
-                self.read(key, f"{where}[{key!r:.60}]", types[0]),
-                self.read(item, f"{where}[{key!r:.60}]", types[1]),
-            )
-            for key, item in pairs
-        ]
+                return plain
 
     def _object(
         self, text: str, plain_fields: Mapping[str, object], where: str, declared: object
     ) -> object:
-        if not may_hold_object(declared):
-            raise _unfit(where, declared, "an object")
         config_class = self._resolved(text, where, declared, is_part=True)
         if not (isinstance(config_class, type) and chz.is_chz(config_class)):
             raise ConfigError(f"{where}: {text} is not a chz class")
-        if not holds_class(config_class, declared):
-            raise _unfit(where, declared, f"an object of {text}")
         known = chz.chz_fields(config_class)
         values: dict[str, object] = {}
         for name, plain in plain_fields.items():
@@ -366,44 +325,16 @@ class _Reader:
         try:
             return config_class(**values)
         except (TypeError, ValueError, ArithmeticError) as error:
-            raise ConfigError(f"{where}: {_one_line(str(error))}") from error
+            said = printable(" ".join(str(error).split()))[:_LONGEST_LINE]
+            raise ConfigError(f"{where}: {said}") from error
 
-    def _partial(
-        self, text: str, entries: Mapping[str, object], where: str, declared: object
-    ) -> object:
-        args, keywords = entries.get("args", []), entries.get("keywords", {})
-        if not (isinstance(args, list) and isinstance(keywords, dict)):
-            raise ConfigError(f"{where}: args of a $partial must be a list, and keywords a dict")
-        function = self._callable(text, where, declared, partial=True)
-        plain_args, plain_keywords = cast(
-            "tuple[list[object], dict[str, object]]", (args, keywords)
-        )
-        try:
-            arg_types, keyword_types = argument_types(function, plain_args, plain_keywords)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        typed_args = zip(plain_args, arg_types, strict=True)
-        return functools.partial(
-            function,
-            *(self.read(arg, f"{where}({i})", of) for i, (arg, of) in enumerate(typed_args)),
-            **{
-                name: self.read(plain, f"{where}({name})", keyword_types[name])
-                for name, plain in plain_keywords.items()
-            },
-        )
-
-    def _callable(
-        self, text: str, where: str, declared: object, partial: bool
-    ) -> Callable[..., object]:
+    def _callable(self, text: str, where: str, declared: object) -> Callable[..., object]:
         if not may_be_called(declared):
             raise ConfigError(
                 f"{where}: a class or a function itself may stand only where the type asks for "
                 f"one, and it is {type_name(declared)}"
             )
-        found = self._resolved(text, where, declared, is_part=False)
-        if not takes(found, declared, partial):
-            raise _unfit(where, declared, text)
-        return found
+        return self._resolved(text, where, declared, is_part=False)
 
     def _resolved(
         self, text: str, where: str, declared: object, *, is_part: bool
@@ -415,8 +346,9 @@ class _Reader:
         self._check_own(text, where, declared, is_part)
         trust = {*self.trust}
         if is_part and may_be_named(text, declared):
-            trust.add(text.partition(":")[0])  # Whoever installed it has trusted it.
-        found = _at(where, functools.partial(resolve, trust=trust), text)
+            trust.add(text.partition(":")[0])  # It is registered by what the user has installed.
+        with _at(where):
+            found = resolve(text, trust)
         self._check_own(f"{found.__module__}:{found.__qualname__}", where, declared, is_part)
         return found
 
@@ -430,39 +362,32 @@ class _Reader:
                 "functions, and classes themselves, of the packages and scripts in trust= alone"
             )
         if not may_be_named(of_program(text), declared):
-            raise _unfit(where, declared, f"an object of {text!r:.200}")
+            raise ConfigError(
+                f"{where} must be {type_name(declared)}, found an object of {text!r:.200}"
+            )
 
 
-def _unfit(where: str, declared: object, found: str) -> ConfigError:
-    return ConfigError(f"{where} must be {type_name(declared)}, found {found}")
-
-
-def _shown(value: object) -> str:
-    if chz.is_chz(value):
-        return f"an object of {type(value).__name__}"
-    return f"{value!r:.60}"
-
-
-def _one_line(text: str) -> str:
-    """What a class said of values that may hold anything, of any length."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
-
-
-def _is_pair(found: object) -> bool:
-    return isinstance(found, list) and len(cast("list[object]", found)) == 2
-
-
-def _dict(pairs: list[tuple[object, object]]) -> dict[object, object]:
+def _partial(
+    function: Callable[..., object], args: list[object], keywords: dict[str, object]
+) -> "functools.partial[object]":
     try:
-        return dict(pairs)
-    except TypeError as error:
-        raise ConfigError(f"a key of a dict: {error}") from error
+        inspect.signature(function).bind_partial(*args, **keywords)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{function.__name__}: {error}") from error
+    return functools.partial(function, *args, **keywords)
 
 
-def _at(where: object, function: Callable[[_Given], _Found], given: _Given) -> _Found:
-    """What the function returns; its `ConfigError` says where."""
+def _dict(pairs: object) -> dict[object, object]:
     try:
-        return function(given)
+        return dict(cast("list[tuple[object, object]]", pairs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a $dict must be pairs of a key and a value: {error}") from error
+
+
+@contextlib.contextmanager
+def _at(where: object) -> Generator[None]:
+    """Inside, a `ConfigError` says where it is."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

@@ -56,11 +56,12 @@ class Names(chz.factories.MetaFactory):
 
     @property
     def accepted(self) -> Mapping[str, str]:
-        """Name -> "module:Class", as far as is known now."""
-        if self._only is None:
-            return self._accepted
+        """Name -> "module:Class", as far as is known now; the default first."""
         known = dict(self._accepted.items())
-        return {name: known[name] for name in self._only}
+        names = sorted(
+            known if self._only is None else self._only, key=lambda name: name != self.default
+        )
+        return {name: known[name] for name in names}
 
     def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
         """The field of a config for such a part, with the default, or None where there is none.
@@ -96,16 +97,19 @@ class Names(chz.factories.MetaFactory):
         """The class (or partial of it) that a user's word stands for.
 
         Raises:
-            MetaFromString: None of that name; lists what is accepted, the nearest first.
-            ConfigError: It is known but cannot be imported.
+            MetaFromString: None of that name, and lists what is accepted, the nearest first; or it
+                cannot be imported.
         """
-        if name := self._name_of(factory):
-            return self._load(name)
-        standard = chz.factories.standard(
-            annotation=self.field_annotation, default_module=self.field_module
-        )
+        default = self.default if self._is_optional and factory in ("True", "true") else None
         try:
+            if name := default or self._name_of(factory):
+                return self._load(name)
+            standard = chz.factories.standard(
+                annotation=self.field_annotation, default_module=self.field_module
+            )
             return self._with_settings(cast(Callable[..., object], standard.from_string(factory)))
+        except ConfigError as error:
+            raise chz.factories.MetaFromString(str(error)) from error
         except chz.factories.MetaFromString as error:
             hint = str(error) if ":" in factory else nearest(factory, self.accepted)
             if self._functions:
@@ -128,11 +132,6 @@ class Names(chz.factories.MetaFactory):
         """
         del part
         return self._settings.get(name or "", {})
-
-    def note(self, part: object, given: Collection[str]) -> str:
-        """What to tell a user who chose a part and gave it these fields; nothing by default."""
-        del part, given
-        return ""
 
     def perform_cast(self, value: str) -> object:
         """None, where the field may be None, and a function are values rather than names."""

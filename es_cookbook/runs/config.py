@@ -12,8 +12,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import Preset
-from es_cookbook.common.configs import read_config
+from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names, with_each
 from es_cookbook.common.schedules import (
@@ -36,7 +35,7 @@ from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
 from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, check_is_run
-from es_cookbook.runs.presets import PRESETS
+from es_cookbook.runs.presets import PRESETS, Preset
 from es_cookbook.runs.run_config import RunConfig
 
 MAY_DIFFER = (
@@ -232,4 +231,4 @@ def config_of_kind(
             f"them: run it again with log_path={shlex.quote(str(log_path))} "
             "behavior_if_log_dir_exists=resume"
         )
-    return read_config(path, text, kind, trust, typed)
+    return load_config(path, kind, trust, typed, text)

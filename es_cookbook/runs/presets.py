@@ -1,14 +1,109 @@
-"""Settings of papers, as options of a run: `es-cookbook train preset=copes ...`.
+"""Options that stand for others: short names, and settings of papers.
 
-A preset stands behind the options that a user gives: each of those wins, and is told, because the
-run is then no longer what the paper describes. The formulas that a preset leads to are compared
-with the papers' in tests/runs/test_presets.py; docs/hyper_parameters.md says what of a paper its
-options do not say.
+`es-cookbook train preset=copes data=rows.jsonl ...`. A preset stands behind the options that a user
+gives: each of those wins, and the command says so, because the run is then no longer what the paper
+describes. The formulas that a preset leads to are compared with the papers' in
+tests/runs/test_presets.py; docs/hyper_parameters.md says what of a paper its options do not say.
 """
 
+import dataclasses
 from collections.abc import Mapping
+from typing import cast
 
-from es_cookbook.common.cli import Preset
+import chz
+
+from es_cookbook.common.errors import nearest
+from es_cookbook.common.fields.options import OptionError
+from es_cookbook.common.references import load
+from es_cookbook.common.registry import Registered
+from es_cookbook.common.terminal import say_once
+from es_cookbook.rl.types import RLDatasetBuilder
+
+SHORT = {
+    "data": "dataset.source",
+    "test_data": "dataset.test_source",
+    "prompt": "dataset.prompt",
+    "reward": "dataset.reward",
+    "batch": "dataset.problems_per_generation",
+}
+"""Short name -> the option that it is."""
+_PARTS = "dataset.parts"
+"""Names in it stand for the data sets of a mixture."""
+_DATASETS = Registered("datasets")
+_ENVIRONMENTS = Registered("environments")
+"""Data sets made of libraries' environments; their classes say which option names one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Preset:
+    """Options that a name stands for.
+
+    Attributes:
+        options: as a user would type them.
+        source: where they are from.
+    """
+
+    options: Mapping[str, str]
+    source: str
+
+
+def whole_options(given: Mapping[str, str], presets: Mapping[str, Preset]) -> dict[str, str]:
+    """Options with whole names in place of short ones, and with those of a preset behind them.
+
+    >>> whole_options({"reward.tolerance": "0.01", "seed": "1"}, {})
+    {'dataset.reward.tolerance': '0.01', 'seed': '1'}
+    >>> whole_options({"environment": "gsm8k"}, {})
+    {'dataset': 'verifiers', 'dataset.taskset': 'gsm8k'}
+    >>> whole_options({"program": "sh agent.sh"}, {})
+    {'dataset': 'program', 'dataset.program': 'sh agent.sh'}
+
+    Raises:
+        OptionError: There is no such preset.
+    """
+    whole: dict[str, str] = {}
+    for path, text in given.items():
+        first, dot, rest = path.partition(".")
+        if path == "environment":
+            whole |= _of_environment(text)
+        elif path in _DATASETS and path in chz.chz_fields(load(_DATASETS[path])):
+            whole |= {"dataset": path, f"dataset.{path}": text}
+        elif path == _PARTS and text:
+            for i, name in enumerate(text.split(",")):
+                whole |= {f"{path}.{i}.dataset": name, f"{path}.{i}.tag": name}
+        else:
+            whole[f"{SHORT.get(first, first)}{dot}{rest}"] = text
+    name = whole.pop("preset", None) if presets else None
+    return whole if name is None else _with_preset(name, whole, presets)
+
+
+def _of_environment(text: str) -> dict[str, str]:
+    kind, _, which = text.rpartition(":")
+    value = _ENVIRONMENTS.get(kind or "default")
+    if value is None:  # Refused as a data set, with a list of those that there are.
+        return {"dataset": kind, "dataset.name": which}
+    part = cast("type[RLDatasetBuilder]", load(value))
+    name = next(name for name, of in _DATASETS.items() if of == value)
+    return {"dataset": name, f"dataset.{part.environment}": which}
+
+
+def _with_preset(
+    name: str, given: Mapping[str, str], presets: Mapping[str, Preset]
+) -> dict[str, str]:
+    if name not in presets:
+        raise OptionError(f"preset={name}: {nearest(name, presets)}")
+    options = presets[name].options
+    replaced = [path for path, text in options.items() if given.get(path, text) != text]
+    if replaced:
+        which = ", ".join(f"{path}={given[path]} in place of {options[path]}" for path in replaced)
+        say_once(f"preset={name}: {which}; this is no longer what {presets[name].source} describes")
+    # A part that is replaced has other options.
+    stay = {
+        path: text
+        for path, text in options.items()
+        if not any(path.startswith(f"{part}.") for part in replaced)
+    }
+    return {**stay, **given}
+
 
 _PLAIN = {
     "optimizer": "es",

@@ -28,7 +28,7 @@ from es_cookbook.population.scoring import Scored
 from es_cookbook.rl.rollouts import count_tokens, lost_rollouts
 from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import METRICS, RunDirectory, keep_options
+from es_cookbook.runs.directory.directory import METRICS, RunDirectory
 from es_cookbook.runs.directory.opening import with_length
 from es_cookbook.runs.history.format import Record
 from es_cookbook.runs.run_config import RunConfig
@@ -247,7 +247,6 @@ class Recorder(BaseRecorder[Config]):
         if length != config.num_generations:
             self.config = chz.replace(config, num_generations=length)
             self.directory.keep(with_length(self.directory.config_json, length))
-            keep_options(self.directory.path, self.config)
             self.info.num_generations = length
 
     def _in_force(self, generation: int) -> Mapping[str, float]:

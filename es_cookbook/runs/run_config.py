@@ -6,7 +6,7 @@ So two runs that share these options differ by what moves the model and by nothi
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory.directory import add_to_log
 from es_cookbook.runs.directory.opening import Behavior
+from es_cookbook.runs.presets import Preset, whole_options
 from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
@@ -39,6 +40,18 @@ class RunConfig(ABC):
 
     main_metric: ClassVar[str] = CORRECT
     """The metric that tells what a run brought; a recipe may have one of its own."""
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Options that `preset=NAME` stands for."""
+    common_options: ClassVar[Collection[str]] = (
+        *("model_name", "log_path", "seed", "engine", "num_generations", "eval_every"),
+        *("dataset", "dataset.source", "dataset.task", "dataset.prompt", "dataset.reward"),
+        *("dataset.num_train", "dataset.num_test", "dataset.problems_per_generation"),
+        *("attempts", "sampling.max_tokens", "sampling.temperature", "minutes"),
+        *("search_space", "search_space.rank", "objective", "fitness", "method"),
+        *("optimizer", "optimizer.population_size", "optimizer.sigma", "optimizer.learning_rate"),
+        *("optimizer.learning_rate_schedule", "learning_rate", "learning_rate_schedule"),
+    )
+    """Options that people set often; `--help` lists them, and `--help all` every option."""
 
     model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
     dataset: RLDatasetBuilder = chz.field(doc="problems to train on, and held-out ones")
@@ -86,6 +99,11 @@ class RunConfig(ABC):
         check_evaluation(self.eval_attempts, self.eval_temperature)
         self.engine.check_temperature("sampling.temperature", self.sampling.temperature)
         self.engine.check_temperature("eval_temperature", self.eval_temperature)
+
+    @classmethod
+    def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
+        """Options as a user types them, with others in place of short ones and of a preset."""
+        return whole_options(given, cls.presets)
 
     @property
     @abstractmethod

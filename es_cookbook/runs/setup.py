@@ -41,7 +41,6 @@ from es_cookbook.runs.directory.directory import (
     RunDirectory,
     failures_logged,
     keep_date,
-    keep_options,
     keep_trained_on,
     locked,
 )
@@ -243,7 +242,6 @@ async def opened(config: Config) -> AsyncGenerator[Run | None]:
         directory.begin()
         advise(to_go_on(config))
         others = [d for each in config.regularisers for d in each.trained_on(engine.tokenizer)]
-        keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start, num_forked(then), others)
         tell_evaluation(config, start, datasets)
         profile = _profile(config)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import chz
 import pytest
+from chz.blueprint import InvalidBlueprintArg
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,10 +95,6 @@ def test_a_nested_config_is_rebuilt_with_its_classes_and_values() -> None:
 
 def graded(answer: str, weight: float = 1.0, *, part: Part | None = None) -> float:
     return weight * len(answer)
-
-
-def gone(path: str) -> None:
-    raise AssertionError("never called")
 
 
 @chz.chz
@@ -201,21 +198,17 @@ def graded_by(marker: str, name: str, **more: object) -> str:
         ('{"$class": "tests.fakes:asyncio"}', "must be a class or a function, found module"),
         (written("Large", weight="1"), "config.weight must be float, found '1'"),
         (written("Large", size=True), "config.size must be int, found True"),
-        (written("Large", size=[1]), "config.size must be int, found a list"),
+        (written("Large", size=[1]), r"config.size must be int, found \[1\]"),
         (
             written("Whole", part={"$class": f"{__name__}:Whole"}),
-            f"config.part must be Part, found an object of {__name__}:Whole",
+            "config.part must be Part, found an object of Whole",
         ),
-        (graded_by("$import", "Small"), f"config.grade must be .*, found {__name__}:Small"),
-        (graded_by("$import", "gone"), f"config.grade must be .*, found {__name__}:gone"),
+        (graded_by("$partial", "graded"), r"config.grade: '\$partial' is not how a config is"),
         (
-            graded_by("$partial", "graded", keywords={"wait": 1}),
+            graded_by("$partial", "graded", args=[], keywords={"wait": 1}),
             "config.grade: graded: got an unexpected keyword argument 'wait'",
         ),
-        (
-            graded_by("$partial", "graded", keywords={"weight": "1"}),
-            r"config.grade\(weight\) must be float, found '1'",
-        ),
+        ('{"$dict": [1]}', r"config: a \$dict must be pairs"),
         ("[" * 100_000, "not nested so deeply"),
         ("[" * 500 + "]" * 500, "not nested so deeply"),
         ("9" * 5_000, "must be JSON, found a mistake"),
@@ -307,7 +300,7 @@ def test_a_subclass_defined_by_the_user_is_found_by_its_name() -> None:
 
 def test_a_name_is_imported_only_when_it_is_chosen() -> None:
     assert make().part == Large(weight=3.0)
-    with pytest.raises(ConfigError, match="no_such_package:Part cannot be imported"):
+    with pytest.raises(InvalidBlueprintArg, match="no_such_package:Part cannot be imported"):
         make("part=absent")
 
 

@@ -68,10 +68,6 @@ def test_its_parts_are_chosen_recorded_shown_and_go_on(here: Path) -> None:
     assert len(list(read_history(here / "run/history.jsonl"))) == 4
     assert "hill" in shell("show", "run").lower()
     assert len(shell("steps", "log_path=run").splitlines()) == 4
-    again = shell("train", "config=run/run.yaml", "num_generations=4", "log_path=again")
-    assert "everything is in again" in again
-    histories = [(here / f"{name}/history.jsonl").read_bytes() for name in ("run", "again")]
-    assert histories[0] == histories[1]
 
 
 def test_it_is_swept(here: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_preset_that_is_none_is_refused() -> None:
     assert said.startswith("preset=copse: did you mean 'copes'? Accepted: anchored, copes, eggroll")
     help_page = typed("countdown", "preset=copes", "--help").stdout
     assert "search_space.partitions=4" in help_page
-    assert f"\nSettings of papers: preset={'|'.join(PRESETS)}\n" in help_page
+    assert f"\nSettings of papers: preset={'|'.join(PRESETS)}.\n" in help_page
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ from es_cookbook.cli.evaluate.report import (
     to_json,
 )
 from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
-from es_cookbook.cli.train import SHORT, TrainConfig, whole_names
+from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.cli import arguments, built, changed, run_with_fields
+from es_cookbook.common.cli import built, changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.engines.base import ModelEngineBuilder
@@ -59,6 +59,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.config_differences import differences
 from es_cookbook.runs.directory.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.presets import SHORT
 from es_cookbook.runs.recorded import RecordedRun, Split, open_run
 from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.signals import result_until_signal
@@ -315,6 +316,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     if config.output and Path(config.output).suffix != ".json":
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
     output = new_output(config.output, config.log_path) if config.output else None
+    fields = RunConfig.whole_options(fields)
     setting, first = resolve(config, fields)
     if config.voters:
         setting, first = _voting(config, setting, first)
@@ -392,4 +394,4 @@ def cli() -> None:
         "and for a model "
         f"search_space.*\nShort forms:\n  {short}"
     )
-    run_with_fields(main, EvaluateConfig, more_help, whole_names(arguments()))
+    run_with_fields(main, EvaluateConfig, more_help)

@@ -1,19 +1,22 @@
 """What configs need of chz 0.4 that chz does not publish; pyproject bounds chz for it."""
 
+import dataclasses
 import re
 import typing
+from collections.abc import Iterator
 from types import NoneType
-from typing import cast
 
+import chz
+import chz.factories
 from chz.blueprint import (
     ConstructionException,
     ExtraneousBlueprintArg,
     InvalidBlueprintArg,
     MissingBlueprintArg,
-    Reference,
 )
+from chz.blueprint._blueprint import SpecialArg
 from chz.field import Field
-from chz.tiepin import CastError, is_subtype, is_subtype_instance, type_repr
+from chz.tiepin import CastError, is_subtype_instance, type_repr
 from chz.util import MISSING
 
 # pyright: reportPrivateUsage=false
@@ -22,9 +25,8 @@ __all__ = [
     "CHZ_ERRORS",
     "MISSING",
     "CastError",
-    "Field",
-    "Reference",
-    "is_subtype",
+    "InvalidBlueprintArg",
+    "SpecialArg",
     "is_subtype_instance",
 ]
 
@@ -36,6 +38,63 @@ CHZ_ERRORS = (
 )
 """What chz raises about options."""
 _ARGUMENT = re.compile(r" \(when evaluating argument '(\w+)' for .*\)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of a blueprint.
+
+    Attributes:
+        path: its name, with dots.
+        name: the last part of it.
+        type: as the field declares it.
+        meta_factory: of the field.
+        spec: the value that it has now, or the class or the factory of that; MISSING: neither.
+        whole: the spec of the part that it is a field of.
+    """
+
+    path: str
+    name: str
+    type: object
+    meta_factory: chz.factories.MetaFactory | None
+    spec: object
+    whole: object
+
+
+def walked(blueprint: "chz.Blueprint[object]") -> Iterator[Param]:
+    """The parameters of a blueprint and of the parts that it has now, in order.
+
+    Raises:
+        InvalidBlueprintArg: A value that was applied is not one of its field.
+    """
+    made = blueprint._make_lazy()
+    specs: dict[str, object] = {"": blueprint.target}
+    for path, param in made.all_params.items():
+        parent = path.rpartition(".")[0]
+        if not path or parent not in specs:  # The whole, or of a part that is left out.
+            continue
+        whole, given = specs[parent], blueprint._arg_map.get_kv(path)
+        if path in made.meta_factory_value:
+            spec = specs[path] = made.meta_factory_value[path]
+        elif given is not None:
+            spec = given.value
+        elif chz.is_chz(whole) and not isinstance(whole, type):  # chz does not look into defaults.
+            spec = getattr(whole, param.name, MISSING)
+        else:
+            spec = param.default.instantiate() if param.default else MISSING
+        if chz.is_chz(spec):
+            specs[path] = spec
+        yield Param(path, param.name, param.type, param.meta_factory, spec, whole)
+
+
+def all_paths(blueprint: "chz.Blueprint[object]") -> list[str]:
+    """The names of all parameters, of parts that are left out too."""
+    return [path for path in blueprint._make_lazy().all_params if path]
+
+
+def is_plain(meta_factory: chz.factories.MetaFactory | None) -> bool:
+    """Whether a field has no other names for its values than chz's own."""
+    return type(meta_factory) in (NoneType, chz.factories.standard)
 
 
 def path_of_failure(error: BaseException) -> str:
@@ -64,24 +123,13 @@ def type_name(of_type: object) -> str:
     return re.sub(r"[\w.]+[.:](?=\w)", "", type_repr(of_type))
 
 
-def doc_of(config_class: type, name: str) -> str:
+def doc_of(config_class: type | None, name: str) -> str:
     """What a field's class says about it; where a subclass has only another default, its base."""
-    fields = (vars(each).get("__chz_fields__", {}).get(name) for each in config_class.__mro__)
+    bases = config_class.__mro__ if config_class else ()
+    fields = (vars(each).get("__chz_fields__", {}).get(name) for each in bases)
     return next((field._doc for field in fields if field and field._doc), "")
 
 
-def default_of(field: Field) -> object:
-    """The field's default, made anew by a factory; `MISSING` where it has none."""
-    if callable(factory := field._default_factory):
-        return factory()
-    return cast(object, field._default)
-
-
-def cast_text(field: Field, text: str) -> object:
-    """A field's value from what a user typed.
-
-    Raises:
-        CastError: The text is no such value.
-    """
-    cast_own = field._blueprint_cast or (field.meta_factory and field.meta_factory.perform_cast)
-    return cast_own(text) if cast_own else text
+def is_required(field: Field) -> bool:
+    """Whether a field has no default."""
+    return field._default is MISSING and field._default_factory is MISSING

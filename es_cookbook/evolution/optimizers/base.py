@@ -204,22 +204,6 @@ class OptimizerNames(Names):
             return {**part.carried_over(self._es), **own}
         return own
 
-    @override
-    def note(self, part: object, given: Collection[str]) -> str:
-        """Which of the recipe's settings of `es` it has otherwise, or not at all."""
-        assert isinstance(part, OptimizerBuilder)
-        carried = part.carried_over(self._es)
-        own = {name: value for name, value in self._es.items() if name not in given}
-        unused = [name for name in own if name not in carried]
-        changed = [
-            f"{name} is {found:.3g} in place of es's {own[name]}"
-            for name in own
-            if name in carried and (found := getattr(part, name)) != own[name]
-        ]
-        if unused:
-            changed.append(f"what the recipe sets of es is not used: {', '.join(unused)}")
-        return "; ".join(changed)
-
 
 plugs_in(OptimizerBuilder, "optimizers")
 

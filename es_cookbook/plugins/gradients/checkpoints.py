@@ -18,7 +18,6 @@ from es_cookbook.runs.directory.directory import (
     GENERATION_KEYS,
     HISTORY,
     METRICS,
-    OPTIONS,
     TRAINED_ON,
     Recorded,
     checked_names,
@@ -59,7 +58,7 @@ def _state_of(config: GradientConfig) -> tuple[Checkpoint | None, bool]:
     log_path = Path(config.log_path)
     names = checked_names(log_path)
     checkpoint = latest_checkpoint(log_path)
-    if not names or (checkpoint is None and names <= {CONFIG, OPTIONS, TRAINED_ON}):
+    if not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON}):
         return None, False
     behavior = config.behavior_if_log_dir_exists
     if behavior != "delete" and HISTORY in names:

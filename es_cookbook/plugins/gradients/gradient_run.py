@@ -65,7 +65,6 @@ from es_cookbook.runs.centre.checkpoints import STATE, Checkpoint, next_checkpoi
 from es_cookbook.runs.directory.directory import (
     LOG,
     MODEL,
-    keep_options,
     keep_trained_on,
 )
 from es_cookbook.runs.recorder import BaseRecorder
@@ -237,7 +236,6 @@ async def opened(
             datasets.train.tell(generation, results_P)
         start = checkpoint.generation if checkpoint else 0
         begin(log_path, config, start)
-        keep_options(log_path, config)
         keep_trained_on(log_path, datasets, start)
         info = RunInfo(
             log_path,

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from es_cookbook.common.cli import arguments, run_cli
+from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.gradients.supervised import SFTConfig
 from es_cookbook.rl.data.problem_dataset import in_epochs
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     import torch
 
     from es_cookbook.plugins.gradients.learner import Learner
-
-SHORT = {"data": "dataset.source"}
-"""What may be typed -> the option that it is."""
 
 
 def main(config: SFTConfig) -> None:
@@ -88,18 +85,8 @@ def likelihood(
     return weights * logprobs
 
 
-def whole_names(arguments: list[str]) -> list[str]:
-    """Options with their whole names in place of short ones.
-
-    >>> whole_names(["data=rows.jsonl", "rank=4"])
-    ['dataset.source=rows.jsonl', 'rank=4']
-    """
-    pairs = [argument.partition("=") for argument in arguments]
-    return [f"{SHORT.get(name, name)}{equals}{value}" for name, equals, value in pairs]
-
-
 def cli() -> None:
-    run_cli(main, SFTConfig, whole_names(arguments()), "\n\nShort: data (dataset.source).")
+    run_cli(main, SFTConfig, more_help="\n\nShort: data (dataset.source).")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the model learns in the form in which it will be asked.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias, TypeVar, cast
 
@@ -182,6 +182,11 @@ class SFTConfig:
         default=None, doc="problems on which the model is measured: evaluation.dataset=..."
     )
     seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
+
+    @classmethod
+    def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
+        """Options as a user types them, with `dataset.source` in place of `data`."""
+        return {"dataset.source" if path == "data" else path: v for path, v in given.items()}
 
     @chz.validate
     def _ranges(self) -> None:

@@ -19,14 +19,14 @@ from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, TOKEN, asking
-from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, OPTIONS
+from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS
 from es_cookbook.runs.history.store import read_history
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MAIN = "main"
-_RUN_FILES = (HISTORY, METRICS, CONFIG, OPTIONS)
+_RUN_FILES = (HISTORY, METRICS, CONFIG)
 """The history is read first: metrics are written before it, so no generation is without them."""
 _RUN_FOLDER = "run"
 _NOT_PUSHED = (PARTIAL_SUFFIX, ".lock")

@@ -33,7 +33,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.fields.options import ITEMS
 from es_cookbook.common.schedules import Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.mixtures.selection import (
@@ -116,7 +115,6 @@ class Mixture(RLDatasetBuilder):
     parts: tuple[Part, ...] = chz.field(
         default=(),
         doc="the data sets: names, countdown,rows, and options by number, parts.0.weight=2",
-        metadata={ITEMS: ("dataset", "tag")},
     )
     order: Literal["weighted", "balanced", "concatenate"] = chz.field(
         default="weighted",

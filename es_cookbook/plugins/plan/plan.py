@@ -31,7 +31,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_cli
 from es_cookbook.common.errors import ConfigError, ModelError, nearest
-from es_cookbook.common.fields.options import as_typed, options_for
+from es_cookbook.common.fields.options import options_of
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import GIB, command, plural, say, show_bytes
@@ -489,9 +489,22 @@ def _divisions(
             yield whole | {"engine.kv_cache_gib": str(cache)}
 
 
+def _chosen(config: PlanConfig) -> dict[str, str]:
+    """The options of a plan that are not defaults, as a user types them."""
+    blueprint = chz.Blueprint(PlanConfig)
+    now = options_of(blueprint.clone().apply(chz.beta_to_blueprint_values(config)))
+    parts = {path: each.part for path, each in now.items() if each.part}
+    usual, inside = options_of(blueprint), options_of(blueprint.clone().apply(parts))
+    return {
+        path: each.value or ""
+        for path, each in now.items()
+        if each.value != (usual if each.part else inside)[path].value
+    }
+
+
 def command_line(plan: Plan) -> str:
     """The main job's command with a plan's options, and with its engines."""
-    options = {path: as_typed(value) for path, value in options_for(plan.config).items()}
+    options = _chosen(plan.config)
     run = [f"{_IN_A_RUN[path]}={text}" for path, text in options.items() if path in _IN_A_RUN]
     run += [f"{path}={text}" for path, text in options.items() if path.startswith("search_space")]
     own = [(path, text) for path, text in options.items() if path.split(".")[0] == "engine"]

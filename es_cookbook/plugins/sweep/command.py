@@ -22,11 +22,12 @@ from pathlib import Path
 import chz
 
 from es_cookbook.cli.options import check_options
-from es_cookbook.cli.train import SHORT, TrainConfig, built_for, config_class_of
-from es_cookbook.common.cli import arguments, run_with_fields
+from es_cookbook.cli.train import built_for, config_class_of
+from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.config import Config
+from es_cookbook.runs.presets import SHORT
 
 _VALUES, _RANGE = "values", "range"
 
@@ -39,6 +40,12 @@ class Sweep(SweepSettings):
         default="countdown", doc="recipe to train on; train: rows of your own, as in that command"
     )
     log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/sweep-<recipe>")
+
+    @classmethod
+    def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
+        """Options as a user types them; with rows of the user's own, the metric is the reward."""
+        is_own = given.get("recipe") == "train"
+        return {**({"metric": "test/reward/mean"} if is_own else {}), **given}
 
 
 def searched(fields: Mapping[str, str]) -> tuple[Space, dict[str, str]]:
@@ -101,8 +108,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
     config_class = config_class_of(config.recipe)
     space, of_all = searched(fields)
     known = [*chz.chz_fields(config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
-    if config_class is TrainConfig:
-        known += [*SHORT, "environment"]
+    known += [*SHORT, "environment"]
     check_options((*space, *of_all), known, "sweep")
 
     def make(options: Mapping[str, Value]) -> Config:
@@ -120,12 +126,9 @@ def main(config: Sweep, fields: Mapping[str, str]) -> None:
 
 
 def cli() -> None:
-    argv = arguments()
-    if "recipe=train" in argv:  # A reward of the user's own may measure nothing but itself.
-        argv = ["metric=test/reward/mean", *argv]
     more_help = (
         "\n\nvalues.NAME=a,b and range.NAME=LOW:HIGH[:log] say what an option of train_cli may be "
         "(values.optimizer.sigma=0.005,0.01);\nany other option of train_cli "
         "(num_generations=30) holds for every run."
     )
-    run_with_fields(main, Sweep, more_help, argv)
+    run_with_fields(main, Sweep, more_help)

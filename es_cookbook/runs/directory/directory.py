@@ -22,7 +22,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import cast
 
-from es_cookbook.common.cli import options_file
 from es_cookbook.common.configs import FORMAT, FORMAT_VERSION, text_of
 from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves, other_format
 from es_cookbook.common.files import (
@@ -45,7 +44,6 @@ from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.store import HistoryStore, Prefix, readable_prefix
 
 CONFIG = "config.json"
-OPTIONS = "run.yaml"
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
@@ -72,7 +70,7 @@ GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, CHECKPOINTS),
-        *(OPTIONS, LOSSES, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
+        *(LOSSES, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
         *("optimizer", "wandb", WANDB_ID),
     }
 )
@@ -185,22 +183,6 @@ def num_rewinds(log_path: Path) -> int:
     """How often a run was rewound."""
     numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
     return max(numbers, default=0)
-
-
-def keep_options(log_path: Path, config: object) -> None:
-    """Write `run.yaml`, the options by which a command makes this run elsewhere, if any do.
-
-    It is for people, who change it or add to it (`config=run.yaml seed=1`); no run reads it.
-
-    Raises:
-        RunDirectoryError: The disk refuses.
-    """
-    text = options_file(config, without=("log_path", "behavior_if_log_dir_exists"))
-    if text is None:
-        (log_path / OPTIONS).unlink(missing_ok=True)
-    else:
-        about = f"# options of {type(config).__module__}, but for its defaults\n"
-        replace_file(log_path / OPTIONS, [about.encode(), text.encode()])
 
 
 def keep_trained_on(

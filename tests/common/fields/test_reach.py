@@ -9,7 +9,7 @@ from typing import Any
 import chz
 import pytest
 
-from es_cookbook.common.configs import read_config
+from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import address_of, is_plain_option
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
@@ -86,7 +86,7 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
 def read(part: str, value: object, *trust: str, typed: tuple[str, ...] = ()) -> Config:
     """The Config of a stranger's run."""
     text = json.dumps(CONFIG | {part: value})
-    return read_config(Path("config.json"), text, Config, ["tests", *trust], typed)
+    return load_config(Path("config.json"), Config, ["tests", *trust], typed, text)
 
 
 @pytest.mark.parametrize(("field", "value", "word"), REACHED)
@@ -163,5 +163,5 @@ def test_options_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> N
     }
     text = json.dumps(plain | {"trl": {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}})
     with pytest.raises(ConfigError, match=r"add trust=options:trl$"):
-        read_config(Path("c"), text, GradientConfig, ["hub:evil/run"])
-    read_config(Path("c"), text, GradientConfig, (), ("trl",))
+        load_config(Path("c"), GradientConfig, ["hub:evil/run"], text=text)
+    load_config(Path("c"), GradientConfig, (), ("trl",), text)

@@ -105,8 +105,7 @@ def test_a_public_repository_is_refused_unless_it_is_asked_for(
 
 def test_of_a_run_go_whole_lines_of_what_it_is_made_of(hub: HubServer, tmp_path: Path) -> None:
     run(tiny(tmp_path, num_generations=2))
-    (tmp_path / "run.yaml").write_text("seed: 1\n")
-    names = ("config.json", "run.yaml", "history.jsonl", "metrics.jsonl")
+    names = ("config.json", "history.jsonl", "metrics.jsonl")
     whole = {f"run/{name}": (tmp_path / name).read_bytes() for name in names}
     assert (tmp_path / "rollouts.jsonl").exists()
     (tmp_path / "lock").write_text("1234")

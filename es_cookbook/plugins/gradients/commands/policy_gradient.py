@@ -25,7 +25,6 @@ from typing import TypeVar
 import chz
 
 from es_cookbook.cli.options import recipe_defaults
-from es_cookbook.cli.train import whole_names
 from es_cookbook.common.cli import arguments, mistakes_exit, run_cli
 from es_cookbook.common.terminal import BEGAN
 from es_cookbook.plugins.gradients import policy_gradient
@@ -64,7 +63,7 @@ def train_cli(
         name = f"{command}-{recipe or config.dataset.label}"
         run_and_tell(functools.partial(run, train), chz.replace(config, **items), name, BEGAN)
 
-    run_cli(main, config, whole_names(options), _HELP + more_help)
+    run_cli(main, config, options, _HELP + more_help)
 
 
 def recipe_in(options: Sequence[str]) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import chz
 
 from es_cookbook.cli.options import recipe_defaults
-from es_cookbook.common.cli import arguments, built, changed, run_with_fields
+from es_cookbook.common.cli import built, changed, run_with_fields
 from es_cookbook.plugins.gradients import sft
 from es_cookbook.plugins.gradients.supervised import Evaluation, SFTConfig
 
@@ -62,4 +62,4 @@ def cli() -> None:
         "evaluation.* are those of its held-out\nproblems: evaluation.every=100 "
         "evaluation.dataset.num_test=100.\nShort: data (dataset.source)."
     )
-    run_with_fields(main, SFTCommand, more_help, sft.whole_names(arguments()))
+    run_with_fields(main, SFTCommand, more_help)
