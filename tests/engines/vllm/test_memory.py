@@ -1,6 +1,5 @@
 """What vLLM may take of memory beside the centre, and what does not fit, on literal sizes."""
 
-import dataclasses
 import math
 
 import pytest
@@ -20,11 +19,9 @@ from es_cookbook.checkpoints.models import parameter_infos
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import GIB
 from es_cookbook.engines.vllm.memory import (
-    CENTRE_WORK_BYTES,
-    Needs,
     Shards,
+    check_fits,
     cpu_cache_gib,
-    share_for_vllm,
     slot_rank,
 )
 from es_cookbook.evolution.spaces.adapter import Adapter
@@ -41,9 +38,6 @@ SMALL = Qwen2Config(
     num_attention_heads=2,
     num_key_value_heads=1,
     tie_word_embeddings=True,
-)
-NEEDS = Needs(
-    weights=14 * GIB, cache=2 * GIB, centre=20 * GIB, slot=GIB // 2, max_genomes=64, more_slots=1
 )
 
 
@@ -99,48 +93,22 @@ def test_transposed_weights_and_experts_on_each_gpu() -> None:
     assert {Shards(moe, 2).shape(info) for info in down} == {(8, 5)}
 
 
-def test_vllm_and_the_centre_share_what_the_user_allows() -> None:
-    share = share_for_vllm(NEEDS, 0.9, 100 * GIB)
-    assert share == pytest.approx(0.9 - 0.2 - 0.005)
-    assert share * 100 * GIB + NEEDS.centre + CENTRE_WORK_BYTES == pytest.approx(90 * GIB)
-    elsewhere = dataclasses.replace(NEEDS, centre=0)
-    assert share_for_vllm(elsewhere, 0.9, 100 * GIB) == 0.9
-
-
 def test_a_centre_that_leaves_no_room_is_refused() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(SMALL)
+    space, shards = FullRank()(parameter_infos(model)), Shards(model, 1)
+    # The table of 160 numbers has 64 rows in the centre.
+    centre, weights = 4 * (864 + 72 + 512), 2 * (864 + 72 + 160)
+    sizes = {"size": 2, "cache": 1000, "on_gpu": False}
+    enough = centre + weights + 1001
+    assert check_fits(shards, space, memory=enough, **sizes) == centre
     with pytest.raises(ConfigError) as raised:
-        share_for_vllm(NEEDS, 0.9, 40 * GIB)
+        check_fits(shards, space, memory=enough - 1, **sizes)
     assert str(raised.value) == (
-        "the engine does not fit into 36.00 GiB of each GPU's memory "
-        "(engine.gpu_memory_utilization=0.9): the centre, in float32, needs 20.50 GiB, weights "
-        "14.00 GiB, the cache 2.00 GiB and a genome 512.0 MiB; perturb fewer parameters "
-        "(search_space.include), or use more GPUs (engine.tensor_parallel_size)"
+        "the engine does not fit into 8.8 KiB of this machine's available memory: the centre, in "
+        "float32, needs 5.7 KiB, weights 2.1 KiB and the cache 1000 B; perturb fewer parameters "
+        "(search_space.include), or use a larger machine"
     )
-    dense = dataclasses.replace(NEEDS, slot=0, weights=int(13.5 * GIB))
-    with pytest.raises(ConfigError, match="does not fit"):
-        share_for_vllm(dense, 0.9, 40 * GIB)
-    assert share_for_vllm(dense, 0.91, 40 * GIB) > 0
-
-
-def test_more_genomes_than_memory_for_slots_are_told_how_many_fit() -> None:
-    # 33.5 GiB are left: 67 slots, of which one is the centre's.
-    for max_genomes in (1, 66):
-        fitting = dataclasses.replace(NEEDS, max_genomes=max_genomes)
-        fitting.check(int(69.5 * GIB), "a GPU", "buy another")
-    with pytest.raises(ConfigError) as raised:
-        dataclasses.replace(NEEDS, max_genomes=67).check(int(69.5 * GIB), "a GPU", "buy another")
-    assert str(raised.value) == (
-        "engine.max_genomes=67 needs 34.00 GiB for LoRA slots, 512.0 MiB each, and of 69.50 GiB of "
-        "a GPU 33.50 GiB are left beside weights, cache and centre: "
-        "there is room for 66 genomes at most"
-    )
-
-
-def test_a_genome_and_the_slots_beside_it_are_the_least() -> None:
-    adapters = dataclasses.replace(NEEDS, max_genomes=1, more_slots=2)
-    adapters.check(int(37.5 * GIB), "a GPU", "buy another")
-    with pytest.raises(ConfigError, match=r"does not fit into 37\.49 GiB .* or buy another$"):
-        adapters.check(int(37.49 * GIB), "a GPU", "buy another")
 
 
 def test_ranks_and_sizes() -> None:

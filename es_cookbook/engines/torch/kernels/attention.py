@@ -29,12 +29,17 @@ from es_cookbook.engines.torch.kernels.lanes import (
     largest_of,
     load,
     multiply,
-    prefetch,
     read,
     spread,
     store,
     sum_of,
     write,
+)
+from es_cookbook.engines.torch.kernels.panels import (
+    QUERIES,
+    REGISTERS,
+    add_strided,
+    add_strided_twos,
 )
 from es_cookbook.engines.torch.kernels.rows import (
     FACTORS,
@@ -103,82 +108,45 @@ def _capped(x: Lanes, cap: Lanes) -> Lanes:
     return multiply(cap, divide(add(power, spread(-ONE)), add(power, spread(ONE))))
 
 
-_Heads: TypeAlias = tuple[int, int, int]
-"""Where queries of one head of keys begin that are taken together, three or, with the last one
-twice, two."""
-
-
-@kernel()
-def _finished(sums: tuple[Lanes, Lanes], scaling: tuple[Lanes, Number]) -> tuple[Lanes, Lanes]:
-    """Scale products with two blocks of keys, and cap them."""
-    scale, cap = scaling
-    first, second = multiply(sums[0], scale), multiply(sums[1], scale)
-    if cap > ZERO:
-        first, second = _capped(first, spread(cap)), _capped(second, spread(cap))
-    return first, second
-
-
 @kernel()
 def _score(
     rows: Row,
-    heads: _Heads,
+    queries: tuple[int, int],
     keys: Row,
     block: tuple[int, int, int],
     seen: tuple[int, int],
     scaling: tuple[Lanes, Number],
     scores: Row,
 ) -> None:
-    """Scores of queries, at `heads` of `rows`, with a run's keys at the positions `seen`.
+    """Scores of queries with a run's keys at the positions `seen`.
 
     Args:
         rows: of which queries are read.
-        heads: where they begin.
+        queries: where the first begins, and how many there are.
         keys: of a run: blocks, (depth, STEP) each; two of them are taken together.
-        block: where position 0 would be, their depth, and how far ahead keys are fetched on the
-            way: those of a token that comes soon, whose place no processor would guess.
+        block: where position 0 would be, their depth, and how far ahead keys are fetched.
         seen: first position, where a block begins, and one past the last.
         scaling: factor on scores, and their cap.
-        scores: written, a third for each query; also up to the end of the last block, which is for
-            the next run to write.
+        scores: written, a third for each query; also up to two blocks beyond the last position,
+            which is for the next run to write.
     """
-    first, second, third = heads
     start, depth, ahead = block
-    length = len(scores) // 3
+    scale, cap = scaling
+    length, (first, number) = len(scores) // QUERIES, queries
     for position in range(seen[0], seen[1], 2 * STEP):
-        two = position + STEP < seen[1]
-        here = start + position * depth
-        there = here + STEP * depth if two else here
-        # sum_qb: of query q with the keys of block b.
-        sum_00 = sum_01 = sum_10 = sum_11 = sum_20 = sum_21 = spread(ZERO)
-        if second == third:
-            for d in range(depth):
-                q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
-                k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
-                sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
-                sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
-                prefetch(keys, here + d * STEP + ahead)
-                prefetch(keys, there + d * STEP + ahead)
-        else:
-            for d in range(depth):
-                q_0, q_1 = spread(read(rows, first + d)), spread(read(rows, second + d))
-                q_2 = spread(read(rows, third + d))
-                k_0, k_1 = load(keys, here + d * STEP), load(keys, there + d * STEP)
-                sum_00, sum_01 = fma(q_0, k_0, sum_00), fma(q_0, k_1, sum_01)
-                sum_10, sum_11 = fma(q_1, k_0, sum_10), fma(q_1, k_1, sum_11)
-                sum_20, sum_21 = fma(q_2, k_0, sum_20), fma(q_2, k_1, sum_21)
-                prefetch(keys, here + d * STEP + ahead)
-                prefetch(keys, there + d * STEP + ahead)
-            sum_20, sum_21 = _finished((sum_20, sum_21), scaling)
-            store(scores, 2 * length + position, sum_20)
-            if two:
-                store(scores, 2 * length + position + STEP, sum_21)
-        sum_00, sum_01 = _finished((sum_00, sum_01), scaling)
-        sum_10, sum_11 = _finished((sum_10, sum_11), scaling)
-        store(scores, position, sum_00)
-        store(scores, length + position, sum_10)
-        if two:
-            store(scores, position + STEP, sum_01)
-            store(scores, length + position + STEP, sum_11)
+        for q in range(number):
+            store(scores, q * length + position, spread(ZERO))
+            store(scores, q * length + position + STEP, spread(ZERO))
+        gap = STEP * depth if position + STEP < seen[1] else 0
+        of_keys = start + position * depth, STEP, gap, ahead
+        sums = position, 0, length, STEP
+        add_strided(rows, (first, depth), keys, of_keys, scores, sums, (number, depth))
+        for q in range(number):
+            for at in range(q * length + position, q * length + position + 2 * STEP, STEP):
+                score = multiply(load(scores, at), scale)
+                if cap > ZERO:
+                    score = _capped(score, spread(cap))
+                store(scores, at, score)
 
 
 @kernel()
@@ -199,124 +167,45 @@ def _normalised(scores: Row, at: int, first: int, seen: int, n: int, end: int) -
     return ONE / sum_of(total)
 
 
-_WEIGHED = 6 * STEP
-"""Sums of 2 · STEP columns for three queries."""
+_WEIGHED = QUERIES * REGISTERS * STEP
+"""Sums of two registers of columns for each query."""
 
 
 @kernel()
 def _weigh(
     scores: Row,
+    number: int,
     seen: tuple[int, int],
     values: Row,
     block: tuple[int, int, int, int],
     places: tuple[int, int],
     sums: Row,
 ) -> None:
-    """Add values of a run to sums of columns, weighted by two queries' scores.
+    """Add values of a run to sums of columns, weighted by so many queries' scores.
 
     Args:
         scores: as `_score` writes them.
+        number: of queries.
         seen: first position, and one past the last; every other one is added to other sums.
         values: a position's columns lie side by side.
         block: where position 0 would be; columns of a place; how far behind the first `STEP`
-            columns the other `STEP` are; how far ahead values are fetched, as keys are.
+            columns the other `STEP` are; how far ahead values are fetched.
         places: where the sums of the first position are, and those of the one after it.
         sums: of each query 2 · STEP columns.
     """
     start, columns, second, ahead = block
-    length, (one, other) = len(scores) // 3, places
-    # one_qc, other_qc: of query q and its columns c.
-    one_00, one_01 = load(sums, one), load(sums, one + STEP)
-    one_10, one_11 = load(sums, one + 2 * STEP), load(sums, one + 3 * STEP)
-    other_00, other_01 = load(sums, other), load(sums, other + STEP)
-    other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
+    length, (one, other) = len(scores) // QUERIES, places
     # A run that lies before all that is seen ends before it begins: nothing of it counts.
-    whole = seen[0] + max(0, seen[1] - seen[0]) // 2 * 2
-    for position in range(seen[0], whole, 2):
-        # The shares of two queries in a position, and in the one after it; their columns.
-        of_next = length + position
-        share_0, share_1 = spread(read(scores, position)), spread(read(scores, of_next))
-        next_0, next_1 = spread(read(scores, position + 1)), spread(read(scores, of_next + 1))
-        at, after = start + position * columns, start + position * columns + columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        after_0, after_1 = load(values, after), load(values, after + second)
-        prefetch(values, at + ahead)
-        prefetch(values, after + ahead)
-        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
-        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
-        other_00, other_01 = fma(next_0, after_0, other_00), fma(next_0, after_1, other_01)
-        other_10, other_11 = fma(next_1, after_0, other_10), fma(next_1, after_1, other_11)
-    if whole < seen[1]:
-        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
-        at = start + whole * columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
-        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
-    store(sums, one, one_00)
-    store(sums, one + STEP, one_01)
-    store(sums, one + 2 * STEP, one_10)
-    store(sums, one + 3 * STEP, one_11)
-    store(sums, other, other_00)
-    store(sums, other + STEP, other_01)
-    store(sums, other + 2 * STEP, other_10)
-    store(sums, other + 3 * STEP, other_11)
-
-
-@kernel()
-def _weigh_three(
-    scores: Row,
-    seen: tuple[int, int],
-    values: Row,
-    block: tuple[int, int, int, int],
-    places: tuple[int, int],
-    sums: Row,
-) -> None:
-    """As `_weigh`, for three queries."""
-    start, columns, second, ahead = block
-    length, (one, other) = len(scores) // 3, places
-    one_00, one_01 = load(sums, one), load(sums, one + STEP)
-    one_10, one_11 = load(sums, one + 2 * STEP), load(sums, one + 3 * STEP)
-    one_20, one_21 = load(sums, one + 4 * STEP), load(sums, one + 5 * STEP)
-    other_00, other_01 = load(sums, other), load(sums, other + STEP)
-    other_10, other_11 = load(sums, other + 2 * STEP), load(sums, other + 3 * STEP)
-    other_20, other_21 = load(sums, other + 4 * STEP), load(sums, other + 5 * STEP)
-    whole = seen[0] + max(0, seen[1] - seen[0]) // 2 * 2
-    for position in range(seen[0], whole, 2):
-        of_second, of_third = length + position, 2 * length + position
-        share_0, next_0 = spread(read(scores, position)), spread(read(scores, position + 1))
-        share_1, next_1 = spread(read(scores, of_second)), spread(read(scores, of_second + 1))
-        share_2, next_2 = spread(read(scores, of_third)), spread(read(scores, of_third + 1))
-        at, after = start + position * columns, start + position * columns + columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        after_0, after_1 = load(values, after), load(values, after + second)
-        prefetch(values, at + ahead)
-        prefetch(values, after + ahead)
-        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
-        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
-        one_20, one_21 = fma(share_2, v_0, one_20), fma(share_2, v_1, one_21)
-        other_00, other_01 = fma(next_0, after_0, other_00), fma(next_0, after_1, other_01)
-        other_10, other_11 = fma(next_1, after_0, other_10), fma(next_1, after_1, other_11)
-        other_20, other_21 = fma(next_2, after_0, other_20), fma(next_2, after_1, other_21)
-    if whole < seen[1]:
-        share_0, share_1 = spread(read(scores, whole)), spread(read(scores, length + whole))
-        share_2 = spread(read(scores, 2 * length + whole))
-        at = start + whole * columns
-        v_0, v_1 = load(values, at), load(values, at + second)
-        one_00, one_01 = fma(share_0, v_0, one_00), fma(share_0, v_1, one_01)
-        one_10, one_11 = fma(share_1, v_0, one_10), fma(share_1, v_1, one_11)
-        one_20, one_21 = fma(share_2, v_0, one_20), fma(share_2, v_1, one_21)
-    store(sums, one, one_00)
-    store(sums, one + STEP, one_01)
-    store(sums, one + 2 * STEP, one_10)
-    store(sums, one + 3 * STEP, one_11)
-    store(sums, one + 4 * STEP, one_20)
-    store(sums, one + 5 * STEP, one_21)
-    store(sums, other, other_00)
-    store(sums, other + STEP, other_01)
-    store(sums, other + 2 * STEP, other_10)
-    store(sums, other + 3 * STEP, other_11)
-    store(sums, other + 4 * STEP, other_20)
-    store(sums, other + 5 * STEP, other_21)
+    count = max(0, seen[1] - seen[0])
+    of_values = start + seen[0] * columns, columns, second, ahead
+    of_sums = one, other - one, REGISTERS * STEP, STEP
+    if count > 1:
+        of_scores = seen[0], length
+        add_strided_twos(scores, of_scores, values, of_values, sums, of_sums, (number, count // 2))
+    if count % 2:
+        last = seen[0] + count - 1
+        of_values = start + last * columns, columns, second, ahead
+        add_strided(scores, (last, length), values, of_values, sums, of_sums, (number, 1))
 
 
 @kernel()
@@ -338,7 +227,7 @@ _Flat: TypeAlias = tuple[Row, Row, Row, Row]
 def _flat(cache: Cache, positions_T: _Indices) -> _Flat:
     keys, values = cache
     # A run's last block may begin at its last position but one.
-    scores = np.empty(3 * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
+    scores = np.empty(QUERIES * ((positions_T.max() + 1 + 3 * STEP) // STEP * STEP), np.float32)
     return keys.reshape(-1), values.reshape(-1), scores, np.empty(2 * _WEIGHED, np.float32)
 
 
@@ -386,9 +275,10 @@ def _attend_tokens(
     heads, kv_heads, depth, width, places, columns = sizes
     keys, values, scores, sums = flat
     sequences_T, positions_T, begins_S_R, shifts_S_R = where
-    most, length = begins_S_R.shape[1], len(scores) // 3
+    most, length = begins_S_R.shape[1], len(scores) // QUERIES
     begins, shifts = begins_S_R.reshape(-1), shifts_S_R.reshape(-1)
     scale, softcap, window = looks
+    wholes = np.empty(QUERIES, np.float32)  # 1 / the sum of each query's exponentials
     repeats, row_size = heads // kv_heads, (heads + kv_heads) * depth + kv_heads * width
     scaling = spread(scale / softcap if softcap > 0 else scale), softcap
     for t in range(tokens[0], tokens[1]):
@@ -409,17 +299,9 @@ def _attend_tokens(
         fetched = after * most + run - sequence * most if after >= 0 else -1
         for h in range(kv_heads):
             of_head = h * places
-            r = 0
-            while r < repeats:
-                left = repeats - r
-                taken = 3 if left == 3 or left > 4 else min(left, 2)
-                head = h * repeats + r
-                heads_of_keys = head, head + min(taken - 1, 1), head + taken - 1
-                queries = (
-                    of_row + heads_of_keys[0] * depth,
-                    of_row + heads_of_keys[1] * depth,
-                    of_row + heads_of_keys[2] * depth,
-                )
+            for r in range(0, repeats, QUERIES):
+                taken, head = min(QUERIES, repeats - r), h * repeats + r
+                queries = of_row + head * depth, taken
                 for each in range(run, end_run):
                     shift, begin = shifts[each], max(begins[each], first)
                     end = min(n, begins[each + 1]) if each + 1 < end_run else n
@@ -427,13 +309,9 @@ def _attend_tokens(
                     block = (of_head + shift) * depth, depth, ahead * depth
                     begin -= (begin + shift) % STEP
                     _score(rows, queries, keys, block, (begin, end), scaling, scores)
-                # 1 / the sum of each query's exponentials.
-                whole_0 = whole_1 = whole_2 = _normalised(scores, 0, first, seen, n, last)
-                if taken > 1:
-                    whole_1 = _normalised(scores, length, first, seen, n, last)
-                if taken > 2:
-                    whole_2 = _normalised(scores, 2 * length, first, seen, n, last)
-                for d in range(0, columns, 2 * STEP):
+                for q in range(taken):
+                    wholes[q] = _normalised(scores, q * length, first, seen, n, last)
+                for d in range(0, columns, REGISTERS * STEP):
                     second = STEP if d + STEP < columns else 0
                     sums[:] = ZERO
                     for each in range(run, end_run):
@@ -445,19 +323,13 @@ def _attend_tokens(
                         # Every other position of the token's is summed apart, whatever its run.
                         odd = (begin - seen) % 2 * _WEIGHED
                         halves = odd, _WEIGHED - odd
-                        if taken > 2:
-                            _weigh_three(scores, (begin, end), values, of_values, halves, sums)
-                        else:
-                            _weigh(scores, (begin, end), values, of_values, halves, sums)
+                        _weigh(scores, taken, (begin, end), values, of_values, halves, sums)
                     for i in range(0, _WEIGHED, STEP):
                         store(sums, i, add(load(sums, i), load(sums, _WEIGHED + i)))
                     size, to = min(2 * STEP, width - d), at + head * width + d
-                    _scaled(sums, 0, size, whole_0, out, to)
-                    if taken > 1:
-                        _scaled(sums, 2 * STEP, size, whole_1, out, to + width)
-                    if taken > 2:
-                        _scaled(sums, 4 * STEP, size, whole_2, out, to + 2 * width)
-                r += taken
+                    for q in range(taken):
+                        of_query = q * REGISTERS * STEP
+                        _scaled(sums, of_query, size, wholes[q], out, to + q * width)
 
 
 _CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"

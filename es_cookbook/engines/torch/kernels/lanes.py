@@ -160,20 +160,29 @@ def _rounded(builder: Any, floats: Any, ints: Any, shorts: Any) -> Any:
     return builder.trunc(builder.lshr(up, _constant(ints, _HALF_BITS)), shorts)
 
 
+_VECTORS = FLOATS, INTS, SHORTS
+_SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+
+
+def loaded(
+    context: Any, builder: Any, kind: Any, array: Any, index: Any, kinds: Any = _VECTORS
+) -> Any:
+    """What an array has from an index on, in float32."""
+    floats, ints, shorts = kinds
+    narrow = kind.dtype in _NARROW
+    what = shorts if narrow else floats
+    place = pointer_to(context, builder, kind, array, index, what)
+    found = builder.load(place, align=2 if narrow else 4)
+    return widened(builder, kind.dtype, found, ints, floats) if narrow else found
+
+
 def _reader(result: Any, kinds: tuple[Any, Any, Any]) -> Any:
     """An operation that reads an array of one axis from an index on; rows may begin anywhere."""
-    floats, ints, shorts = kinds
 
     def read(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
-        dtype = array.dtype
-        narrow = dtype in _NARROW
-
         def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-            what = shorts if narrow else floats
             array, index = values
-            place = pointer_to(context, builder, signature.args[0], array, index, what)
-            found = builder.load(place, align=2 if narrow else 4)
-            return widened(builder, dtype, found, ints, floats) if narrow else found
+            return loaded(context, builder, signature.args[0], array, index, kinds)
 
         return result(array, types.intp), emit
 
@@ -200,16 +209,20 @@ def _writer(kinds: tuple[Any, Any, Any]) -> Any:
     return intrinsic(write)
 
 
+def fetch(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> None:
+    """Let the processor fetch what is at an index of an array, without waiting for it."""
+    what, number = ir.IntType(8), ir.IntType(32)
+    place = pointer_to(context, builder, kind, array, index, what)
+    function = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])
+    prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
+    builder.call(prefetch, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+
+
 def _prefetch(_: Any, array: Any, index: Any) -> tuple[Any, _Emit]:
-    """Let the processor fetch what is at an index, without waiting for it."""
+    """`fetch` in a kernel."""
 
     def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
-        what, number = ir.IntType(8), ir.IntType(32)
-        array, index = values
-        place = pointer_to(context, builder, signature.args[0], array, index, what)
-        kind = ir.FunctionType(ir.VoidType(), [what.as_pointer(), number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        builder.call(function, [place, *(ir.Constant(number, n) for n in (0, 3, 1))])
+        fetch(context, builder, signature.args[0], *values)
         return context.get_dummy_value()
 
     return types.void(array, types.intp), emit
@@ -276,8 +289,6 @@ Number: TypeAlias = float | np.floating[Any]
 _Unary: TypeAlias = Callable[[Lanes], Lanes]
 _Binary: TypeAlias = Callable[[Lanes, Lanes], Lanes]
 
-_VECTORS = FLOATS, INTS, SHORTS
-_SCALARS = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 load = cast("Callable[[Row, int], Lanes]", _reader(_lanes, _VECTORS))
 """Neighbours of a contiguous array of one axis, from an index on."""
 store = cast("Callable[[Row, int, Lanes], None]", _writer(_VECTORS))

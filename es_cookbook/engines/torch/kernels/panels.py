@@ -19,7 +19,16 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from es_cookbook.common.machine.compiled import features
-from es_cookbook.engines.torch.kernels.lanes import Row, in_all, pointer_to, widened
+from es_cookbook.engines.torch.kernels.lanes import (
+    FLOATS,
+    LANES,
+    Row,
+    fetch,
+    in_all,
+    loaded,
+    pointer_to,
+    widened,
+)
 
 _HAS_512_BITS = "+avx512f" in features()
 _WIDTH, _SUMS, _ROWS = (16, 24, 8) if _HAS_512_BITS else (8, 12, 4)
@@ -272,3 +281,85 @@ outputs are, target, place). Inputs are `OUTPUTS` apart there."""
 add_products = cast(_AddProducts, intrinsic(_add_products))
 """Sums = those begun + inputs times weights as `turn` writes them, of so many rows and outputs:
 (inputs, weights, how many inputs, sums begun, sums, (rows, outputs))."""
+
+
+REGISTERS = 2
+"""Of w that are multiplied together, of `LANES` numbers each."""
+QUERIES = 3
+"""Most rows of x that are multiplied together."""
+
+
+def _strided(streams: int) -> Any:
+    """An operation that adds products of some rows of x with two registers of w to sums.
+
+    Sums stay in registers while the inputs go by, `streams` of them at a time, each with sums of
+    its own; a sum is one chain of fused products. The operation takes
+
+    - x, where its first number is, and how far apart rows are;
+    - w, where the first input's first register is, how far apart inputs and registers are, and how
+      far ahead w is fetched on the way: that of a token that comes soon, whose place no processor
+      would guess;
+    - sums, where the first one is, and how far apart they are by stream, by row and by register;
+    - how many rows and how many times `streams` inputs there are, at least one of each.
+    """
+
+    def typed(
+        _: Any, x: Any, of_x: Any, w: Any, of_w: Any, sums: Any, of_sums: Any, shape: Any
+    ) -> tuple[Any, Callable[..., Any]]:
+        def emit(context: Any, builder: Any, signature: Any, values: Sequence[Any]) -> Any:
+            kinds, (x, of_x, w, of_w, sums, of_sums, shape) = signature.args, values
+            x_at, x_row = cgutils.unpack_tuple(builder, of_x)
+            w_at, w_input, w_register, ahead = cgutils.unpack_tuple(builder, of_w)
+            at, stream, row, register = cgutils.unpack_tuple(builder, of_sums)
+            rows, count = cgutils.unpack_tuple(builder, shape)
+            kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32")
+
+            def place(first: Any, *steps: tuple[Any, int]) -> Any:
+                for stride, number in steps:
+                    first = builder.add(first, builder.mul(stride, _index(number)))
+                return first
+
+            def more(number: int, step: Any, before: Sequence[Any]) -> list[Any]:
+                after: list[Any] = []
+                for s in range(streams):
+                    k = place(_index(s), (step, streams))
+                    first = builder.add(w_at, builder.mul(k, w_input))
+                    starts = [place(first, (w_register, c)) for c in range(REGISTERS)]
+                    registers = [loaded(context, builder, kinds[2], w, start) for start in starts]
+                    for start in starts[: REGISTERS if streams == 1 else 1]:
+                        fetch(context, builder, kinds[2], w, builder.add(start, ahead))
+                    for q in range(number):
+                        index = place(builder.add(x_at, k), (x_row, q))
+                        at_x = pointer_to(context, builder, kinds[0], x, index, _FLOAT)
+                        share = in_all(builder, builder.load(at_x), FLOATS)
+                        for weight in registers:
+                            total = before[len(after)]
+                            after.append(builder.call(fma, [share, weight, total]))
+                return after
+
+            for number in range(1, QUERIES + 1):
+                with builder.if_then(builder.icmp_signed("==", rows, _index(number))):
+                    indices = [
+                        place(at, (stream, s), (row, q), (register, c))
+                        for s in range(streams)
+                        for q in range(number)
+                        for c in range(REGISTERS)
+                    ]
+                    ends = [
+                        pointer_to(context, builder, kinds[4], sums, index, FLOATS)
+                        for index in indices
+                    ]
+                    in_registers(builder, ends, ends, count, partial(more, number))
+            return context.get_dummy_value()
+
+        return types.void(x, of_x, w, of_w, sums, of_sums, shape), emit
+
+    return intrinsic(typed)
+
+
+_OfTwo: TypeAlias = tuple[int, int]
+_OfFour: TypeAlias = tuple[int, int, int, int]
+_AddStrided: TypeAlias = Callable[[Row, _OfTwo, Row, _OfFour, Row, _OfFour, _OfTwo], None]
+add_strided = cast(_AddStrided, _strided(1))
+add_strided_twos = cast(_AddStrided, _strided(2))
