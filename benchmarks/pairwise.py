@@ -23,7 +23,6 @@ VARIANTS = {
     "default": "",
     "one": "dataset.tournament.orders=one",
     "all": "dataset.tournament.pattern=all",
-    "swiss": "dataset.tournament.pattern=swiss dataset.tournament.opponents=2",
     "ring_2": "dataset.tournament.opponents=2",
     "centre": "dataset.tournament.pattern=centre",
 }

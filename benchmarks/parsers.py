@@ -33,6 +33,7 @@ from es_cookbook.plugins.judges.chat import AskAgainError, completion_in
 from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import mark_in
 from es_cookbook.plugins.math.reward import Math
+from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
 from es_cookbook.recipes.code.dataset import extract_code
 from es_cookbook.recipes.code.dataset import read_problem as read_code_problem
@@ -49,7 +50,6 @@ from es_cookbook.rl.messages.message import parse_tool_calls
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import boxed, extracted, last_number
 from es_cookbook.rl.rewards.format import Format, extract_answer
-from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
 from es_cookbook.rl.types import Observation
 

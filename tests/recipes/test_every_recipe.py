@@ -32,7 +32,7 @@ OPTIONS = {
     "pairwise": ("dataset.tournament.pattern=ring",),
     "rush_hour": ("dataset.size=6", "dataset.reward.moves=optimal"),
     "search": ("dataset.prompt=words", "dataset.chat.tools_in=system"),
-    "tic_tac_toe": ("dataset.pairing=swiss", "dataset.draw=0.25"),
+    "tic_tac_toe": ("dataset.draw=0.25",),
 }
 BORROWED = {"code": "countdown", "mixture": "countdown", "alignment": "conciseness"}
 """Recipes without a model of their own -> whose they train."""

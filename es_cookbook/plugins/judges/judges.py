@@ -22,7 +22,6 @@ import functools
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import chz
 from typing_extensions import override
@@ -187,121 +186,30 @@ class ServerJudge(JudgeServer, PairJudge):
             raise ConfigError("judge=server needs a model: the name of one that the server has")
 
 
-_CLAUSES = re.compile(
-    r"([.;:!?,\n]+|\b(?:so|but|because|since|although|though|while|whereas|therefore|thus|hence)\b)",
-    re.IGNORECASE,
+_SAYS = (
+    r"(?:so|therefore|thus|overall|the|my|final|better|best|preferred|stronger|answer|response|reply"
+    r"|option|verdict|choice|winner|judge?ment|is|i|i'd|would|prefer|choose|pick|select|say)"
 )
-_FILLING = re.compile(
-    r"\b(?:a|an|all|and|answer|as|be|best|better|bit|candidate|certainly|choice|choose|clearly|"
-    r"conclusion|correct|definitely|deserves|final|for|go|i'd|i'll|i|in|is|it|judgement|judgment|more|"
-    r"much|must|my|obviously|of|one|option|overall|pick|prefer|preferable|preferred|reply|response|say|"
-    r"select|should|slightly|stronger|superior|surely|the|to|undoubtedly|verdict|vote|was|which|will|"
-    r"win|winner|winning|with|wins|would)\b",
-    re.IGNORECASE,
-)
-_BETTER = re.compile(
-    r"(?:is|was|seems|looks)? ?(?:much|far|clearly|slightly|a bit)? ?"
-    r"(?:(?:a )?(?:better|superior|stronger|preferable)(?: \w+)? (?:than|to)|>+|beats|outperforms)"
-)
-_WORSE = re.compile(
-    r"(?:is|was|seems|looks)? ?(?:much|far|clearly|slightly|a bit)? ?"
-    r"(?:(?:a )?(?:worse|inferior|weaker)(?: \w+)? (?:than|to)|(?:beaten|outperformed) by"
-    r"|loses to|<+)"
-)
-_PREFERS = re.compile(r"\b(?:prefer|choose|pick|select|go with|vote for)\b", re.IGNORECASE)
-_BARE = re.compile(
-    r"[-–—>| ]*(?:the |answer |option |response |reply |candidate )*([\0\1])", re.IGNORECASE
-)
-_NOT_OTHER = re.compile(r"(?:and |but )?not (?:answer |option |response )?([\0\1])", re.IGNORECASE)
-_LOSES = re.compile(
-    r"\b(?:worse|worst|los\w*|weak\w*|inferior|reject\w*|wrong|incorrect|bad|second|last|other|not)\b",
-    re.IGNORECASE,
-)
-_RANKED = re.compile(r"\b1[.):]\s*[\0\1]\D*\b2[.):]\s*[\0\1]")
-_AGAINST = re.compile(
-    r"\b(?:not|no|neither|nor|none|cannot|both|tie|tied|equal|equally|if|otherwise|unless)\b|n't|n’t",
-    re.I,
-)
+_MARKUP = re.compile(r"[*_`\"'“”\[\](){}#>.,:!]|\\(?:boxed|text\w*)")
 
 
 def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
-    """1 where the last verdict that a text says is for the first answer, 0 for the second.
+    """1 if a judge's reply is for the first answer, 0 for the second.
 
-    A clause is a verdict if it names one answer in words that only choose (`**B**`, `I prefer B`,
-    `the better answer is B`, `B wins`), or compares both (`A is better than B`, `B is worse than
-    A`). Others count for neither, and so do questions, labels (`A: 7 points`) and what stands
-    behind a label such as `worse:`. A clause behind the verdict that denies it, or a list of both
-    answers, makes the judgement lost.
+    The last line that it says, or the last sentence of that, has to be the verdict, alone or with
+    words that only choose before it (`Verdict: **B**`, `The better answer is B.`).
 
-    >>> verdict_in("Answer A is wrong, so **B**.", ("A", "B"))
+    >>> verdict_in("Answer A is wrong. So **B**.", ("A", "B"))
     0.0
 
     Raises:
-        AskAgainError: There is none.
+        AskAgainError: It is not.
     """
-    first, second = (verdict.strip() for verdict in verdicts)
-    said = spoken(said)
-    plain = re.sub(
-        r"[*_`\"“”\[\](){}#\0\1]|(?<!\w)['‘]|['’](?!\w)|\\(?:boxed|text\w*)",
-        " ",
-        said[-_LONGEST_REPLY:],
-    )
-    marked = re.sub(rf"(?<!\w){re.escape(first)}(?!\w)", "\0", plain)
-    marked = re.sub(rf"(?<!\w){re.escape(second)}(?!\w)", "\1", marked)
-    found = None if _RANKED.search(marked) else _last_verdict(_CLAUSES.split(marked))
-    if found is None:
-        raise AskAgainError(f"a verdict for neither {first} nor {second} in {said[:60]!r}")
-    return found
-
-
-def _last_verdict(parts: Sequence[str]) -> float | None:
-    """1 or 0 by the last of the clauses that is a verdict; what stands between them in turn."""
-    found: float | None = None
-    label, last = "", ""
-    clauses = [" ".join(clause.split()) for clause in parts[::2]]
-    for clause, behind in zip(clauses, [*parts[1::2], ""], strict=True):
-        bare = _BARE.fullmatch(clause)
-        is_label = bare is not None and ":" in behind
-        chosen = None if "?" in behind or is_label or _LOSES.search(label) else _chosen(clause)
-        denied = _NOT_OTHER.fullmatch(clause)
-        if chosen is not None:
-            is_list = bare and _BARE.fullmatch(last) and last[-1] != bare[1]
-            found = None if is_list else chosen
-        elif denied and found is not None and found == float(denied[1] == "\1"):
-            pass  # "A, not B" is for A.
-        elif _AGAINST.search(clause) and (re.search("[\0\1]", clause) or found is not None):
-            found = None
-        if clause:
-            last = clause
-        label = clause if ":" in behind else ""
-    return found
-
-
-def _chosen(clause: str) -> float | None:
-    r"""1 or 0 where a clause chooses \0, the first, or \1, the second; None where neither."""
-    named = re.findall("[\0\1]", clause)
-    if len(named) not in (1, 2) or len(set(named)) < len(named):
-        return None
-    before, *between, behind = re.split("[\0\1]", clause)
-    if behind.strip().lower().startswith("would"):
-        return None
-    if not _is_filling(before) or not _is_filling(behind) or "correct" in behind:
-        return None
-    place = _better_place(before, between[0]) if between else 0
-    return None if place is None else float(named[place] == "\0")
-
-
-def _better_place(before: str, between: str) -> int | None:
-    """Which of two that are compared is the better one."""
-    between = re.sub(
-        r" (?:the )?(?:answer|response|option|reply|candidate)$", "", between.strip(), flags=re.I
-    )
-    if _WORSE.fullmatch(between):
-        return 1
-    is_choice = _PREFERS.search(before) or (not before.strip() and between != "to")
-    prefers = is_choice and between in ("over", "to", "rather than", "instead of")
-    return 0 if prefers or _BETTER.fullmatch(between) else None
-
-
-def _is_filling(text: str) -> bool:
-    return not _FILLING.sub("", text).strip(" =-–—>|/")
+    lines = spoken(said)[-_LONGEST_REPLY:].strip().splitlines()
+    line = lines[-1] if lines else ""
+    for text in (line, re.split(r"[.;!?]\s", line.rstrip(" .!*_`\"'"))[-1]):
+        words = " ".join(_MARKUP.sub(" ", text).split())
+        for verdict, first in zip(verdicts, (1.0, 0.0), strict=True):
+            if re.fullmatch(rf"(?:(?i:{_SAYS}) )*{re.escape(verdict.strip())}", words):
+                return first
+    raise AskAgainError(f"a verdict for neither {verdicts[0]} nor {verdicts[1]} in {said[:60]!r}")

@@ -6,15 +6,12 @@ caller's choice. With n players
     round_robin      n (n - 1) / 2 pairs: each meets all others
     ring             n k / 2: each meets k others, drawn by a seed; results compare, for all are
                      linked by others whom both have met
-    swiss            n / 2 a round: each meets somebody who has done about as well, so few rounds
-                     tell the best apart; the next round needs the results of this one
 
 A `Tournament` of answers has a judge compare them:
 
     pattern    judgements of n different answers, in both orders
     all        n (n - 1): each against all others
     ring       n k: each against k others, drawn by a seed
-    swiss      n k: k rounds, each against one that has won about as much
     centre     2 n: each against the centre's own answer
 
 Answers that are the same text are one player: what one of them wins, all win, and against each
@@ -38,7 +35,7 @@ about all but the winner, where a population's fitness needs to know all.
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import anyio
@@ -79,35 +76,6 @@ def ring(n: int, k: int, seed: int) -> list[PlayerPair]:
     if k % 2:
         places += [(at, at + n // 2) for at in range(n // 2)]
     return sorted(pair_of(circle[one], circle[other]) for one, other in places)
-
-
-def swiss(scores: Sequence[float], met: Collection[PlayerPair], seed: int) -> list[PlayerPair]:
-    """One round: players of neighbouring scores, who meet again only where nobody else is left.
-
-    Of an odd number one of those with the most pairs in `met` sits out, the one of the lowest
-    score.
-
-    Args:
-        scores: of each player so far; who is level is shuffled.
-        met: pairs of the rounds before, (i, j) with i < j.
-        seed: of the shuffle; give each round its own.
-
-    >>> swiss([2.0, 0.0, 1.0, 2.0], {(0, 3)}, seed=0)
-    [(0, 2), (1, 3)]
-    """
-    ranked = list(range(len(scores)))
-    random.Random(seed).shuffle(ranked)
-    ranked.sort(key=lambda player: -scores[player])
-    if len(ranked) % 2:
-        times = Counter(player for pair in met for player in pair)
-        ranked.remove(max(reversed(ranked), key=lambda player: times[player]))
-    before = set(met)
-    pairs: list[PlayerPair] = []
-    while ranked:
-        first = ranked.pop(0)
-        fresh = (at for at, other in enumerate(ranked) if pair_of(first, other) not in before)
-        pairs.append(pair_of(first, ranked.pop(next(fresh, 0))))
-    return sorted(pairs)
 
 
 def pair_of(one: int, other: int) -> PlayerPair:
@@ -151,12 +119,6 @@ class Judgements:
         if self._swaps:
             found["swap_changes"] = sum(self._swaps) / len(self._swaps)
         return found
-
-    @property
-    def points(self) -> list[float]:
-        """Each player's results so far, added up."""
-        n = range(len(self._players))
-        return [math.fsum(p for j in n if not math.isnan(p := self.of(i, j))) for i in n]
 
     def of(self, i: int, j: int) -> float:
         """Player i's result against j: one half against itself, NaN without a judgement."""
@@ -213,11 +175,10 @@ class Judgements:
 class Tournament:
     """Who is compared with whom, and how often."""
 
-    pattern: Literal["all", "ring", "swiss", "centre"] = chz.field(
-        default="ring",
-        doc="each against all others, some on a ring, some by Swiss rounds, the centre's answer",
+    pattern: Literal["all", "ring", "centre"] = chz.field(
+        default="ring", doc="each against all others, some on a ring, or the centre's answer"
     )
-    opponents: int = chz.field(default=4, doc="of each answer, for ring and swiss")
+    opponents: int = chz.field(default=4, doc="of each answer, for ring")
     orders: Literal["both", "one"] = chz.field(
         default="both",
         doc="both: each pair in both orders, which cancels a preference for a place; one: at half "
@@ -247,18 +208,9 @@ class Tournament:
             await judged.judge([pair_of(i, other) for i in range(n) if i != other])
             rates = [judged.of(i, other) for i in range(n)]
         else:
-            await self._compare_all(judged, n, seed)
+            k = self.opponents if self.pattern == "ring" else n
+            await judged.judge(ring(n, k, derive_seed(seed, "ring")))
             counts = [sizes[player] for player in players]
             rates = [judged.win_rate(i, counts) for i in range(n)]
         rate_of = dict(zip(players, rates, strict=True))
         return [rate_of[text] for text in answers], judged
-
-    async def _compare_all(self, judged: Judgements, n: int, seed: int) -> None:
-        if self.pattern == "swiss":
-            for turn in range(min(self.opponents, n - 1)):
-                met = judged.preferred.keys()
-                await judged.judge(swiss(judged.points, met, derive_seed(seed, "swiss", turn)))
-        elif self.pattern == "ring":
-            await judged.judge(ring(n, self.opponents, derive_seed(seed, "ring")))
-        else:
-            await judged.judge(round_robin(n))

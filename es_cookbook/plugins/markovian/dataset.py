@@ -1,8 +1,7 @@
 """Questions whose answers are read from thoughts: generated sums, or rows of public sets."""
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator
 
 import chz
 from typing_extensions import override
@@ -10,7 +9,6 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.names import Names
-from es_cookbook.common.schedules import Table
 from es_cookbook.plugins.markovian.env import (
     TEMPLATE_NAMES,
     Asked,
@@ -21,74 +19,11 @@ from es_cookbook.plugins.markovian.env import (
 )
 from es_cookbook.plugins.markovian.problems import Problem, generate_sums, read_problem
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
-from es_cookbook.rl.types import Observation, RLDataset, Tokenizer
+from es_cookbook.rl.problem_env import digest_of
+from es_cookbook.rl.types import Observation, Tokenizer
 
 OPERATIONS = "+-*"
-
-
-@chz.chz
-class HandWritten:
-    """Hand-written thoughts of the data stand in for the model's own, in a share of each batch.
-
-    So a reader learns from good thoughts before there are any, as with a schedule that falls.
-
-    >>> fades = Table(generations=(0, 20), factors=(1.0, 0.0))
-    >>> [HandWritten(schedule=fades).count(generation, 32) for generation in (0, 5, 20, 99)]
-    [32, 24, 0, 0]
-    """
-
-    share: float = chz.field(default=1.0, doc="of a batch's problems")
-    schedule: Table = chz.field(default=Table(), doc="factor on share by generation")
-
-    @chz.validate
-    def _share(self) -> None:
-        check_range(self, "share", at_least=0, at_most=1)
-
-    def count(self, generation: int, num_problems: int) -> int:
-        """Of a batch of so many problems; of held-out ones none."""
-        return round(min(self.share * self.schedule(generation, 0), 1.0) * num_problems)
-
-
-class GivenThoughts(RLDataset):
-    """Problems of which some, in each batch the first, are tried with their hand-written thoughts.
-
-    It is no `ProblemDataset`: a mixture would take the problems of one and leave the thoughts out.
-
-    Raises:
-        DataError: A problem has none.
-    """
-
-    def __init__(self, problems: ProblemDataset[MarkovianProblem], thoughts: HandWritten) -> None:
-        self._problems, self._thoughts = problems, thoughts
-        for problem in problems.builders:
-            if problem.asked.thought is None:
-                raise DataError(
-                    f"{problem.name}: it has no hand-written thought, which dataset.thoughts=data "
-                    "needs: a field 'thought', for example by es-cookbook generate "
-                    "completion_field=thought"
-                )
-
-    @override
-    def get_batch(self, generation: int) -> Sequence[ProblemGroupBuilder]:
-        batch_P = self._problems.get_batch(generation)
-        count = self._thoughts.count(generation, len(batch_P))
-        return [*(problem.given for problem in batch_P[:count]), *batch_P[count:]]
-
-    @override
-    def __len__(self) -> int:
-        return len(self._problems)
-
-    @property
-    @override
-    def training_problems(self) -> Sequence[ProblemGroupBuilder]:
-        return self._problems.training_problems
-
-    @override
-    async def validate(self, context_length: int) -> None:
-        await self._problems.validate(context_length)
 
 
 @chz.chz
@@ -100,11 +35,6 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
     )
     template: Template = Names(TEMPLATE_NAMES, default="compact").field(
         "what writer and reader are asked: compact, for the bundled model, or words"
-    )
-    thoughts: HandWritten | None = Names({"data": f"{__name__}:HandWritten"}, default="data").field(
-        "data: hand-written thoughts of the data in place of the model's own, in a share of the "
-        "training problems; None: its own",
-        optional=True,
     )
     num_terms: int = chz.field(default=4, doc="of generated sums: numbers in each")
     num_digits: int = chz.field(default=1, doc="of generated sums: most digits of a number")
@@ -131,17 +61,6 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         check_range(self, "num_digits", at_least=1, at_most=18)
         if not self.operations or not set(self.operations) <= set(OPERATIONS):
             raise ConfigError(f"operations must be some of {OPERATIONS}, found {self.operations!r}")
-
-    @override
-    def dataset(
-        self, train: Sequence[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
-    ) -> RLDataset:
-        if self.thoughts is None:
-            return super().dataset(train, test_P)
-        own_P = cast("Sequence[MarkovianProblem]", train)
-        held_out_P = cast("Sequence[MarkovianProblem]", test_P)
-        given = own_P, self.problems_per_generation, self.seed, held_out_P
-        return GivenThoughts(ProblemDataset(*given), self.thoughts)
 
     @property
     @override

@@ -27,7 +27,6 @@ Substring search and one pattern over a bounded piece of the text: the cost is l
 """
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Sequence
@@ -51,7 +50,6 @@ from es_cookbook.rl.problem_env import (
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import extract_answer
 from es_cookbook.rl.types import (
-    Action,
     GroupReward,
     LostRollout,
     Observation,
@@ -279,20 +277,11 @@ def mean_logprob(reading: Reading) -> float:
 
 
 class MarkovianEnv(ProblemEnv):
-    """One thought about one question: the policy's own, or one that is given in its place.
+    """One thought about one question."""
 
-    A given thought has no sampled tokens: nobody is paid for writing it, only for reading it.
-    """
-
-    def __init__(self, asked: Asked, given: str | None = None) -> None:
+    def __init__(self, asked: Asked) -> None:
         super().__init__(asked.observation)
-        self.asked, self.given = asked, given
-
-    @override
-    async def act(self, observation: Observation) -> Action:
-        if self.given is not None:
-            return Action((), self.given, "stop")
-        return await super().act(observation)
+        self.asked = asked
 
     @override
     async def graded(self, text: str) -> Grade:
@@ -314,14 +303,6 @@ class MarkovianProblem(ProblemGroupBuilder):
 
     question: str = dataclasses.field(kw_only=True)
     asked: Asked = dataclasses.field(kw_only=True)
-
-    @property
-    def given(self) -> "MarkovianProblem":
-        """The same with its hand-written thought in place of the policy's own; tagged `given`."""
-        make_env = functools.partial(MarkovianEnv, self.asked, self.asked.thought)
-        return dataclasses.replace(
-            self, make_env=make_env, problem_tags=(*self.problem_tags, "given")
-        )
 
     @override
     async def check(self, context_length: int) -> None:

@@ -15,7 +15,6 @@ the random or the perfect player.
 import dataclasses
 import functools
 import itertools
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -30,7 +29,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     Mark,
     PromptStyle,
     Tournament,
-    elo,
     legal_moves,
     mover,
     openings,
@@ -58,15 +56,12 @@ from es_cookbook.rl.types import (
     EnvGroupBuilder,
     GroupReward,
     LostRollout,
-    Metrics,
     Observation,
     Policy,
-    ProblemResult,
     RLDatasetBuilder,
     StepResult,
     Tokenizer,
     Trajectory,
-    TrajectoryGroup,
 )
 
 Opponent: TypeAlias = Literal["random", "perfect"]
@@ -113,13 +108,11 @@ class OpeningGroup(EnvGroupBuilder):
     Attributes:
         opening: where every game begins.
         prompts: how positions are shown.
-        swiss_rounds: 0 for a round robin.
         draw: what a draw earns; a win earns 1.
     """
 
     opening: str
     prompts: Shown
-    swiss_rounds: int
     draw: float
 
     @property
@@ -163,8 +156,7 @@ class OpeningGroup(EnvGroupBuilder):
                 "illegal": illegal[player] / asked[player],
                 "score_against_base": (won + 0.5 * drawn) / (won + drawn + lost),
             }
-            logs = {"games": self._games_with_base(tournament, player, len(players))}
-            rewards[i] = GroupReward((wins + self.draw * draws) / games, metrics, logs)
+            rewards[i] = GroupReward((wins + self.draw * draws) / games, metrics)
         return rewards
 
     async def _played(self, players: Sequence[Policy], first_moves: Sequence[str]) -> Tournament:
@@ -177,21 +169,8 @@ class OpeningGroup(EnvGroupBuilder):
 
         tournament = Tournament(self.opening, len(players), ask)
         await tournament.play_base()
-        if self.swiss_rounds:
-            seed = derive_seed(0, f"tic_tac_toe/{self.opening}")
-            await tournament.play_swiss(self.swiss_rounds, seed)
-        else:
-            await tournament.play_round_robin()
+        await tournament.play_round_robin()
         return tournament
-
-    def _games_with_base(self, tournament: Tournament, player: int, base: int) -> str:
-        """A line each."""
-        lines: list[str] = []
-        for x, o in ((player, base), (base, player)):
-            who = ["base" if each == base else f"player {each}" for each in (x, o)]
-            moves = [str(move or "forfeits") for move in tournament.moves_of(x, o)]
-            lines.append(f"X {who[0]}, O {who[1]}: {self.opening} {' '.join(moves)}")
-        return "\n".join(lines)
 
 
 @dataclasses.dataclass(eq=False)
@@ -258,11 +237,6 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
         default=4, doc="moves that openings have; perfect play draws from each; 3 to 6"
     )
     problems_per_generation: int = chz.field(default=32, doc="openings in a batch")
-    pairing: Literal["round_robin", "swiss"] = chz.field(
-        default="round_robin",
-        doc="round_robin: all play all; swiss: rounds between genomes that have done about as well",
-    )
-    rounds: int = chz.field(default=5, doc="of swiss: opponents of each genome at an opening")
     draw: float = chz.field(default=0.5, doc="what a draw earns; a win earns 1, a loss 0")
     fold: int = chz.field(
         default=0,
@@ -281,15 +255,14 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "opening_moves", at_least=3, at_most=6)
-        check_range(self, "problems_per_generation", "rounds", at_least=1)
+        check_range(self, "problems_per_generation", at_least=1)
         check_range(self, "random_games", "perfect_games", at_least=0)
         check_range(self, "draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         prompts = functools.partial(shown, tokenizer, self.prompt)
-        swiss_rounds = self.rounds if self.pairing == "swiss" else 0
         train = [
-            OpeningGroup(opening, prompts, swiss_rounds, self.draw)
+            OpeningGroup(opening, prompts, self.draw)
             for opening in openings(self.opening_moves, "train")
         ]
         test_P = self._held_out_games(prompts)
@@ -312,32 +285,9 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
 
 
 class _OpeningsDataset(ProblemDataset[OpeningGroup]):
-    """Openings in an order that follows from a seed; measures the population against its base.
-
-    `data/elo_over_base` is how many points of Elo's scale the last generation's genomes, as one
-    player, are above the base model.
-    """
-
-    _elo_over_base = math.nan
+    """Openings in an order that follows from a seed."""
 
     @override
-    def results(
-        self, generation: int, groups_P: Sequence[TrajectoryGroup]
-    ) -> Sequence[ProblemResult]:
-        scores = [
-            given.metrics["score_against_base"]
-            for group in groups_P
-            for given_K in group.group_rewards_G_K or ()
-            for given in given_K
-            if given.metrics
-        ]
-        self._elo_over_base = elo(2 * math.fsum(scores), 2 * len(scores))
-        return ()
-
-    @override
-    def metrics(self) -> Metrics:
-        return {"data/elo_over_base": self._elo_over_base}
-
     async def validate(self, context_length: int) -> None:
         """Check that prompts fit, and that no two openings are the same to the model."""
         openings_of: dict[tuple[int, ...], str] = {}

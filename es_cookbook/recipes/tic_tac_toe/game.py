@@ -18,26 +18,18 @@ however many of its games come there. So games cost little: most of those that s
 are alike. Among n players who all answer each position in one of m ways, a round robin has n² − n
 games, and a player is asked at no more positions than m ways branch into.
 
-A round robin plays all pairs. `swiss` plays rounds between players who have done about as well, for
-populations in which all pairs would be too many positions.
-
 The base, a guest, plays everyone with both colours and is not paired otherwise. Games with it do
 not count for the score.
 
-Elo's scale turns a score s against an opponent into a difference of ratings,
-400 · log10(s / (1 − s)) (A. E. Elo, The Rating of Chessplayers, Past and Present, 1978), which for
-two players is the Bradley-Terry model's fit.
-
-Left out: ratings of single genomes. One opening is too few games for them.
+Left out: ratings of genomes. One opening is too few games for them.
 """
 
 import functools
 import itertools
-import math
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeAlias
 
 import anyio
@@ -45,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.plugins.judges.tournament import PlayerPair, round_robin, swiss
+from es_cookbook.plugins.judges.tournament import PlayerPair, round_robin
 from es_cookbook.rl.data.generated import Fold
 from es_cookbook.rl.messages.thoughts import spoken
 
@@ -256,18 +248,6 @@ Ask: TypeAlias = Callable[[int, str], Awaitable[int | None]]
 _BY_WINNER = {"X": 1, None: 0, "O": -1}
 
 
-def elo(points: float, games: int) -> float:
-    """The difference of ratings that explains so many points of so many games.
-
-    Half a point of one further game is added, so that nobody is infinitely better.
-
-    >>> round(elo(75, 100)), round(elo(50, 100)), round(elo(10, 10))
-    (189, 0, 529)
-    """
-    score = (points + 0.5) / (games + 1)
-    return 400 * math.log10(score / (1 - score))
-
-
 class Tournament:
     """Games from one opening.
 
@@ -289,16 +269,6 @@ class Tournament:
 
     async def play_round_robin(self) -> None:
         await self._play(round_robin(self._base))
-
-    async def play_swiss(self, rounds: int, seed: int) -> Collection[PlayerPair]:
-        """Some rounds, paired by the points so far; returns who has met."""
-        met: set[PlayerPair] = set()
-        for number in range(rounds):
-            scores = [won + 0.5 * drawn for won, drawn, _ in self.counts().tolist()]
-            pairs = swiss(scores, met, derive_seed(seed, "tic_tac_toe/swiss", number))
-            met.update(pairs)
-            await self._play(pairs)
-        return met
 
     async def play_base(self) -> None:
         """Everyone plays the base."""
@@ -322,17 +292,6 @@ class Tournament:
             moves = legal_moves(position)
             illegal.update(player for player, move in answers.items() if move not in moves)
         return asked, illegal
-
-    def moves_of(self, x: int, o: int) -> list[int | None]:
-        """The moves of a game that was played; the last is None where it was forfeited."""
-        position, moves = self.opening, list[int | None]()
-        while legal_moves(position):
-            move = self.moves[position][x if mover(position) == "X" else o]
-            if move is None or move not in legal_moves(position):
-                return [*moves, None]
-            moves.append(move)
-            position = played(position, move)
-        return moves
 
     async def _play(self, pairs: Sequence[PlayerPair]) -> None:
         """Each pair with both colours, all games a move at a time."""

@@ -105,16 +105,9 @@ async def test_a_server_that_talks_rubbish_is_asked_again_and_then_lost() -> Non
     ("said", "first"),
     [
         ("A", 1.0),
-        ("A is no good, B is better", 0.0),
         ("A is tempting. The better answer is B.", 0.0),
         ("Answer A", 1.0),
         ("[[B]]", 0.0),
-        ("B is better than A.", 0.0),
-        ("Answer A is worse than answer B", 0.0),
-        ("I prefer A to B", 1.0),
-        ("Not B, but A", 1.0),
-        ("A is better than B, though B is shorter.", 1.0),
-        ("Unlike B, A is stronger", 1.0),
         (json.dumps({"verdict": "A"}), 1.0),
     ],
 )

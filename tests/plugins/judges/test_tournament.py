@@ -14,7 +14,6 @@ from es_cookbook.plugins.judges.tournament import (
     PlayerPair,
     Tournament,
     ring,
-    swiss,
 )
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +82,6 @@ async def test_one_order_costs_half_and_is_drawn_by_the_seed() -> None:
     [
         ({"pattern": "all"}, 20 * 19),
         ({"pattern": "ring", "opponents": 4}, 20 * 4),
-        ({"pattern": "swiss", "opponents": 4}, 20 * 4),
         ({"pattern": "ring", "opponents": 4, "orders": "one"}, 20 * 2),
         ({"pattern": "ring", "opponents": 99}, 20 * 19),
     ],
@@ -95,12 +93,6 @@ async def test_what_each_pattern_costs(options: dict[str, object], judgements: i
     assert len(set(judge.asked)) == judgements, "no judgement twice"
     assert found[19] == pytest.approx(0.6), "who wins all wins against whomever it meets"
     assert found[0] == pytest.approx(0.4)
-
-
-async def test_swiss_asks_about_no_pair_twice_however_many_rounds() -> None:
-    judge = Judge()
-    await rates(NUMBERS, judge, pattern="swiss", opponents=99)
-    assert 20 * 15 < len(judge.asked) == len(set(judge.asked)) <= 20 * 19
 
 
 async def test_against_one_answer_each_is_asked_once_in_each_order() -> None:
@@ -159,7 +151,7 @@ async def test_what_is_no_lost_judgement_goes_through() -> None:
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(NUMBERS[:9]), min_size=2, max_size=12),
-    st.sampled_from(["all", "ring", "swiss"]),
+    st.sampled_from(["all", "ring"]),
     st.floats(-0.3, 0.3),
 )
 async def test_whatever_the_bias_equal_answers_rank_equal(
@@ -208,29 +200,3 @@ def test_on_a_ring_each_meets_as_many_others_once_each(n: int, k: int, seed: int
 
 def test_a_ring_is_drawn_by_its_seed() -> None:
     assert ring(32, 4, 1) == ring(32, 4, 1) != ring(32, 4, 2)
-
-
-@settings(max_examples=60)
-@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), max_size=17), st.integers(0, 5))
-def test_a_swiss_round_pairs_all_but_one_of_an_odd_number(scores: list[float], seed: int) -> None:
-    pairs = swiss(scores, (), seed)
-    assert len(pairs) == len(scores) // 2
-    assert set(times(pairs).values()) <= {1}
-
-
-def test_swiss_pairs_those_who_have_done_as_well_and_have_not_met() -> None:
-    scores = [3.0, 3.0, 2.0, 2.0, 0.0, 0.0]
-    assert swiss(scores, (), 0) == [(0, 1), (2, 3), (4, 5)]
-    again = swiss(scores, {(0, 1), (2, 3), (4, 5)}, 0)
-    assert not {(0, 1), (2, 3)} & set(again)
-    assert swiss([1.0, 0.0], {(0, 1)}, 0) == [(0, 1)], "again, where nobody else is left"
-
-
-def test_who_sat_out_does_not_sit_out_again() -> None:
-    met: set[PlayerPair] = set()
-    sat_out: list[int] = []
-    for turn in range(5):
-        pairs = swiss([0.0] * 5, met, turn)
-        sat_out += set(range(5)) - times(pairs).keys()
-        met |= set(pairs)
-    assert len(set(sat_out[:3])) == 3

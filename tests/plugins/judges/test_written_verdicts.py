@@ -4,46 +4,31 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
+import pytest
+
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.plugins.judges.chat import AskAgainError
 from es_cookbook.plugins.judges.judges import verdict_in
 from es_cookbook.plugins.judges.reward import mark_in
 
-VERDICTS = """
-{x}|**{x}**|[[{x}]]|\\boxed{{{x}}}|Answer {x}.|{x} is better.|Answer {x} is better than answer {y}.
-{y} is worse than {x}.|I prefer {x} to {y}.|I'd choose {x} over {y}|The better answer is {x}.
-{y} is a bit weaker than {x}|{x} beats {y}|{y} loses to {x}|{y} is outperformed by {x}|{x} > {y}
-{x} wins.|{x}, not {y}.|Not {y}, but {x}|{x} rather than {y}|Definitely {x}!
-{x} or {y}? I'd say {x}.|{y} has an error, so {x}.|The winner is {x}|Ranking: {x} > {y}
-{x} deserves to win|{y}: 4 points. {x}: 7 points. Verdict: {x}|{{"winner": "{x}"}}
-{{"better": "{x}", "worse": "{y}"}}|{x} is the winner
-{y} is good, but {x} is better|{x} is stronger, although {y} is shorter.|My choice: {x}
-First {y} convinced me. Still, the final verdict is {x}|{y} looks nicer; {x} is correct.
-The weaker answer is {y}.|{y} is the worse one.|Only {x} is right.|{y} is wrong. {x} is right.
-The loser is {y}|{x} is more helpful.|Is {y} better? No, {x} is.|1. {x} 2. {y}|Ranking: {x}, {y}
-{x} is less wrong than {y}|I rank {x} above {y}|My vote goes to {x}|worse: {y}|Worse answer: {y}
-{y} is hardly the better answer: {x}.|{y} would be better without its error. {x} wins.
-"""
-NEITHER = """
-A tie|Neither {x} nor {y}.|{x} and {y} are equal|{x} is not better than {y}
-{x} isn't better than {y}|I cannot choose {x} or {y}|{x} is no better than {y}|{x}?
-Is {x} better?|Would {x} win?|{x}: 7, {y}: 9|{x} would be better
-If {x} were longer, {x} would be better|{x}, {y}|{x} {y}|Not {x}|Avoid {x}.|{x} is as good as {y}
-Both {x} and {y} are fine|{x} has a mistake|Nobody would pick {x}
-{x} or {y}|It depends|{x} is at least as good as {y}|I disagree that {x} is better|{x}: good
-"""
-AROUND = [
-    "{}",
-    "Let me compare both answers.\n\n{}",
-    "Answer A says 42 and answer B says 41. {}",
-    "One of them is correct: 6 * 7 = 42. {}",
-    "{}\n",
-    "> {}",
+VERDICTS = [
+    *(
+        "{x}",
+        "**{x}**",
+        "[[{x}]]",
+        r"\\boxed{{{x}}}",
+        "Answer {x}.",
+        "Verdict: {x}",
+        "I prefer {x}.",
+    ),
+    *("The better answer is {x}.", "{y} has an error. So **{x}**.", "My choice: {x}"),
+    *("Let me compare both.\n\n{x}", "The winner is {x}!"),
 ]
-
-
-def forms(listed: str) -> list[str]:
-    return [form for line in listed.strip().splitlines() for form in line.split("|")]
+NEITHER = [
+    *("A tie", "Neither {x} nor {y}.", "{x} and {y} are equal", "{x} is not better than {y}"),
+    *("{x}?", "Not {x}", "{x}, {y}", "{x} or {y}", "{x}: 7, {y}: 9", "worse: {x}", ""),
+    *("The weaker answer is {x}", "If {x} were longer, {x} would be better", "Loser: {x}"),
+]
 
 
 def read(parse: Callable[[], float]) -> float | None:
@@ -53,18 +38,13 @@ def read(parse: Callable[[], float]) -> float | None:
         return None
 
 
-def test_no_reply_counts_for_the_other_answer() -> None:
-    rng = random.Random(0)
-    refused, tried = Counter[str](), Counter[str]()
-    known = dict.fromkeys(forms(VERDICTS), True) | dict.fromkeys(forms(NEITHER), False)
-    for form, has_verdict in 6 * [*known.items()]:
-        x, y = rng.sample(["A", "B"], 2)
-        said = rng.choice(AROUND).format(form.format(x=x, y=y))
-        found = read(lambda said=said: verdict_in(said, ("A", "B")))
-        assert found is None or (has_verdict and found == float(x == "A")), said
-        tried[form] += has_verdict
-        refused[form] += found is None
-    assert sum(refused[form] < tried[form] / 4 for form in known) >= 30
+@pytest.mark.parametrize(("x", "y"), [("A", "B"), ("B", "A")])
+def test_only_a_reply_that_ends_in_a_verdict_has_one(x: str, y: str) -> None:
+    for form in VERDICTS:
+        assert verdict_in(form.format(x=x, y=y), ("A", "B")) == float(x == "A"), form
+    for form in NEITHER:
+        said = form.format(x=x, y=y)
+        assert read(lambda said=said: verdict_in(said, ("A", "B"))) is None, form
 
 
 MARKS: dict[str, Callable[[int, int], str]] = {

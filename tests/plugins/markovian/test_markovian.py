@@ -12,14 +12,13 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from es_cookbook.__main__ import main as es_cookbook
-from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine, LogprobsRequest, Target
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.plugins.markovian.dataset import HandWritten, MarkovianDatasetBuilder
+from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.plugins.markovian.env import (
     MarkovianEnv,
     MarkovianProblem,
@@ -30,7 +29,6 @@ from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.plugins.markovian.train_cli import CLIConfig
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
-from es_cookbook.rl.rollouts import readings_of, sequences_of
 from es_cookbook.rl.types import (
     Action,
     EnvGroupBuilder,
@@ -40,8 +38,6 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from es_cookbook.runs.directory.directory import HISTORY
-from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import parsed, short_run, write_rows
@@ -305,101 +301,6 @@ async def test_an_answer_needs_tokens_and_room_where_it_is_read(tmp_path: Path) 
     await built.train.validate(64)
     with pytest.raises(DataError, match=r"rows.jsonl, line 1: .* makes no tokens of 'é'"):
         await rows("é")(TOKENIZER)
-
-
-# --- hand-written thoughts -----------------------------------------------------------------------
-
-
-def given(batch_P: Sequence[EnvGroupBuilder]) -> list[bool]:
-    """Whether each problem's thought is; all are problems of this recipe."""
-    return ["given" in problem.tags for problem in batch_P]
-
-
-async def test_a_share_of_each_batch_has_hand_written_thoughts_and_no_held_out_problem() -> None:
-    options = ("dataset.problems_per_generation=8", "dataset.num_train=40", "dataset.num_test=4")
-    fading = ("dataset.thoughts.schedule.generations=0,2", "dataset.thoughts.schedule.factors=1,0")
-    config = parsed(CLIConfig, *options, "dataset.thoughts=data", "dataset.thoughts.share=0.5")
-    own = await parsed(CLIConfig, *options).dataset(TOKENIZER)
-    built = await config.dataset(TOKENIZER)
-    await built.train.validate(64)
-    for generation in (0, 7):
-        batch_P, own_P = (each.train.get_batch(generation) for each in (built, own))
-        assert given(batch_P) == [True] * 4 + [False] * 4 and not any(given(own_P))
-        assert [getattr(p, "name", 0) for p in batch_P] == [getattr(p, "name", 1) for p in own_P]
-    assert not any(given(built.test_P))
-    faded = (await parsed(CLIConfig, *options, *fading).dataset(TOKENIZER)).train
-    assert [sum(given(faded.get_batch(t))) for t in (0, 1, 2, 9)] == [8, 4, 0, 0]
-    # As it is recorded, and read by the run that goes on.
-    recorded = config_from_json(config_to_json(config.dataset))
-    assert recorded == config.dataset
-
-
-async def test_a_given_thought_is_read_in_place_of_the_policys_own(engine: Engine) -> None:
-    builder = MarkovianDatasetBuilder()
-    of = builder.builder("it", Problem("3+5+9+2", "19", "=8,17,19"), TOKENIZER)
-    trajectory = (await rollouts(engine, pickle.loads(pickle.dumps(of.given)))).trajectories_G_K[0][
-        0
-    ]
-    own = (await rollouts(engine, of)).trajectories_G_K[0][0]
-    assert isinstance(trajectory, Trajectory) and isinstance(own, Trajectory)
-    (step,) = trajectory.transitions
-    assert step.action.text == "=8,17,19" != own.transitions[0].action.text
-    assert step.reward == pytest.approx(await mean_logprob(engine, "centre", "?:=8,17,19>", "19"))
-    # Writing it is nobody's merit: a gradient has the answer to learn from and no thought.
-    assert trajectory.num_tokens == 0 and sequences_of(trajectory, 1.0) == []
-    assert len(readings_of(trajectory, 1.0)) == 1
-
-
-async def test_rows_without_thoughts_are_refused_and_those_of_generate_are_none(
-    tmp_path: Path,
-) -> None:
-    fields = {"question": "1+2", "answer": "3"}
-    written = {**fields, "thought": "1,3", "prompt": "Think.", "generated": {"model": "m"}}
-    for row, name in ((fields, "own.jsonl"), (written, "written.jsonl")):
-        write_rows(tmp_path / name, [row])
-    given_all = HandWritten()
-
-    def data(name: str) -> MarkovianDatasetBuilder:
-        source = str(tmp_path / name)
-        return MarkovianDatasetBuilder(
-            source=source, num_test=0, problems_per_generation=1, thoughts=given_all
-        )
-
-    with pytest.raises(
-        DataError, match=r"own.jsonl, line 1: it has no hand-written thought, which dataset.though"
-    ):
-        await data("own.jsonl")(TOKENIZER)
-    (problem_,) = (await data("written.jsonl")(TOKENIZER)).train.get_batch(0)
-    assert isinstance(problem_, MarkovianProblem) and problem_.asked.thought == "1,3"
-    with pytest.raises(ConfigError, match=r"share must be in \[0, 1\], found 2"):
-        HandWritten(share=2)
-
-
-def test_gradients_of_given_thoughts_teach_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = ("attempts=4", "learning_rate=0.003", f"log_path={tmp_path / 'run'}", *SHORT)
-    program = ["es-cookbook", "policy_gradient", "recipe=markovian", *options]
-    monkeypatch.setattr("sys.argv", [*program, "dataset.thoughts=data"])
-    es_cookbook()
-    rows = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
-    assert rows[0]["env/given/logprob"] == rows[0]["env/all/logprob"]
-    assert rows[-1]["test/reward/mean"] != 0.0, "it reads with other weights than the base"
-
-
-def test_es_of_given_thoughts_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    schedule = "optimizer.learning_rate_schedule=none"
-    options = ("eval_every=0", "dataset.thoughts=data", "dataset.thoughts.share=0.5", schedule)
-    rows = short_run("markovian", tmp_path / "once", *options)
-    assert {"env/given/logprob", "env/all/logprob"} <= rows[0].keys()
-    short_run("markovian", tmp_path / "twice", *options, "num_generations=1")
-    again = "behavior_if_log_dir_exists=resume"
-    short_run("markovian", tmp_path / "twice", *options, again)
-    once, twice = (
-        [(record.step, record.fingerprint) for record in read_history(tmp_path / of / HISTORY)]
-        for of in ("once", "twice")
-    )
-    assert len(once) == 2 and once == twice
 
 
 @pytest.mark.parametrize("size", ["82m", "2.7b", "7b"])

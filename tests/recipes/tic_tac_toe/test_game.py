@@ -16,7 +16,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     best_moves,
     careful_move,
     careless_move,
-    elo,
     fold,
     legal_moves,
     mover,
@@ -196,7 +195,6 @@ async def test_players_who_play_alike_are_asked_no_more_than_a_game_asks() -> No
     assert tournament.asked()[0] == dict.fromkeys(range(20), 5)
     assert tournament.counts()[0].tolist() == [0, 38, 0]
     assert len(players.asked) == 100, "for 380 games of 5 moves"
-    assert tournament.moves_of(0, 1) == [1, 4, 2, 3, 8]
 
 
 async def test_who_names_no_free_cell_forfeits_and_it_is_counted() -> None:
@@ -205,32 +203,9 @@ async def test_who_names_no_free_cell_forfeits_and_it_is_counted() -> None:
     assert tournament.counts().tolist() == [[2, 0, 0], [0, 0, 2]]
     asked, illegal = tournament.asked()
     assert (asked[1], illegal) == (2, {1: 2})
-    assert tournament.moves_of(1, 0) == [None]
-    assert tournament.moves_of(0, 1) == [1, None]
-
-
-async def test_swiss_plays_each_round_once_and_the_best_comes_first() -> None:
-    players = Players("careful", *["careless"] * 6, "mute")
-    tournament, again = (Tournament(OPENING, 8, players) for _ in range(2))
-    assert len(await tournament.play_swiss(3, seed=0)) == 12, "nobody meets anybody twice"
-    counts = tournament.counts().tolist()
-    assert {sum(each) for each in counts} == {6}
-    assert counts[7][0] == 0
-    await again.play_swiss(3, seed=0)
-    assert again.counts().tolist() == counts
 
 
 async def test_one_player_alone_plays_nobody() -> None:
     tournament = Tournament(OPENING, 1, Players("careful"))
     await tournament.play_round_robin()
     assert tournament.counts().tolist() == [[0, 0, 0]]
-
-
-@pytest.mark.parametrize(
-    ("points", "games", "rating"), [(0, 0, 0), (50, 100, 0), (7600, 10000, 200), (9091, 10000, 400)]
-)
-def test_elo_is_the_difference_that_explains_a_score(
-    points: float, games: int, rating: float
-) -> None:
-    assert elo(points, games) == pytest.approx(rating, abs=0.5)
-    assert elo(games - points, games) == pytest.approx(-rating, abs=0.5)

@@ -151,18 +151,6 @@ async def test_a_lost_rollout_plays_nobody() -> None:
     assert (await group_of("careful"))[0]["reward"] == 0.0
 
 
-async def test_a_rollouts_games_are_shown() -> None:
-    group = OpeningGroup(OPENING, PROMPTS, 0, 0.5)
-    assert group.asks_genomes
-    policies = [Player("careful"), Player("taken")]
-    envs = (await group.make_envs(2)).envs
-    trajectories = [await run_rollout(env, p) for env, p in zip(envs, policies, strict=True)]
-    found = await group.compute_group_rewards(trajectories, policies)
-    lines = found[0].logs["games"].splitlines()
-    assert lines[0].startswith(f"X player 0, O base: {OPENING} 1 ")
-    assert found[1].logs["games"].splitlines()[0] == f"X player 1, O base: {OPENING} forfeits"
-
-
 @pytest.mark.parametrize(("way", "earned"), [("perfect", {0.5, 1.0}), ("taken", {0.0})])
 @pytest.mark.parametrize("opponent", ["random", "perfect"])
 async def test_games_against_fixed_opponents(way: str, earned: set[float], opponent: str) -> None:
@@ -197,9 +185,8 @@ def test_demonstrations_mix_both_players_and_no_held_out_opening_is_shown() -> N
 FEW_GAMES = "dataset.random_games=1", "dataset.perfect_games=1"
 
 
-@pytest.mark.parametrize("pairing", ["round_robin", "swiss"])
-def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str) -> None:
-    options = *FEW_GAMES, f"dataset.pairing={pairing}"
+def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path) -> None:
+    options = FEW_GAMES
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     rows = short_run("tic_tac_toe", whole, *options)
     shutil.copytree(whole, parted)
@@ -209,7 +196,6 @@ def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path, pairing: str
     assert (whole / "history.jsonl").read_bytes() == (parted / "history.jsonl").read_bytes()
     for key in ("env/all/wins", "env/all/illegal", "env/all/score_against_base"):
         assert [row[key] for row in rows[:2]] == [row[key] for row in others[:2]]
-    assert rows[1]["data/elo_over_base"] == others[1]["data/elo_over_base"]
     assert rows[-1]["test/reward/mean"] == others[-1]["test/reward/mean"]
     assert rows[0]["test/env/all/illegal"] == 0.0, "the bundled model moves legally"
     assert "test/env/all/draws_with_perfect" in rows[0]
