@@ -16,7 +16,7 @@ VERDICTS = [
         "{x}",
         "**{x}**",
         "[[{x}]]",
-        r"\\boxed{{{x}}}",
+        r"\boxed{{{x}}}",
         "Answer {x}.",
         "Verdict: {x}",
         "I prefer {x}.",
