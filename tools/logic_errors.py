@@ -18,8 +18,9 @@ from transformers import AutoTokenizer, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.recipes.logic.dataset import held_out, question, without_last_term
+from es_cookbook.recipes.logic.dataset import question
 from es_cookbook.recipes.logic.train_cli import CLIConfig
+from tools.bundled.logic import held_out, without_last_term
 from tools.small_model import answer
 
 NUM_TEST, SAMPLES = 500, 8

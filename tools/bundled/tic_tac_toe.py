@@ -23,8 +23,6 @@ from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.tic_tac_toe.game import (
     EMPTY,
-    careful_move,
-    careless_move,
     fold,
     legal_moves,
     mover,
@@ -33,7 +31,7 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     question,
     random_move,
     read_move,
-    urgent_moves,
+    winner,
 )
 from tools.small_model import Batch, answer, build_tokenizer, happens
 from tools.warm_start import Config, Phase, make
@@ -45,6 +43,47 @@ CARELESS = 0.3
 """Log-odds of the careless player where cells favour neither side."""
 OPENING_MOVES = 4
 """Of the openings of which the held-out ones are not shown."""
+
+
+def urgent_moves(position: str) -> tuple[int, ...]:
+    """The moves that win at once; without any, those that keep the other side from it.
+
+    >>> urgent_moves("XX.OO...."), urgent_moves("XX..O...."), urgent_moves("X........")
+    ((3,), (3,), ())
+    """
+    moves = legal_moves(position)
+    winning = tuple(cell for cell in moves if winner(played(position, cell)) is not None)
+    return winning or tuple(cell for cell in moves if _completes(position, cell))
+
+
+def _completes(position: str, cell: int) -> bool:
+    """Whether the side that does not move would have three in a line with this cell."""
+    other = "O" if mover(position) == "X" else "X"
+    return winner(position[: cell - 1] + other + position[cell:]) is not None
+
+
+def careful_move(position: str) -> int:
+    """The first move that wins or blocks, else the first free cell.
+
+    >>> careful_move("XX.OO....")
+    3
+    """
+    return (urgent_moves(position) or legal_moves(position))[0]
+
+
+def careless_move(position: str) -> int:
+    """The first free cell that neither wins nor blocks, if there is one.
+
+    >>> careless_move("XX.OO....")
+    7
+    """
+    moves = legal_moves(position)
+    quiet = [
+        cell
+        for cell in moves
+        if winner(played(position, cell)) is None and not _completes(position, cell)
+    ]
+    return (quiet or moves)[0]
 
 
 def draw_position(rng: random.Random) -> str:

@@ -250,15 +250,3 @@ def _untaken(source: Source, seed: int, taken: set[str]) -> Iterator[Problem]:
         if problem.question not in taken:
             taken.add(problem.question)
             yield problem
-
-
-def held_out(fold: int, count: int) -> list[Problem]:
-    """The held-out problems of a fold, as the recipe has them with so many."""
-    return LogicDatasetBuilder(num_train=1, num_test=count, fold=fold).problems()[1]
-
-
-def without_last_term(problem: Problem) -> str:
-    """The answer to a sum of somebody who forgets the last of its terms, one digit."""
-    expression: str = problem.entry["metadata"]["expression"]
-    last, sign = int(expression[-1]), {"+": 1, "-": -1}[expression[-3]]
-    return str(int(str(problem.gold)) - sign * last)

@@ -2,8 +2,7 @@
 
 A position is nine characters, row by row, X, O or "." for a free cell; X began, so the marks say
 who moves next. Cells have the numbers 1 to 9. Perfect play is minimax over all 5,478 positions,
-each computed once. Two players teach: careful ones win and block where one move does it, careless
-ones overlook both; elsewhere both take the first free cell.
+each computed once.
 
 An opening is a position from which a game begins. Those used here have the same number of marks and
 are drawn if both sides play perfectly, so that neither begins with an advantage that the other
@@ -199,47 +198,6 @@ def random_move(position: str, rng: random.Random) -> int:
 
 def perfect_move(position: str, rng: random.Random) -> int:
     return rng.choice(best_moves(position))
-
-
-def urgent_moves(position: str) -> tuple[int, ...]:
-    """The moves that win at once; without any, those that keep the other side from it.
-
-    >>> urgent_moves("XX.OO...."), urgent_moves("XX..O...."), urgent_moves("X........")
-    ((3,), (3,), ())
-    """
-    moves = legal_moves(position)
-    winning = tuple(cell for cell in moves if winner(played(position, cell)) is not None)
-    return winning or tuple(cell for cell in moves if _completes(position, cell))
-
-
-def _completes(position: str, cell: int) -> bool:
-    """Whether the side that does not move would have three in a line with this cell."""
-    other = "O" if mover(position) == "X" else "X"
-    return winner(position[: cell - 1] + other + position[cell:]) is not None
-
-
-def careful_move(position: str) -> int:
-    """The first move that wins or blocks, else the first free cell.
-
-    >>> careful_move("XX.OO....")
-    3
-    """
-    return (urgent_moves(position) or legal_moves(position))[0]
-
-
-def careless_move(position: str) -> int:
-    """The first free cell that neither wins nor blocks, if there is one.
-
-    >>> careless_move("XX.OO....")
-    7
-    """
-    moves = legal_moves(position)
-    quiet = [
-        cell
-        for cell in moves
-        if winner(played(position, cell)) is None and not _completes(position, cell)
-    ]
-    return (quiet or moves)[0]
 
 
 Ask: TypeAlias = Callable[[int, str], Awaitable[int | None]]

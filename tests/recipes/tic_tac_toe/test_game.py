@@ -14,8 +14,6 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     EMPTY,
     Tournament,
     best_moves,
-    careful_move,
-    careless_move,
     fold,
     legal_moves,
     mover,
@@ -28,6 +26,7 @@ from es_cookbook.recipes.tic_tac_toe.game import (
     value,
     winner,
 )
+from tools.bundled.tic_tac_toe import careful_move, careless_move
 
 
 def test_a_game_ends_with_three_in_a_line_or_a_full_board() -> None:

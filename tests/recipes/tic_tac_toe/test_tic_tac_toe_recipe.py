@@ -18,14 +18,11 @@ from es_cookbook.recipes.tic_tac_toe.dataset import (
 )
 from es_cookbook.recipes.tic_tac_toe.game import (
     best_moves,
-    careful_move,
-    careless_move,
     fold,
     legal_moves,
     openings,
     question,
     read_move,
-    urgent_moves,
 )
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.rollouts import run_rollout
@@ -41,6 +38,7 @@ from es_cookbook.rl.types import (
 from tests.fakes import FakePolicy
 from tests.recipe_problems import short_run
 from tools.bundled import tic_tac_toe as warm_start
+from tools.bundled.tic_tac_toe import careful_move, careless_move, urgent_moves
 from tools.small_model import build_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +90,6 @@ async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[An
     [
         ({"draw": 1.5}, r"draw must be in \[0, 1\], found 1.5"),
         ({"opening_moves": 7}, r"opening_moves must be in \[3, 6\], found 7"),
-        ({"rounds": 0}, "rounds must be at least 1"),
     ],
 )
 def test_impossible_settings_are_refused(option: dict[str, float], sentence: str) -> None:
@@ -116,9 +113,9 @@ async def test_a_tokenizer_that_cannot_tell_openings_apart_is_refused() -> None:
         await built.train.validate(5)
 
 
-async def group_of(*ways: str, swiss_rounds: int = 0, draw: float = 0.5) -> list[dict[str, float]]:
+async def group_of(*ways: str, draw: float = 0.5) -> list[dict[str, float]]:
     """Rewards and metrics of players of these ways; "lost" is one whose rollout was."""
-    group = OpeningGroup(OPENING, PROMPTS, swiss_rounds, draw)
+    group = OpeningGroup(OPENING, PROMPTS, draw)
     policies = [Player("careful" if way == "lost" else way) for way in ways]
     envs = (await group.make_envs(len(ways))).envs
     trajectories: list[Trajectory | LostRollout] = [
@@ -141,7 +138,6 @@ async def test_results_of_games_are_the_rewards() -> None:
     assert one == other
     assert (one["reward"], one["draws"]) == (0.5, 1)
     assert (await group_of("careful", "careful", draw=0.25))[0]["reward"] == 0.25
-    assert len(await group_of(*["careful"] * 9, swiss_rounds=2)) == 9
 
 
 async def test_a_lost_rollout_plays_nobody() -> None:
