@@ -436,7 +436,11 @@ def test_ranks_of_a_tensor_parallel_engine_have_together_what_one_has_and_what_w
         check_restoring_from_a_snapshot(running, reference, tmp_path)
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     config = PlanConfig(
-        model_name=str(path), engine=running.builder, population_size=4, search_space=space
+        model_name=str(path),
+        machine="2xh100",
+        engine=running.builder,
+        population_size=4,
+        search_space=space,
     )
     plan = Plan(config, read_architecture(str(path)))
     planned = (plan.residents, plan.weights, plan.token)
