@@ -256,7 +256,7 @@ NOT_LOADED = (
     # These import what takes seconds, and would be seen if a config had them imported.
     *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
     *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
-    *("es_cookbook.plugins.inspect.models", "es_cookbook.plugins.generate.distilabel_pipeline"),
+    *("es_cookbook.plugins.inspect.models", "es_cookbook.plugins.generate.by_distilabel"),
 )
 """Beginnings of names of modules that are not imported beforehand."""
 _RUNS = {

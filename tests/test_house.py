@@ -65,12 +65,11 @@ sys.stdout = sys.__stdout__
 
 IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
-PROGRAMS = {"es_cookbook.plugins.generate.distilabel_pipeline"}
-"""Started as programs, and imported by nobody."""
 MOST_OF_THE_MAIN_JOB = 155
 """Modules of the package that the main job imports, without those of its engine: a run imports what
 it uses. Lower this whenever there are fewer."""
 ABOUT_OTHERS = {
+    "es_cookbook.plugins.generate.by_distilabel",
     "es_cookbook.plugins.inspect.models",
     *(f"es_cookbook.plugins.gradients.grpo.{name}" for name in ("arguments", "training")),
     *(f"es_cookbook.plugins.verifiers.{name}" for name in ("env", "library", "tools")),
@@ -81,7 +80,7 @@ ABOUT_OTHERS = {
 @pytest.mark.slow
 def test_neither_the_main_job_nor_any_module_imports_what_only_others_need() -> None:
     names = [dotted(path) for path in MODULES]
-    their_own = IN_VLLM | PROGRAMS | ABOUT_OTHERS
+    their_own = IN_VLLM | ABOUT_OTHERS
     assert set(names) >= their_own
     main_job, everything = loaded_by(
         MAIN_JOB, "\n".join(f"import {name}" for name in names if name not in their_own)

@@ -20,197 +20,73 @@ With `via=distilabel` a distilabel pipeline asks; the rows are the same.
 import contextlib
 import hashlib
 import json
-import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import anyio
-import chz
 
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError, leaves
+from es_cookbook.common.errors import (
+    ConfigError,
+    DataError,
+    ServerError,
+    leaves,
+    not_installed,
+)
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.plugins.generate import by_distilabel
-from es_cookbook.plugins.generate.by_distilabel import Asked, Outcome
-from es_cookbook.plugins.judges.chat import (
-    AskAgainError,
-    Completion,
-    RefusedError,
-    asked,
-    completion,
-)
-from es_cookbook.plugins.judges.http import key_in
-from es_cookbook.rl.data.rows import Row, check_template, filled
-from es_cookbook.rl.data.sources import (
-    load_rows,
-)
-from es_cookbook.rl.types import (
-    SOURCE_DOC,
-)
-from es_cookbook.runs.files import LineFile, cannot, replace_file
+from es_cookbook.plugins.generate.asking import HOW, Asked, GenerateConfig, Outcome, answer_to
+from es_cookbook.plugins.judges.chat import Completion
+from es_cookbook.rl.data.rows import Row, filled
+from es_cookbook.rl.data.sources import load_rows
+from es_cookbook.runs.files import LineFile, replace_file
 
-KEY = "ES_COOKBOOK_GENERATE_KEY"
-"""Environment variable with the server's key, if it needs one; no other is sent."""
-_FOR_ALL = (401, 403, 404, 405)
-"""Statuses of a refused key or an unknown model, which concern every question, not one alone."""
 PARTS = ".parts"
 """Ends the name of the file with the answers as they came."""
-HOW = "generated"
-"""Field of the output that says how its answer was made."""
 HOPELESS = 16
-"""So many questions in a row without an answer, and no more are asked."""
+"""After so many questions in a row without an answer, no more are asked."""
 
 
-@chz.chz
-class GenerateConfig:
-    """Write rows to train on: a language model's answers to prompts made from rows."""
+class _Answers:
+    """Answers by key, in a file that survives a crash.
 
-    model: str = chz.field(doc="the server's name for the model")
-    base_url: str = chz.field(
-        default="http://127.0.0.1:8000/v1", doc="URL of an OpenAI-compatible server, up to /v1"
-    )
-    system: str = chz.field(default="", doc="system message; empty: none")
-    temperature: float = chz.field(default=0.7, doc="sampling temperature")
-    top_p: float = chz.field(
-        default=1.0, doc="nucleus sampling: cumulative probability to sample from"
-    )
-    max_tokens: int = chz.field(default=512, doc="maximum tokens per answer")
-    timeout: float = chz.field(default=120.0, doc="seconds per attempt")
-    attempts: int = chz.field(default=5, doc="maximum attempts per question")
-    backoff: float = chz.field(
-        default=1.0,
-        doc="seconds before the second attempt, doubled each time, unless the server says more",
-    )
-
-    source: str = chz.field(doc=SOURCE_DOC)
-    output: str = chz.field(doc=".jsonl file to write; one with the same settings is continued")
-    prompt: str = chz.field(
-        default="{question}", doc="prompt template, with fields of the row in braces"
-    )
-    replicas: int = chz.field(default=1, doc="answers per prompt")
-    num_rows: int | None = chz.field(
-        default=None, doc="number of rows to use, from the first; None: all"
-    )
-    seed: int | None = chz.field(
-        default=0, doc="seed from which each question's is derived; None sends none"
-    )
-    prompt_field: str = chz.field(default="prompt", doc="output field for the prompt")
-    completion_field: str = chz.field(default="completion", doc="output field for the answer")
-    concurrency: int = chz.field(default=32, doc="maximum number of concurrent questions")
-    via: Literal["openai", "distilabel"] = chz.field(
-        default="openai",
-        doc="what sends the questions: this process, or a distilabel pipeline",
-    )
-
-    @chz.validate
-    def _valid(self) -> None:
-        if not re.match(r"https?://[^/\s@]+(/|$)", self.base_url):
-            raise ConfigError(
-                f"base_url must begin with http:// or https:// and a host, found {self.base_url!r}"
-            )
-        check_range(self, "temperature", "backoff", at_least=0)
-        check_range(self, "timeout", above=0)
-        check_range(self, "top_p", above=0, at_most=1)
-        counts = ("max_tokens", "attempts", "replicas", "num_rows", "concurrency")
-        check_range(self, *counts, at_least=1)
-        check_template(self.prompt)
-        if not self.output.endswith(".jsonl"):
-            raise ConfigError(f"output must be a file that ends in .jsonl, found {self.output!r}")
-        names = (self.prompt_field, self.completion_field, HOW)
-        if len(set(names)) < len(names) or not all(names):
-            raise ConfigError(
-                f"prompt_field={self.prompt_field!r} and completion_field="
-                f"{self.completion_field!r} must be two names, and neither is {HOW!r}"
-            )
-        if self.replicas > 1 and self.temperature == 0:
-            raise ConfigError(
-                f"replicas={self.replicas} with temperature=0 asks for the same answer again; "
-                "raise the temperature, or give replicas=1"
-            )
-
-
-async def answer_to(config: GenerateConfig, prompt: str, seed: int | None) -> Outcome:
-    """Ask, several times if need be.
-
-    Raises:
-        ConfigError: The key cannot be in a header.
-        ServerError: There will be no answer to any question.
-    """
-    messages = [{"role": "system", "content": config.system}] if config.system else []
-    messages.append({"role": "user", "content": prompt})
-    sent = ("model", "temperature", "top_p", "max_tokens")
-    question = {"messages": messages, **{name: getattr(config, name) for name in sent}}
-    if seed is not None:
-        question["seed"] = seed
-    ask = partial(completion, config.base_url, key_in(KEY), question, config.timeout)
-    try:
-        return await asked(ask, config.attempts, config.backoff)
-    except AskAgainError as error:
-        return str(error)
-    except RefusedError as error:
-        if error.status < 400 or error.status in _FOR_ALL:
-            raise ServerError(
-                f"the server at {config.base_url} refuses to answer: {error}"
-            ) from None
-        return str(error)
-
-
-class _AnswersFile:
-    """Answers by key, those of earlier calls and those that are added, which survive a crash.
-
-    Its first line has the settings that shape an answer, every further one an answer under a key of
-    its own, on the disk as soon as it came. A last line that is torn is dropped. Answers of other
-    settings do not get into it: rows of one file come from one model asked in one way.
-
-    Args:
-        path: made where it is not there.
-        settings: what shapes an answer; of values that JSON has.
-
-    Attributes:
-        by_key: all answers.
+    The first line has the settings that shape an answer, each further line an answer. A torn last
+    line is dropped. The file is continued with the same settings only.
 
     Raises:
         ConfigError: The file was begun with other settings; says which.
-        DataError: It is none of ours, or damaged.
-        RunDirectoryError: It cannot be written, or another process is doing so.
+        DataError: A line is damaged.
+        RunDirectoryError: The file cannot be written.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
         self.by_key: dict[str, Completion] = {}
-        self._lock = _locked(path)  # First: the file remembers its size.
         self._file = LineFile(path)
         try:
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
-            if len(whole) < len(content):
-                self._file.truncate(len(whole))
-            first, *others = whole[:-1].split(b"\n")
-            if others:
-                _check_settings(path, first, settings)
+            self._file.truncate(len(whole))
+            found = [_parsed(path, *each) for each in enumerate(whole.splitlines(), 1)]
+            if len(found) > 1:
+                _check_settings(path, found[0], settings)
             else:  # Nothing was answered yet.
                 self._file.truncate(0)
                 self._file.append(_line({"settings": settings}))
-            for number, line in enumerate(others, 2):
-                key, text, finish_reason = _fields(
-                    path, number, line, "key", "text", "finish_reason"
+            for answer in found[1:]:
+                reason = answer.get("finish_reason")
+                self.by_key[str(answer["key"])] = Completion(
+                    str(answer["text"]), None if reason is None else str(reason)
                 )
-                if not isinstance(key, str) or not isinstance(text, str):
-                    raise _damaged(path, number)
-                reason = finish_reason if isinstance(finish_reason, str) else None
-                self.by_key[key] = Completion(text, reason)
         except BaseException:
             self.close()
             raise
 
     def add(self, key: str, answer: Completion) -> None:
-        """Keep an answer; it is on the disk afterwards.
+        """Record an answer; it is on the disk afterwards.
 
         Raises:
             RunDirectoryError: The disk is full or failed.
@@ -219,16 +95,30 @@ class _AnswersFile:
         self.by_key[key] = answer
 
     def close(self) -> None:
-        """Close the file, for others to go on with."""
         self._file.close()
-        os.close(self._lock)
 
 
-def _check_settings(path: Path, line: bytes, settings: Mapping[str, object]) -> None:
-    (before,) = _fields(path, 1, line, "settings")
-    if not isinstance(before, dict):
-        raise _damaged(path, 1)
-    before = cast("dict[str, object]", before)
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, object]:
+    """A line of an answers' file: the settings, or an answer."""
+    try:
+        found = cast("dict[str, object]", json.loads(line))
+        is_whole = (
+            isinstance(found["settings"], dict) if number == 1 else {"key", "text"} <= {*found}
+        )
+        if is_whole:
+            return found
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise DataError(
+        f"{path}, line {number}: no line of `generate`; give another output, or delete this file "
+        "to begin again"
+    )
+
+
+def _check_settings(
+    path: Path, first: Mapping[str, object], settings: Mapping[str, object]
+) -> None:
+    before = cast("dict[str, object]", first["settings"])
     differences = [
         f"{name}={before.get(name)!r:.60}, now {settings.get(name)!r:.60}"
         for name in sorted(before.keys() | settings.keys())
@@ -241,45 +131,8 @@ def _check_settings(path: Path, line: bytes, settings: Mapping[str, object]) -> 
         )
 
 
-def _fields(path: Path, number: int, line: bytes, *names: str) -> list[object]:
-    try:
-        found: object = json.loads(line)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise _damaged(path, number)
-    return [cast("dict[str, object]", found).get(name) for name in names]
-
-
-def _damaged(path: Path, number: int) -> DataError:
-    return DataError(
-        f"{path}, line {number}: no line of `generate`; give another output, or delete this file "
-        "to begin again"
-    )
-
-
 def _line(value: Mapping[str, object]) -> bytes:
     return json.dumps(value).encode() + b"\n"
-
-
-def _locked(path: Path) -> int:
-    """A descriptor that holds the file's lock."""
-    import filelock
-
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise cannot("write", path, error, needed=1) from error
-    try:
-        if filelock.lock_descriptor(descriptor, blocking=False):
-            return descriptor
-        refusal = RunDirectoryError(
-            f"{path} is being written by another process; wait for its end, or stop it"
-        )
-    except OSError as error:
-        refusal = cannot("lock", path, error, needed=0)
-    os.close(descriptor)
-    raise refusal
 
 
 def main(config: GenerateConfig) -> None:
@@ -290,7 +143,6 @@ def main(config: GenerateConfig) -> None:
         DataError: The source cannot be used.
         ServerError: The server refused, answered nothing at all, or not every question.
         RunDirectoryError: The output cannot be written.
-        WorkerError: distilabel's pipeline ended early.
     """
     output = Path(config.output)
     parts = output.with_name(output.name + PARTS)
@@ -300,14 +152,16 @@ def main(config: GenerateConfig) -> None:
             "with; give another one"
         )
     rows = read_rows(config)
-    if config.via == "distilabel":
-        by_distilabel.check_distilabel()
-    with contextlib.closing(_AnswersFile(parts, _settings(config))) as answers:
+    if config.via == "distilabel" and find_spec("distilabel") is None:
+        raise not_installed("via=distilabel", "distilabel", "es-cookbook[distilabel]")
+    with contextlib.closing(_Answers(parts, _settings(config))) as answers:
         missing = _missing(config, dict(rows), answers)
         lost, collect = _collector(config, answers, len(missing))
         try:
             if missing and config.via == "distilabel":
-                by_distilabel.ask(_values(config), missing, collect)
+                from es_cookbook.plugins.generate import by_distilabel
+
+                by_distilabel.ask(config, missing, collect)
             elif missing:
                 anyio.run(_ask, config, missing, collect)
         except BaseExceptionGroup as errors:
@@ -350,10 +204,6 @@ def read_rows(config: GenerateConfig) -> list[tuple[str, Row]]:
     return rows
 
 
-def _values(config: GenerateConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in chz.chz_fields(GenerateConfig)}
-
-
 def _settings(config: GenerateConfig) -> dict[str, object]:
     """What shapes an answer, and nothing else: a server may move, and more may be asked."""
     names = ("model", "prompt", "system", "temperature", "top_p", "max_tokens", "seed")
@@ -366,9 +216,7 @@ def _key(prompt: str, replica: int) -> str:
     return f"{digest.hexdigest()}-{replica}"
 
 
-def _missing(
-    config: GenerateConfig, prompts: Collection[str], answers: _AnswersFile
-) -> list[Asked]:
+def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Asked]:
     """What is not answered yet, replica by replica."""
     found = [
         (key, prompt, None if config.seed is None else _seed(config.seed, key))
@@ -390,7 +238,7 @@ def _seed(seed: int, key: str) -> int:
 
 
 def _collector(
-    config: GenerateConfig, answers: _AnswersFile, count: int
+    config: GenerateConfig, answers: _Answers, count: int
 ) -> tuple[Counter[str], Callable[[str, Outcome], None]]:
     """Counts lost questions by the reason; and what takes outcomes in, and says how far it is."""
     lost: Counter[str] = Counter()

@@ -1,6 +1,5 @@
 """Rows of another model's answers: each question once, kept as they come, gone on with."""
 
-import fcntl
 import json
 import re
 import socket
@@ -11,9 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError, RunDirectoryError, ServerError
-from es_cookbook.plugins.generate.generate import HOPELESS, KEY, PARTS, GenerateConfig, main
+from es_cookbook.common.errors import ConfigError, DataError, ServerError
 from es_cookbook.plugins.judges.http import LONGEST_WAIT
+from es_cookbook.plugins.generate.asking import KEY, GenerateConfig
+from es_cookbook.plugins.generate.generate import HOPELESS, PARTS, main
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion
@@ -314,16 +314,6 @@ def test_a_file_of_others_is_neither_written_nor_read() -> None:
         parts.write_text("".join([first, '{"key": 1}\n', *others]))
         with pytest.raises(DataError, match="line 2: no line of `generate`;"):
             generate(server)
-
-
-def test_two_processes_do_not_write_the_same_file() -> None:
-    with chat_server(right) as server:
-        generate(server)
-        with open("out.jsonl" + PARTS) as other:
-            fcntl.flock(other, fcntl.LOCK_EX)
-            with pytest.raises(RunDirectoryError, match="is being written by another process"):
-                generate(server)
-        generate(server)
 
 
 @pytest.mark.parametrize(
