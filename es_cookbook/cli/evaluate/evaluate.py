@@ -15,8 +15,8 @@ its `metrics.jsonl`, bit for bit.
 With `voters=16` the best 16 genomes of a generation answer once each in place of its centre, and
 the answer that most of them give counts.
 
-`against=` names another run or model, another generation, or the file of an earlier evaluation.
-Both attempt the same problems with the same sampling seeds.
+`against=` names another run or model, or another generation. Both attempt the same problems with
+the same sampling seeds.
 
 The run directory is only read; the run may be in progress.
 """
@@ -24,7 +24,6 @@ The run directory is only read; the run may be in progress.
 import contextlib
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,7 +38,6 @@ from es_cookbook.cli.evaluate.report import (
     compared,
     estimates_of,
     print_text,
-    read,
     report,
     to_json,
 )
@@ -47,7 +45,6 @@ from es_cookbook.cli.options import RunOrModel, new_output, recipe_config
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed, run_with_fields
-from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
 from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
@@ -56,7 +53,6 @@ from es_cookbook.population.results import VOTE
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.rl.types import ANSWER
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.config_differences import differences
 from es_cookbook.runs.directory.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import SHORT
@@ -70,8 +66,8 @@ _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
 
 
 @chz.chz
-class OnProblems(RunOrModel):
-    """What is measured, on which problems, and how."""
+class EvaluateConfig(RunOrModel):
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
 
     recipe: str = chz.field(
         default="", doc="recipe whose problems are attempted; empty: the run's own"
@@ -88,20 +84,9 @@ class OnProblems(RunOrModel):
         doc="metric to show by tag, to compare in words and to count by pass@k; empty: correct or "
         "solved, whichever is reported, else reward",
     )
-
-    @chz.validate
-    def _seed(self) -> None:
-        check_range(self, "seed", at_least=0)
-
-
-@chz.chz
-class EvaluateConfig(OnProblems):
-    """Measure a run's centre or a model on held-out problems, alone or against another."""
-
     against: str = chz.field(
         default="",
-        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION, a model, or the "
-        ".json file of an earlier evaluation",
+        doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION or a model",
     )
     attempts: int | None = chz.field(
         default=None,
@@ -110,28 +95,28 @@ class EvaluateConfig(OnProblems):
     )
     voters: int = chz.field(
         default=0,
-        doc="the best genomes of the generation, by fitness, that answer in place of the centre, "
-        "once each; the answer that most of them give is the vote",
+        doc="number of genomes of the generation, the best by fitness, that answer once each in "
+        "place of the centre; the answer that most of them give is the vote",
     )
     answers: int = chz.field(default=0, doc="problems whose answers are printed, to read")
     output: str = chz.field(default="", doc=".json file to write, with every problem; empty: none")
 
     @chz.validate
-    def _answers(self) -> None:
-        check_range(self, "answers", "voters", at_least=0)
+    def _ranges(self) -> None:
+        check_range(self, "seed", "answers", "voters", at_least=0)
         if self.voters and not self.log_path:
             raise ConfigError("voters are genomes of a run: give log_path=RUN")
         if self.voters and (self.attempts or 1) > 1:
             raise ConfigError(f"voters answer once each: leave attempts={self.attempts} out")
 
 
-def resolve(config: OnProblems, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
-    """On what is measured, and who; `fields` are options of a run, as a user types them.
+def _resolved(config: EvaluateConfig, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
+    """What is measured and on which problems; `fields` are options of a run as the user typed them.
 
     Only inside `run_cli`.
 
     Raises:
-        ESCookbookError: They are not there, or cannot be measured like that.
+        ESCookbookError: The run or the model is not there, or cannot be measured like that.
     """
     _check_fields(fields, of_model=not config.log_path)
     if not config.log_path:
@@ -182,7 +167,7 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
 _open = functools.partial(open_run, or_of_gradients=True)
 
 
-def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
+def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun:
     try:
         return _open(Path(config.log_path), config.model_name, config.trust, fields)
     except RunDirectoryError as error:
@@ -193,7 +178,7 @@ def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
 
 
 def _task(
-    config: OnProblems,
+    config: EvaluateConfig,
     run: RunConfig | None,
     fields: Mapping[str, str],
     model_name: str | None = None,
@@ -217,9 +202,8 @@ def _task(
     return built(config_class, given)
 
 
-def _setting(config: OnProblems, task: RunConfig, fields: Mapping[str, str]) -> Setting:
-    attempts = config.attempts if isinstance(config, EvaluateConfig) else 1
-    attempts = task.eval_attempts if attempts is None else attempts
+def _setting(config: EvaluateConfig, task: RunConfig, fields: Mapping[str, str]) -> Setting:
+    attempts = task.eval_attempts if config.attempts is None else config.attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     check_evaluation(attempts, temperature, prefix="")
     seed = task.seed if config.seed is None else config.seed
@@ -247,7 +231,7 @@ def _of_run(
 
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:
-    """Everybody that is to be measured, the first one first."""
+    """The first subject, and what it is compared with."""
     against = "@0" if config.against == "base" else config.against
     matched = re.fullmatch(r"(.*)@(\d+)", against)
     name, generation = (matched[1], int(matched[2])) if matched else (against, None)
@@ -281,27 +265,6 @@ def _is_run(path: Path) -> bool:
     return False
 
 
-def _check_saved(name: str, settings: Mapping[str, object], setting: Setting) -> str:
-    """Refuse an earlier evaluation that was not made in the same way.
-
-    Returns:
-        Which options of its dataset were others.
-
-    Raises:
-        ConfigError: Says which option would make them alike.
-    """
-    for option, value in setting.comparable.items():
-        then = settings.get(option)
-        if then != value:
-            raise ConfigError(
-                f"against={name} was measured with {option}={then}, and this would be with "
-                f"{option}={value}; give {option}={then}, or compare with what it measured"
-            )
-    now = config_to_json(setting.config.dataset)
-    found = differences(json.dumps(settings.get("dataset")), now, ())
-    return f"{name}: other options of the dataset: {'; '.join(found)}" if found else ""
-
-
 def _first(path: str) -> str:
     return path.partition(".")[0]
 
@@ -317,24 +280,17 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
     output = new_output(config.output, config.log_path) if config.output else None
     fields = RunConfig.whole_options(fields)
-    setting, first = resolve(config, fields)
+    setting, first = _resolved(config, fields)
     if config.voters:
         setting, first = _voting(config, setting, first)
-    subjects, against, notes = [first], None, ""
-    if config.against.endswith(".json"):
-        against, settings = read(Path(config.against))
-        notes = _check_saved(config.against, settings, setting)
-    elif config.against:
-        subjects = _against(config, first, fields)
+    subjects = _against(config, first, fields) if config.against else [first]
     setting.config.dataset.check()
     for subject in subjects:
         _check_model(config, subject)
-    names_P = against and against.results.names_P
     evaluation, *others = result_until_signal(
-        functools.partial(measure, subjects, setting, names_P),
-        "interrupted; nothing was written",
+        functools.partial(measure, subjects, setting), "interrupted; nothing was written"
     )
-    against = others[0] if others else against
+    against = others[0] if others else None
     if config.voters:
         evaluation = _voted(evaluation, config.metric)
         against = against and _voted(against, config.metric)
@@ -349,7 +305,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
     parts = [report(setting, evaluation, estimates, metric, against, comparisons)]
     before_and_after = [*filter(None, [against]), evaluation]
     parts += [answers_text(before_and_after, config.answers)]
-    parts += [notes, f"written to {output}" if output is not None else ""]
+    parts += [f"written to {output}" if output is not None else ""]
     print_text("\n\n".join(filter(None, parts)))
 
 
@@ -372,8 +328,7 @@ def _check_model(config: EvaluateConfig, subject: Subject) -> None:
     except ModelError as error:
         if subject.run is None and subject.name == config.against:
             raise ModelError(
-                f"against={subject.name} is no run directory, no .json file and no model; as a "
-                f"model: {error}"
+                f"against={subject.name} is no run directory and no model; as a model: {error}"
             ) from error
         raise
 

@@ -1,6 +1,6 @@
-"""Who is evaluated, on what and how; and that the engine is closed again however it ends.
+"""What is evaluated, on which problems, and how.
 
-A run is only read, and may be going on. Two generations of one run share an engine.
+A run is only read and may be in progress. Two generations of one run share an engine.
 """
 
 import contextlib
@@ -74,20 +74,6 @@ class Setting:
     config: RunConfig
     split: Split
 
-    @property
-    def comparable(self) -> Mapping[str, object]:
-        """What two evaluations must have in common, as a user types it: chance, too."""
-        config = self.config
-        found: dict[str, object] = {
-            "split": self.split,
-            "attempts": config.eval_attempts,
-            "temperature": config.eval_temperature,
-            "sampling.max_tokens": config.sampling.max_tokens,
-        }
-        if config.eval_temperature > 0:
-            found |= {"sampling.top_p": config.sampling.top_p, "seed": config.seed}
-        return found
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -99,7 +85,7 @@ class Evaluation:
         model: what was evaluated, to the bit: base and fingerprint.
         metrics: means by the names that a run gives them, without `test/`.
         trained_on: how many of the problems its run may have trained on; None if that is not known.
-        answers_P: what was said last at the first attempt; empty of one that was read from a file.
+        answers_P: the last message of the first attempt at each problem.
         voters: how many genomes answered in place of the centre; 0: none.
     """
 
@@ -124,17 +110,14 @@ class Evaluation:
         return f"{self.name} after {plural(self.generation, 'generation')}"
 
 
-async def measure(
-    subjects: Sequence[Subject], setting: Setting, names_P: Sequence[str] | None = None
-) -> list[Evaluation]:
-    """Evaluate each subject at each of its generations.
-
-    `names_P` are those that the problems must have.
+async def measure(subjects: Sequence[Subject], setting: Setting) -> list[Evaluation]:
+    """Evaluate each subject at each of its generations, on the same problems.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     found: list[Evaluation] = []
+    names_P: Sequence[str] | None = None
     for subject in subjects:
         async with opened(subject) as (engine, rebuilt):
             problems_P = await problems_of(setting, engine)

@@ -1,9 +1,4 @@
-"""An evaluation as a table of 80 columns, and as a JSON file with every problem.
-
-The table says what must be known to read its intervals. With the file another evaluation can be
-compared. What is read may be anybody's: it is numbers and names, and nothing in it is called or
-imported.
-"""
+"""An evaluation as a table of 80 columns, and as a JSON file with every problem."""
 
 import dataclasses
 import json
@@ -14,32 +9,21 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from io import TextIOWrapper
-from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 import es_cookbook
 from es_cookbook.cli.evaluate.measuring import Evaluation, Setting
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
 from es_cookbook.common.terminal import one_line, plural, printable
 from es_cookbook.population.evaluate import ks_of, majority_ks_of
 from es_cookbook.population.results import Comparison, Estimate, Results, compare
 from es_cookbook.population.statistics import FEW
-from es_cookbook.rl.objectives import REWARD, Outcomes
+from es_cookbook.rl.objectives import REWARD
 from es_cookbook.runs.tracking.jsonl import finite
 
-WIDTH = 80
+_WIDTH = 80
 _NAME = 20
 _MOST_TAGS = 40
-"""More make no table that anybody reads; the file has them."""
-
-
-_MOST_VALUES = 2**23
-"""Of a hundred thousand problems."""
+"""Tags in the table; the file has all."""
 FORMAT = "es_cookbook evaluation 1"
 _PACKAGES = ("numpy", "torch", "transformers")
 
@@ -80,16 +64,16 @@ def report(
 ) -> str:
     """All of it as text; `metric` is the one that is shown by tag and told of in words."""
     attempts = evaluation.results.attempts
-    parts = [heading(setting, evaluation), _table(estimates["all"], metric)]
+    parts = [_heading(setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
         parts.append(_by_tag({tag: estimates[tag][metric] for tag in tags}, metric))
     if lost := evaluation.results.lost:
-        parts.append(lost_text(lost, len(evaluation.results.names_P) * attempts))
+        parts.append(_lost(lost, len(evaluation.results.names_P) * attempts))
     if against is not None:
         title = f"Against {against.title}, problem by problem:"
-        parts.append(comparison_text(title, comparisons, metric, attempts))
+        parts.append(_comparison(title, comparisons, metric, attempts))
         parts.append(_not_held_out(setting, against))
-    parts.append(notes_on(estimates["all"], comparisons))
+    parts.append(_notes(estimates["all"], comparisons))
     return printable("\n\n".join(filter(None, parts)))
 
 
@@ -112,7 +96,7 @@ def _when(evaluation: Evaluation) -> str:
     return "base" if evaluation.generation == 0 else f"generation {evaluation.generation}"
 
 
-def heading(setting: Setting, evaluation: Evaluation) -> str:
+def _heading(setting: Setting, evaluation: Evaluation) -> str:
     """Who was measured, on what and how."""
     config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
@@ -143,12 +127,10 @@ def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
 
 def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
     order = sorted(estimates, key=lambda name: _place(name, metric))
-    answers = {estimate.answers for estimate in estimates.values()}
-    if len(answers) == 1:
-        rows = [_row(name, estimates[name]) for name in order]
-        return "\n".join([f"{'':<{_NAME}}{'mean':>10}   95 % interval", *rows])
-    rows = [_row(name, estimates[name], str(estimates[name].answers)) for name in order]
-    return "\n".join([f"{'':<{_NAME}}{'mean':>10}   {'95 % interval':<32}{'answers':>8}", *rows])
+    differ = len({estimate.answers for estimate in estimates.values()}) > 1
+    head = f"{'':<{_NAME}}{'mean':>10}   {'95 % interval':<32}{'answers' * differ:>8}".rstrip()
+    rows = (_row(name, estimates[name], str(estimates[name].answers) * differ) for name in order)
+    return "\n".join([head, *rows])
 
 
 def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
@@ -177,12 +159,12 @@ def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
     return "\n".join(lines)
 
 
-def lost_text(lost: Mapping[str, int], num_rollouts: int) -> str:
+def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
     """How many were lost, and for which reasons."""
     lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
     most = sorted(lost.items(), key=lambda item: -item[1])
     lines += [
-        textwrap.indent(_wrapped(f"{number} x {reason:.300}", WIDTH - 2), "  ")
+        textwrap.indent(_wrapped(f"{number} x {reason:.300}", _WIDTH - 2), "  ")
         for reason, number in most[:5]
     ]
     if len(most) > 5:
@@ -190,33 +172,27 @@ def lost_text(lost: Mapping[str, int], num_rollouts: int) -> str:
     return "\n".join(lines)
 
 
-def comparison_text(
-    title: str,
-    comparisons: Sequence[Comparison],
-    metric: str,
-    attempts: int,
-    names: tuple[str, str] = ("this", "other"),
-) -> str:
-    """All metrics of two, by names of their columns, and one metric in words."""
-    this, other = names
+def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, attempts: int) -> str:
+    """All metrics of two evaluations as a table, and one metric in words."""
     lines = [
         _wrapped(title),
-        f"{'':<{_NAME}}{this:>11}{other:>11}{'difference':>11}   95 % interval",
-        *map(compared_line, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
+        f"{'':<{_NAME}}{'this':>11}{'other':>11}{'difference':>11}   95 % interval",
+        *map(_compared, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
     ]
     for found in comparisons:
         if found.metric == metric:
             same = found.problems - found.better - found.worse
             test = "exact McNemar test" if found.is_share and attempts == 1 else "sign test"
+            p = "< 1e-300" if found.p == 0 else f"= {found.p:.2g}"
             told = (
                 f"{metric}: better on {plural(found.better, 'problem')}, worse on {found.worse}, "
-                f"the same on {same}; p {_p(found.p)} ({test})"
+                f"the same on {same}; p {p} ({test})"
             )
             lines += ["", _wrapped(told)]
     return "\n".join(lines)
 
 
-def compared_line(found: Comparison) -> str:
+def _compared(found: Comparison) -> str:
     share, decimals = found.is_share, _decimals(found.first, found.second)
     numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
     numbers.append(_number(found.difference, share, decimals, signed=True))
@@ -224,38 +200,28 @@ def compared_line(found: Comparison) -> str:
     return f"{_cut(found.metric)}{''.join(f'{n:>11}' for n in numbers)}   {interval}"
 
 
-def notes_on(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> str:
-    """Sentences on which intervals are not to be trusted."""
-    problems = max((estimate.problems for estimate in estimates.values()), default=0)
-    bootstrapped = [name for name, e in estimates.items() if e.method == "bootstrap"]
+def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison]) -> str:
+    """Warnings about intervals and means that mislead."""
     notes: list[str] = []
     most = max((estimate.answers for estimate in estimates.values()), default=0)
-    if few := ", ".join(name for name, e in estimates.items() if e.answers < most):
+    if some := ", ".join(name for name, each in estimates.items() if each.answers < most):
         notes.append(
-            f"{few}: not reported by all {plural(most, 'answer')}, so a mean is over those that "
-            "do, and does not compare with one over others."
+            f"{some}: not reported by all {plural(most, 'answer')}; the mean is over those that "
+            "report it."
         )
-    both = max((found.problems for found in comparisons), default=0)
-    for found in comparisons:
-        if found.problems < both:
-            notes.append(
-                f"the difference in {found.metric}: over {found.problems} of "
-                f"{plural(both, 'problem')}, of which both report it."
-            )
+    problems = max((estimate.problems for estimate in estimates.values()), default=0)
+    bootstrapped = [name for name, each in estimates.items() if each.method == "bootstrap"]
     if problems < FEW and (bootstrapped or comparisons):
         notes.append(
-            f"{plural(problems, 'problem')} are few: intervals by bootstrap"
-            f"{', those of differences too,' if comparisons else ''} are narrower than they should "
-            "be."
+            f"{plural(problems, 'problem')} are few: intervals by bootstrap are too narrow."
         )
-    alike = ", ".join(n for n in bootstrapped if estimates[n].low == estimates[n].high)
-    differences = ", ".join(c.metric for c in comparisons if c.low == c.high)
-    for what in (alike, differences and f"the difference in {differences}"):
-        if what:
-            notes.append(
-                f"{what}: the same for every problem, so a bootstrap cannot tell how uncertain it "
-                "is."
-            )
+    alike = [name for name in bootstrapped if estimates[name].low == estimates[name].high]
+    alike += [f"the difference in {each.metric}" for each in comparisons if each.low == each.high]
+    if alike:
+        notes.append(
+            f"{', '.join(alike)}: the same for every problem, so a bootstrap cannot tell how "
+            "uncertain it is."
+        )
     return "\n".join(map(_wrapped, notes))
 
 
@@ -284,15 +250,11 @@ def _decimals(*values: float) -> int:
     return 3 if largest == 0 else min(max(3 - math.floor(math.log10(largest)), 0), 6)
 
 
-def _p(p: float) -> str:
-    return "< 1e-300" if p == 0 else f"= {p:.2g}"
-
-
 def _cut(name: str) -> str:
     return f"{name if len(name) < _NAME else name[: _NAME - 3] + '..':<{_NAME}}"
 
 
-def _wrapped(text: str, width: int = WIDTH) -> str:
+def _wrapped(text: str, width: int = _WIDTH) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
@@ -341,28 +303,6 @@ def to_json(
     return text + "\n"
 
 
-def read(path: Path) -> tuple[Evaluation, Mapping[str, object]]:
-    """Read what `to_json` wrote: the evaluation, and how it was made.
-
-    Raises:
-        ConfigError: It cannot be read, or is something else; names the file.
-    """
-    try:
-        plain = parsed(read_file(path, LARGEST_TEXT, None), _MOST_VALUES)
-        if not isinstance(plain, dict) or cast("dict[str, object]", plain).get("format") != FORMAT:
-            raise ConfigError(f"{path} is no evaluation that this version can read ({FORMAT!r})")
-        plain = cast("dict[str, Any]", plain)
-        return _evaluation(plain), dict(plain["settings"])
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ConfigError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is damaged, or was changed: {type(error).__name__}: {error}"[:300]
-        ) from error
-
-
 def _described(evaluation: Evaluation) -> dict[str, object]:
     return {
         "name": evaluation.name,
@@ -389,51 +329,7 @@ def _problems(results: Results) -> list[dict[str, object]]:
     ]
 
 
-def _evaluation(plain: Mapping[str, Any]) -> Evaluation:
-    problems: list[dict[str, Any]] = plain["problems"]
-    metrics = {metric for problem in problems for metric in problem["metrics"]}
-    results = Results(
-        names_P=[str(problem["name"]) for problem in problems],
-        tags_P=[tuple(map(str, problem["tags"])) for problem in problems],
-        outcomes=Outcomes(
-            _values([problem["reward"] for problem in problems]),
-            _values([problem["tokens"] for problem in problems]),
-            {m: _values([problem["metrics"][m] for problem in problems]) for m in metrics},
-        ),
-        lost_P=[list(map(str, problem["lost"])) for problem in problems],
-        answers_P=[_answers(problem["answers"], len(problem["reward"])) for problem in problems],
-    )
-    generation = plain["generation"]
-    return Evaluation(
-        name=str(plain["name"]),
-        generation=None if generation is None else int(generation),
-        model={str(key): value and str(value) for key, value in plain["model"].items()},
-        metrics={
-            str(name): math.nan if value is None else float(value)
-            for name, value in plain["metrics"].items()
-        },
-        results=results,
-        trained_on=None if (count := plain["trained_on"]) is None else int(count),
-    )
-
-
 def _numbered(answers: Sequence[str | None]) -> list[int | None]:
     """Equal answers as equal numbers, without a word of the model's."""
     numbers: dict[str, int] = {}
     return [None if a is None else numbers.setdefault(a, len(numbers)) for a in answers]
-
-
-def _answers(found: object, attempts: int) -> list[str | None]:
-    """None where there is not one for each attempt."""
-    answers = cast("list[object]", found) if isinstance(found, list) else []
-    if len(answers) != attempts:
-        return [None] * attempts
-    return [None if answer is None else str(answer) for answer in answers]
-
-
-def _values(values_P_K: Sequence[Sequence[float | None]]) -> NDArray[np.float64]:
-    """`values_P_G_K` of one genome, None as NaN."""
-    found = np.array(values_P_K, dtype=np.float64)
-    if found.ndim != 2 or not found.size:
-        raise ValueError("every problem must have as many attempts, and at least one")
-    return found[:, None, :]

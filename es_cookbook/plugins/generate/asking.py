@@ -8,7 +8,6 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ServerError
-from es_cookbook.plugins.judges.http import key_in
 from es_cookbook.plugins.judges.chat import (
     AskAgainError,
     Completion,
@@ -16,6 +15,7 @@ from es_cookbook.plugins.judges.chat import (
     asked,
     completion,
 )
+from es_cookbook.plugins.judges.http import key_in
 from es_cookbook.rl.data.rows import check_template
 from es_cookbook.rl.types import SOURCE_DOC
 

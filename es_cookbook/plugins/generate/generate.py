@@ -70,7 +70,7 @@ class _Answers:
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             self._file.truncate(len(whole))
-            found = [_parsed(path, *each) for each in enumerate(whole.splitlines(), 1)]
+            found = [_parsed(path, *each) for each in enumerate(whole.split(b"\n")[:-1], 1)]
             if len(found) > 1:
                 _check_settings(path, found[0], settings)
             else:  # Nothing was answered yet.

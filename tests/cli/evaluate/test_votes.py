@@ -95,14 +95,6 @@ def test_without_a_generation_the_last_one_votes_and_one_model_has_maj_at_k() ->
     assert all(isinstance(n, int | None) for answers in numbers for n in answers)
 
 
-def test_a_file_of_votes_can_be_compared_with() -> None:
-    one = measured("voters=4", "generation=0")
-    Path("found.json").rename("earlier.json")
-    found = measured("voters=4", "generation=1", "against=earlier.json")
-    (of_votes,) = [each for each in found["comparisons"] if each["metric"] == "vote"]
-    assert of_votes["second"] == one["estimates"]["all"]["vote"]["value"]
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, DataError, ServerError
-from es_cookbook.plugins.judges.http import LONGEST_WAIT
 from es_cookbook.plugins.generate.asking import KEY, GenerateConfig
 from es_cookbook.plugins.generate.generate import HOPELESS, PARTS, main
+from es_cookbook.plugins.judges.http import LONGEST_WAIT
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.sources import load_rows
 from tests.chat_server import CUT, HANG, ChatServer, Reply, chat_server, completion

@@ -1,6 +1,5 @@
 """A GGUF file is a model like any other: converted once, written again, and refused if broken."""
 
-import math
 import os
 import shutil
 import struct
@@ -360,33 +359,22 @@ def remade(
         ({"general.architecture": "rwkv6"}, "cannot be converted: .*rwkv6 is not supported"),
         ({"split.count": 2, "general.architecture": None}, "is one of several parts of a model"),
         ({"llama.attention.causal": False}, "is a model of embeddings, which writes no text"),
-        ({"llama.block_count": 2**31}, "has llama.block_count 2147483648; accepted: 1 to 20"),
+        ({"llama.block_count": 2**31}, "has llama.block_count 2147483648, which it cannot"),
         ({"llama.block_count": 1}, "parameters; transformers knows"),
         ({"llama.block_count": 3}, "parameters; transformers knows"),
         ({"llama.embedding_length": 2**30}, "parameters; transformers knows"),
         ({"llama.attention.key_length": 2**20}, "turns 8 of a head's 1048576 dimensions, which"),
         ({"llama.rope.dimension_count": 4}, "turns 4 of a head's 8 dimensions, which LlamaConfig"),
-        ({"llama.rope.freq_base": math.nan}, "has llama.rope.freq_base nan; accepted: 1 to 1e"),
-        ({"llama.rope.freq_base": -1.0}, "has llama.rope.freq_base -1.0; accepted: 1 to 1e"),
-        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "_rms_epsilon -1.0; accepted: 0 to 1"),
         ({"llama.attention.layer_norm_rms_epsilon": None}, "does not say llama.epsilon"),
-        ({"llama.context_length": 0}, "has llama.context_length 0; accepted: 1 to 2.14748e"),
         ({"llama.context_length": None}, "does not say llama.context_length"),
         ({"llama.vocab_size": 2**31}, "parameters; transformers knows"),
         ({"llama.rope.scaling.type": "yarn"}, "stretches positions by 'yarn', unknown here"),
         ({"llama.attention.sliding_window": 64}, "attends to 64 tokens, which LlamaConfig cannot"),
         ({"tokenizer.ggml.pre": "tekken-9"}, "splits text in the way 'tekken-9', unknown here"),
-        ({"tokenizer.ggml.tokens": ["a"] * 300}, "tokens that does not go with 300 tokens and 289"),
-        ({"tokenizer.ggml.token_type": [1, 3]}, "token_type that does not go with 289 tokens and"),
-        ({"tokenizer.ggml.scores": [1.0]}, "a tokenizer.ggml.scores that does not go with 289 to"),
-        (
-            {"tokenizer.ggml.add_eos_token": 1},
-            "has tokenizer.ggml.add_eos_token 1; accepted: a bool",
-        ),
-        ({"tokenizer.chat_template": "x" * 2**21}, "a tokenizer.chat_template that is no text of"),
+        ({"tokenizer.ggml.tokens": ["a"] * 300}, "has 300 tokens and 289 rows of the embedding"),
+        ({"tokenizer.chat_template": "x" * 2**21}, "it has a string of 2,097,152 bytes"),
         ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
-        ({"nested": [[1], [2]]}, "has an array of the type 9 in 'nested'"),
-        ({"long": ["x" * 2000]}, "has a string of 2,000 bytes in its header"),
+        ({"nested": [[1], [2]]}, "it has arrays of arrays"),
     ],
     ids=lambda value: f"{value!s:.40}",
 )
@@ -454,17 +442,14 @@ def dimensions(data: bytes, *shape: int) -> bytes:
         (lambda data: patched(data, 8, "Q", 2**60), "announces 1,152,921,504,606,846,976 tensors"),
         (
             lambda data: patched(data, 16, "Q", 2**60),
-            "announces 1,152,921,504,606,846,976 metadata",
+            "announces 1,152,921,504,606,846,976 tensors or settings",
         ),
         (lambda data: patched(data, 24, "Q", 2**60), "has a string of"),
         (lambda data: data[: data.rindex(b"blk.1.")], "in the middle of its header"),
-        (lambda data: data[:-40], "before the tensor"),
-        (lambda data: with_bytes(data, 2**21 + 1), "has 2,097,153 entries in 'b'; accepted: 2,09"),
-        (lambda data: with_bytes(data, 2**26), "has 67,108,864 entries in 'b'; accepted"),
-        (lambda data: with_bytes(with_bytes(data, 1), 1), "has 'b' twice"),
-        (lambda data: data.replace(b"blk.1.ffn_up.", b"blk.0.ffn_up."), "twice, or in a wrong pl"),
-        (lambda data: dimensions(data, 2**63, 2**63), "before the tensor 'blk.0.ffn_up.weight' do"),
-        (lambda data: dimensions(data, 0, 2**63), "of a shape (0, 9223372036854775808) that its t"),
+        (lambda data: data[:-40], "cannot be read"),
+        (lambda data: with_bytes(data, 2**21 + 1), "too many entries in its arrays"),
+        (lambda data: dimensions(data, 2**63, 2**63), "cannot be read"),
+        (lambda data: dimensions(data, 0, 2**63), "cannot be read"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(
@@ -476,17 +461,6 @@ def test_a_file_that_contradicts_itself_is_refused(
         read_header(path)
     assert sentence in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("alignment", [0, 3, 2**31])
-def test_tensors_lie_at_multiples_of_a_power_of_two(
-    alignment: int, file: Path, tmp_path: Path
-) -> None:
-    def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
-        writer.add_uint32("general.alignment", alignment)
-
-    with pytest.raises(ModelError, match=f"an alignment of {alignment}; accepted: a power of two"):
-        read_header(remade(file, tmp_path / "bad.gguf", change))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama with biases"])
@@ -558,14 +532,16 @@ def test_weights_that_are_not_finite_are_refused(file: Path, tmp_path: Path) -> 
 
 
 def test_tensors_may_not_share_bytes(file: Path, tmp_path: Path) -> None:
+    """A small file could stand for a model that fills the memory."""
     data = file.read_bytes()
-    header = read_header(file)
-    name = b"blk.0.ffn_up.weight"
-    at = data.index(name) + len(name) + 4 + 2 * 8 + 4
+    at = data.index(b"token_embd.weight") + len(b"token_embd.weight") + 4
+    changed = patched(data, at + 2 * 8 + 4, "Q", 0)
+    for name in (b"blk.0.ffn_up.weight", b"blk.1.ffn_up.weight"):
+        changed = patched(changed, changed.index(name) + len(name) + 4, "QQ", 32, 280)
+        changed = patched(changed, changed.index(name) + len(name) + 24, "Q", 0)
     path = tmp_path / "bad.gguf"
-    path.write_bytes(patched(data, at, "Q", 0))
-    assert header.tensors["blk.0.ffn_up.weight"].start > 0
-    with pytest.raises(ModelError, match="twice, or in a wrong place"):
+    path.write_bytes(changed)
+    with pytest.raises(ModelError, match="its tensors share bytes"):
         read_header(path)
 
 

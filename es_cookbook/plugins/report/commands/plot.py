@@ -27,13 +27,13 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import chz
 import numpy as np
 from numpy.typing import NDArray
 
-from es_cookbook.cli.evaluate.report import estimates_of, read
+from es_cookbook.cli.evaluate.report import FORMAT
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
@@ -51,7 +51,6 @@ from es_cookbook.plugins.report.plots import (
     lines_of,
     require_matplotlib,
 )
-from es_cookbook.population.results import Results
 from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.files import cannot, replace_file
@@ -66,6 +65,8 @@ from es_cookbook.runs.tracking.reading import read_run
 
 Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
 _STUDY = "study.json"
+_MOST_VALUES = 2**23
+"""In the file of an evaluation: of a hundred thousand problems."""
 _FRAGILITY = re.compile(r"fragility/(\w{1,40})/(\d{1,3})")
 
 Lost: TypeAlias = Mapping[str, Mapping[float, tuple[float, float, float]]]
@@ -202,10 +203,9 @@ def draw_pass_at_k(config: Plot, output: Path, size: SizeName) -> list[Path]:
     lines: dict[str, Line] = {}
     tasks: dict[str, None] = {}
     for log_path in config.log_path:
-        evaluation, settings = read(Path(log_path))
-        name, line = one_line(evaluation.title), _pass_at(evaluation.results, log_path)
+        name, dataset, line = _pass_at(log_path)
         lines[name if name not in lines else f"{name} ({log_path})"] = line
-        tasks[task_of(flattened({"dataset": settings.get("dataset")}))] = None
+        tasks[task_of(flattened({"dataset": dataset}))] = None
     ticks = sorted({k for line in lines.values() for k in np.asarray(line.x_M).tolist()})
     return draw(
         output,
@@ -218,12 +218,27 @@ def draw_pass_at_k(config: Plot, output: Path, size: SizeName) -> list[Path]:
     )
 
 
-def _pass_at(results: Results, log_path: str) -> Line:
-    found = estimates_of(results, 0, results.solved_metric)["all"]
+def _pass_at(log_path: str) -> tuple[str, object, Line]:
+    """What was evaluated, its data set and pass@k, of a file that `evaluate output=` wrote."""
     prefix = PASS_AT.removeprefix("test/")
-    by_k = {
-        int(key.removeprefix(prefix)): of for key, of in found.items() if key.startswith(prefix)
-    }
+    try:
+        plain: Any = parsed(read_file(Path(log_path), LARGEST_TEXT, None), _MOST_VALUES)
+        if plain["format"] != FORMAT:
+            raise ValueError(f"it is no evaluation that this version can read ({FORMAT!r})")
+        name, generation = one_line(str(plain["name"])), plain["generation"]
+        if generation is not None:
+            name = f"{name} after {plural(int(generation), 'generation')}"
+        dataset: object = plain["settings"]["dataset"]
+        by_k = {
+            int(key.removeprefix(prefix)): [100 * float(of[x]) for x in ("value", "low", "high")]
+            for key, of in plain["estimates"]["all"].items()
+            if key.startswith(prefix)
+        }
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(
+            f"log_path: {log_path} is no evaluation, or is damaged: {reason}"[:300]
+        ) from error
     if not by_k:
         raise ConfigError(
             f"log_path: {log_path} has no pass@k: it needs several attempts at each problem "
@@ -231,8 +246,8 @@ def _pass_at(results: Results, log_path: str) -> Line:
             "correct or solved"
         )
     ks = sorted(by_k)
-    low, high = [100 * by_k[k].low for k in ks], [100 * by_k[k].high for k in ks]
-    return Line(ks, [[100 * by_k[k].value for k in ks]], (low, high))
+    values, low, high = ([by_k[k][i] for k in ks] for i in range(3))
+    return name, dataset, Line(ks, [values], (low, high))
 
 
 def draw_fragility(config: Plot, output: Path, size: SizeName) -> list[Path]:
