@@ -343,7 +343,7 @@ def test_it_prints_a_page_that_adds_up(options: tuple[str, ...]) -> None:
         ("machine=0xh100", "machine=0xh100: did you mean 'h100'?.*; several are 8xh100"),
         ("machine=laptop engine=vllm", "engine=vllm is counted for GPUs alone"),
         ("machine=laptop", "does not fit: each CPU would need .* and can give 5.95 GiB"),
-        ("model_name=./nowhere", "^model_name: there is no directory './nowhere'$"),
+        ("model_name=./nowhere", "^model_name: .*'./nowhere'"),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, options: str, sentence: str) -> None:
