@@ -43,7 +43,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.runs.tracking.live import ScreenTracker
+from es_cookbook.runs.tracking.live import LiveTracker
 from tests.tiny_run import TinyConfig, write_tiny_model
 
 SNAPSHOT_EVERY = 1_500
@@ -127,7 +127,8 @@ class SampledTrackersBuilder(TrackerBuilder):
 
     def __call__(self, run: RunInfo) -> Tracker:
         """Open them all."""
-        screen = ScreenTracker(run, 6, Console(file=_Nowhere(), force_terminal=True, width=100))
+        console = Console(file=_Nowhere(), force_terminal=True, width=100)
+        screen = LiveTracker(run, console)
         return Trackers(
             [JsonlTrackerBuilder()(run), screen, _Sampler(Path(self.samples), self.every)]
         )

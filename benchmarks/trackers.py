@@ -36,7 +36,7 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import Decode, RunInfo, Tracker, TrackerBuilder, Trackers
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from es_cookbook.runs.tracking.live import ScreenTracker
+from es_cookbook.runs.tracking.live import LiveTracker
 
 SECONDS: dict[str, list[float]] = {}
 """Tracker -> seconds in each generation."""
@@ -87,7 +87,7 @@ class AllTimed(TrackerBuilder):
             "metrics.jsonl and rollouts.jsonl": JsonlTrackerBuilder()(run),
             "W&B offline": WandbTrackerBuilder(rollouts_every=1)(run),
             "TensorBoard": TensorboardTrackerBuilder(rollouts_every=1)(run),
-            "the live view": ScreenTracker(run, 6, screen),
+            "the live view": LiveTracker(run, screen),
         }
         return Trackers([Timed(name, tracker) for name, tracker in made.items()])
 

@@ -42,8 +42,8 @@ from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
 from es_cookbook.plugins.gradients.commands.grpo import for_trl
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe, recipe_in
-from es_cookbook.plugins.gradients.commands.sft import SFTCommand, configured
 from es_cookbook.plugins.gradients.grpo import config as grpo
+from es_cookbook.plugins.gradients.sft import SFTConfig
 from es_cookbook.plugins.plan.sigma import Sigma
 from es_cookbook.plugins.report.commands.compare import Compare, runs
 from es_cookbook.plugins.sweep.command import Sweep, maker
@@ -348,10 +348,8 @@ def parse_grpo(options: Sequence[str]) -> None:
 
 
 def parse_sft(options: Sequence[str]) -> None:
-    """Its own options, and what is measured meanwhile."""
     needed = ["dataset.source=x", "model_name=x", "output=x"]
-    given = [*needed, *options]
-    run_with_fields(lambda own, fields: configured(own.recipe, fields), SFTCommand, "", given)
+    run_cli(lambda _: None, SFTConfig, [*needed, *options])
 
 
 NEEDED = {

@@ -252,7 +252,7 @@ class PopulationSampler:
             async with running(groups_P, watch):
                 yield rollouts
         finally:
-            self.underway.end(underway)
+            underway.is_over = True
         total = time.perf_counter() - began
         self.seconds = Seconds(rollouts.load_seconds, total - rollouts.load_seconds, watch.seconds)
         rollouts.results_P = [group.result() for group in groups_P]

@@ -102,12 +102,9 @@ class Underway:
 
     Attributes:
         rollouts: that began last; None before the first.
-        evaluation: seconds of the last evaluation; `evaluations`, of all in this process.
     """
 
     rollouts: Rollouts | None = None
-    evaluation: float = 0.0
-    evaluations: float = 0.0
 
     def begin(
         self, generation: int | None, count: int, stats: Callable[[], Mapping[str, float]]
@@ -117,10 +114,3 @@ class Underway:
         usual = before.mean_tokens or before.usual_tokens if before else 0.0
         self.rollouts = Rollouts(generation, count, stats, usual)
         return self.rollouts
-
-    def end(self, rollouts: Rollouts) -> None:
-        """All of them have ended, or the run has."""
-        rollouts.is_over = True
-        if rollouts.generation is None:
-            self.evaluation = rollouts.seconds
-            self.evaluations += self.evaluation

@@ -3,26 +3,25 @@
 A generation counts once its history line is on the disk. Whatever comes before that line (rollouts,
 the step on the engine, metrics) is simply done again after a crash, and comes out the same.
 
-The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` says
-what a run opens and closes, `recorder` what it writes.
+The history is the checkpoint: base model and steps give the weights back bit for bit. `setup` and
+`evolution_run` say what a run opens and closes, `recorder` what it writes.
 """
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.evolution.optimizers.base import Optimizer, tied_fraction
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.population.scoring import Asked, Scored, Scoring
 from es_cookbook.rl.types import ProblemResult, RLDataset, TrajectoryGroup
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.format import Record
-from es_cookbook.runs.history.store import check_fingerprint
-from es_cookbook.runs.recorder import ANSWER, Recorder
+from es_cookbook.runs.history.store import HistoryStore, check_fingerprint
+from es_cookbook.runs.recorder import Recorder
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +29,21 @@ class Run:
     """A run, open: what the loop works with.
 
     Attributes:
-        start: the first generation that is still to come.
-        held_back: the last that is recorded, if the first to come stands around the centre before
-            its step, which the engine has not taken.
+        generations: those that are still to come.
+        held_back: the last recorded generation, if the engine has not taken its step: the next one
+            stands around the centre before it.
     """
 
     config: Config
-    start: int
+    generations: range
     held_back: Record | None
     dataset: RLDataset
     optimizer: Optimizer
     sampler: PopulationSampler
     scoring: Scoring
     engine: Engine
+    history: HistoryStore
     recorder: Recorder
-
-    def generations(self) -> Iterator[int]:
-        """Those that are still to come, of a run as long as it is by then."""
-        to_come = itertools.count(self.start)
-        return itertools.takewhile(lambda t: t < self.recorder.config.num_generations, to_come)
 
     async def problems(self, generation: int) -> Asked:
         """What the genomes of a generation attempt: its batch and the regularisers' problems.
@@ -59,7 +54,7 @@ class Run:
         if surrogate is None:
             return self.scoring.problems(generation, batch_P)
         sampling, attempts = surrogate.sampling(self.config.sampling), surrogate.attempts
-        with self.recorder.timed(generation, ANSWER):
+        with self.recorder.timed(generation, "answer"):
             answered_P = await self.sampler.rollout_centre(batch_P, sampling, attempts, generation)
             answers_P = [
                 await surrogate.problem(asked, answered, self.engine.tokenizer)
@@ -87,7 +82,7 @@ class Run:
 
     def score(self, generation: int, asked: Asked, groups_P: Sequence[TrajectoryGroup]) -> Scored:
         """`scores_P_G` and `fitness_G`; NaN where a rollout was lost."""
-        with self.recorder.timed(generation, "score"):
+        with self.recorder.timed(generation, "fitness"):
             return self.scoring.score(asked, groups_P)
 
     def tell(self, generation: int, genomes_G: Sequence[Genome], scored: Scored) -> Step:
@@ -95,8 +90,45 @@ class Run:
         with self.recorder.timed(generation, "tell"):
             return self.optimizer.tell(generation, genomes_G, scored.scores_P_G, scored.fitness_G)
 
-    def results(self, generation: int, asked: Asked, scored: Scored) -> Sequence[ProblemResult]:
-        """What is recorded of the problems, once whoever goes by it has been told."""
+    async def record(
+        self,
+        generation: int,
+        asked: Asked,
+        genomes_G: Sequence[Genome],
+        scored: Scored,
+        step: Step,
+        fingerprint: int,
+    ) -> None:
+        """Record a generation, after which the centre has this fingerprint; begin the next one."""
+        optimizer, centre = self.optimizer, self.config.centre_of(generation)
+        sigma, rate = optimizer.sigma(generation), optimizer.learning_rate(generation)
+        metrics = {
+            **scored.metrics,
+            **optimizer.metrics(),
+            "optimizer/sigma": sigma,
+            **({} if rate is None else {"optimizer/learning_rate": rate}),
+            "genomes/tied_fraction": tied_fraction(genomes_G, scored.fitness_G),
+            "step/rms_over_sigma": step.rms / sigma,
+        }
+        scores_P_G = tuple(map(tuple, scored.scores_P_G.tolist()))
+        record = Record(
+            generation=generation,
+            step=step,
+            fitness_G=tuple(scored.fitness_G.tolist()),
+            fingerprint=fingerprint,
+            scores_P_G=scores_P_G if optimizer.records_scores else None,
+            results_P=tuple(self._told(generation, asked, scored)),
+            centre=None if centre == generation else centre,
+        )
+
+        async def keep() -> None:
+            self.history.append(record)
+
+        self.recorder.progress.moved(step)
+        await self.recorder.record(generation, scored.groups_P, metrics, keep)
+
+    def _told(self, generation: int, asked: Asked, scored: Scored) -> Sequence[ProblemResult]:
+        """Tell data set and objective the results of the problems; returns what is recorded."""
         results_P = self.dataset.results(generation, scored.batch_groups_P)
         self.dataset.tell(generation, results_P)
         if not self.dataset.depends_on_results:
@@ -107,20 +139,19 @@ class Run:
 
 async def train_in_turn(run: Run) -> None:
     """The generations that are still to come, one after the other."""
-    for generation in run.generations():
+    for generation in run.generations:
         asked = await run.problems(generation)
         genomes_G = run.ask(generation)
         groups_P = await run.rollout(generation, asked, genomes_G)
         scored = run.score(generation, asked, groups_P)
         step = run.tell(generation, genomes_G, scored)
-        results_P = run.results(generation, asked, scored)
         with run.recorder.timed(generation, "apply"):
             fingerprint = await run.engine.apply(step)
-        await run.recorder.record(generation, genomes_G, scored, results_P, step, fingerprint)
+        await run.record(generation, asked, genomes_G, scored, step, fingerprint)
 
 
 async def train_overlapping(run: Run) -> None:
-    """The same where the next generation begins while the last rollouts of one end."""
+    """The same if the next generation begins while the last rollouts of one end."""
 
     async def attempt(
         generation: int, overlap: Overlap
@@ -137,11 +168,10 @@ async def train_overlapping(run: Run) -> None:
     take = None if held is None else functools.partial(take_held_back, held)
     length, centre_of = config.num_generations, config.centre_of
     async with InOrder(attempt, run.engine, length, centre_of, take) as attempts:
-        for generation in run.generations():
+        for generation in run.generations:
             asked, genomes_G, groups_P = await attempts.of(generation)
             scored = run.score(generation, asked, groups_P)
             step = run.tell(generation, genomes_G, scored)
-            results_P = run.results(generation, asked, scored)
             with run.recorder.timed(generation, "apply"):
                 fingerprint = await attempts.apply(step)
-            await run.recorder.record(generation, genomes_G, scored, results_P, step, fingerprint)
+            await run.record(generation, asked, genomes_G, scored, step, fingerprint)

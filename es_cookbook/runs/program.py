@@ -8,7 +8,6 @@ makes a script whose Config is what it says there, with every option of it on th
 
 import functools
 import hashlib
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +22,15 @@ from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import BEGAN, as_program
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import HISTORY, METRICS
+from es_cookbook.runs.evolution_run import EvolutionStrategies
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.loop import train_in_turn, train_overlapping
 from es_cookbook.runs.run_config import RunConfig
-from es_cookbook.runs.setup import opened, to_go_on
+from es_cookbook.runs.setup import opened
 from es_cookbook.runs.signals import advice, advise, result_until_signal
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.result import Result, elapsed, result_of
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 _Config = TypeVar("_Config", bound=RunConfig)
 _AGAIN = "nothing has changed: run the same command again"
@@ -43,7 +44,7 @@ async def train(config: Config) -> None:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     advise(_AGAIN)
-    async with opened(config) as run:
+    async with opened(EvolutionStrategies(config)) as run:
         if run is not None:
             await (train_overlapping if config.max_staleness else train_in_turn)(run)
 
@@ -62,15 +63,19 @@ def run(config: Config) -> Result:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `train`.
     """
-    refuse_while_imported()
     config = with_log_path(config)
+    _train_until_signal(config)
+    return result_of(Path(config.log_path))
+
+
+def _train_until_signal(config: Config) -> None:
+    refuse_while_imported()
     try:
         result_until_signal(functools.partial(train, config))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_interrupted(config)) from None
     except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
         raise error.with_traceback(None) from None
-    return result_of(Path(config.log_path))
 
 
 def _interrupted(config: Config) -> str:
@@ -79,7 +84,7 @@ def _interrupted(config: Config) -> str:
         return f"interrupted before the run began; {_AGAIN}"
     recorded = sum(1 for _ in read_history(Path(config.log_path) / HISTORY))
     when = f"after generation {recorded}" if recorded else "before the first generation ended"
-    return f"interrupted {when}; {to_go_on(config)}"
+    return f"interrupted {when}; {advice()}"
 
 
 def main(config: Config) -> None:
@@ -92,44 +97,43 @@ def main(config: Config) -> None:
 
 
 def train_and_tell(config: Config, name: str = "run", began: float | None = None) -> None:
-    """Train, and say in one line what it brought, and how long it took.
+    """Train as a command, and print in one line the result and how long it took.
 
     Args:
-        config: its log_path is `default_log_path` where it is empty.
+        config: an empty log_path is one of this name.
         name: of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
     """
-    run_and_tell(run, config, name, time.monotonic() if began is None else began)
+    run_and_tell(_train_until_signal, config, name, time.monotonic() if began is None else began)
 
 
 def run_and_tell(
-    run: Callable[[_Config], Result], config: _Config, name: str, began: float
+    train: Callable[[_Config], object], config: _Config, name: str, began: float
 ) -> None:
-    """Run, and say in one line what that brought to a run directory since `began`.
+    """Call `train`, and print in one line what it brought to a run directory since `began`.
 
-    `name` is in that of the directory, where `log_path` is empty.
+    `name` is in that of the directory if `log_path` is empty.
     """
     config, since = with_log_path(config, name), time.time()
-    result = run(config)
-    took = elapsed(time.monotonic() - began, read_metrics(result.path / METRICS), since)
-    print(f"{result.gain(config.main_metric)} in {took}; everything is in {result.path}")
+    train(config)
+    path = Path(config.log_path)
+    rows = read_metrics(path / METRICS)
+    took = elapsed(time.monotonic() - began, rows, since)
+    gain = result_of(path, rows).gain(config.main_metric)
+    print(f"{gain} in {took}; everything is in {path}")
 
 
 def with_log_path(config: _Config, name: str = "") -> _Config:
-    """With a run directory, where it has none: of this name, or that of its data."""
+    """With a run directory, if it has none: of this name, or that of its data.
+
+    The same options give the same directory, so that the same command finds its run again. Where
+    and how a run is kept and shown does not count.
+    """
     if config.log_path:
         return config
-    return chz.replace(config, log_path=default_log_path(config, name or config.dataset.label))
-
-
-def default_log_path(config: RunConfig, name: str) -> str:
-    """The same for the same options, so that the same command finds its run again.
-
-    Where and how a run is kept and shown does not count.
-    """
     own = {"profile": False} if isinstance(config, Config) else {}
-    what = chz.replace(config, log_path="", behavior_if_log_dir_exists="ask", **own)
-    plain = json.loads(config_to_json(what))
-    plain.pop("trackers", None)
-    digest = hashlib.blake2b(json.dumps(plain).encode(), digest_size=4).hexdigest()
-    return str(Path("runs") / f"{name}-seed{config.seed}-{digest}")
+    kept = {"behavior_if_log_dir_exists": "ask", "trackers": TrackersBuilder()}
+    what = config_to_json(chz.replace(config, **kept, **own))
+    digest = hashlib.blake2b(what.encode(), digest_size=4).hexdigest()
+    label = name or config.dataset.label
+    return chz.replace(config, log_path=f"runs/{label}-seed{config.seed}-{digest}")

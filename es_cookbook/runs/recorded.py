@@ -46,7 +46,6 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.config import Config, config_of_kind
 from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, keep_date
 from es_cookbook.runs.directory.opening import refuse_lost_history
@@ -91,7 +90,8 @@ def open_run(
     config = config_of_kind(kind, recorded, trust, (*typed, "trackers", "trl"))
     if not recorded.is_of_gradients:
         refuse_lost_history(log_path, recorded.history)
-    return RecordedRun(recorded, config, model_name or config.model_name)
+    own = str(log_path) if recorded.is_of_gradients else config.model_name
+    return RecordedRun(recorded, config, model_name or own)
 
 
 class RecordedRun:
@@ -100,7 +100,7 @@ class RecordedRun:
     Attributes:
         header: what the run began with; None before that is recorded, and of gradients.
         records: a generation each, in order; none of a run of gradients.
-        checkpoint: the last one of a run of gradients.
+        model_name: where its base is; a run of gradients is a model itself.
     """
 
     def __init__(self, recorded: Recorded, config: RunConfig, model_name: str) -> None:
@@ -112,7 +112,6 @@ class RecordedRun:
         self.model_name = model_name
         self.header = history.header
         self.records: Sequence[Record] = history.records
-        self.checkpoint = latest_checkpoint(log_path) if recorded.is_of_gradients else None
         self._genomes_G = functools.lru_cache(maxsize=1)(self._asked)
 
     def refresh(self) -> None:
@@ -140,22 +139,14 @@ class RecordedRun:
     @property
     def last_generation(self) -> int:
         """After how many generations its centre is the last one that can be had."""
-        return self.checkpoint.generation if self.checkpoint else len(self.records)
+        return len(self.records)
 
     def check_generation(self, generation: int) -> None:
-        """Refuse a generation that has not been reached, or whose weights are gone.
+        """Refuse a generation that has not been reached.
 
         Raises:
             ConfigError: Says how far the run is.
         """
-        if self.checkpoint is not None:
-            if generation not in (0, self.last_generation):
-                raise ConfigError(
-                    f"generation {generation} of {self.history.parent} is not there: a run of "
-                    "gradients keeps its last checkpoint alone, so 0 (the base) and "
-                    f"{self.last_generation} can be evaluated"
-                )
-            return
         if not 0 <= generation <= len(self.records):
             raise ConfigError(
                 f"there is no generation {generation}: the run has recorded {len(self.records)} of "
@@ -278,8 +269,6 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
     """
     builder = engine or run.config.engine
     name, search_space = run.model_name, run.config.space
-    if run.checkpoint is not None:
-        name = str(run.checkpoint.model)
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
         keep_date(run.history.parent, rebuilt.engine.tokenizer, writes=False)
@@ -324,7 +313,7 @@ class RebuiltRun:
 
     async def _restore(self, generation: int) -> None:
         run, records = self.run, self.run.records[:generation]
-        if run.checkpoint is None:
+        if records or self._at:
             await restore(self.engine, run.history, records, run.model_name)
         self._at = generation
 

@@ -2,8 +2,6 @@
 
 import io
 import math
-import re
-import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -14,7 +12,7 @@ from rich.console import Console
 from es_cookbook.population.underway import Underway
 from es_cookbook.rl.types import Action, LostRollout, Observation, Trajectory, Transition
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.live import PlainTracker, ScreenTracker
+from es_cookbook.runs.tracking.live import LiveTracker
 
 
 def answered(reward: float, tokens: int = 10) -> Trajectory:
@@ -33,7 +31,7 @@ class Counting:
 
 
 def running(path: Path, underway: Underway, start: int = 0) -> RunInfo:
-    return RunInfo(path, "{}", 0, 50, start, eval_every=10, underway=underway)
+    return RunInfo(path, "{}", 0, 50, start, underway=underway)
 
 
 def test_rewards_are_of_those_that_have_ended_and_have_their_own() -> None:
@@ -51,7 +49,6 @@ def test_the_time_left_follows_from_tokens_where_the_engine_counts_them() -> Non
     before = underway.begin(None, 4, stats)
     for _ in range(4):
         before.ended(answered(1.0, tokens=20), has_reward=True)
-    underway.end(before)
     now = underway.begin(0, 100, stats)
     now.began -= 60
     stats.tokens += 500  # Of 20 each, which held-out answers had.
@@ -78,7 +75,7 @@ def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> 
     """Lines of a generation of 10 answers that has gone on for so long."""
     underway, out = Underway(), io.StringIO()
     with redirect_stdout(out):
-        tracker = PlainTracker(running(path, underway))
+        tracker = LiveTracker(running(path, underway))
         if later:
             tracker.log(0, {})
             tracker.recorded(1)
@@ -88,7 +85,7 @@ def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> 
             now.ended(answered(0.25), has_reward=True)
         tracker.look()
         tracker.look()
-        underway.end(now)
+        now.is_over = True
         now.began -= 9 * seconds
         tracker.look()
         tracker.close()
@@ -109,81 +106,27 @@ def test_off_a_terminal_a_long_generation_is_told_of_and_not_again_at_once(tmp_p
 def test_the_second_line_comes_after_twice_the_time(tmp_path: Path) -> None:
     underway, out = Underway(), io.StringIO()
     with redirect_stdout(out):
-        tracker = PlainTracker(running(tmp_path, underway))
+        tracker = LiveTracker(running(tmp_path, underway))
         now = underway.begin(None, 10, dict)
         for seconds in (11, 7, 7):
             now.began -= seconds
             tracker.look()
         tracker.close()
     assert out.getvalue().splitlines() == [
-        "held-out problems: none of 10 answers after 11 s",
-        "held-out problems: none of 10 answers after 25 s",
+        "held-out: none of 10 answers after 11 s",
+        "held-out: none of 10 answers after 25 s",
     ]
 
 
-class Clock:
-    """Stands in for time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def evaluated(underway: Underway, clock: Clock, seconds: float) -> None:
-    now = underway.begin(None, 4, dict)
-    now.began = time.monotonic() - seconds
-    underway.end(now)
-    clock.now += seconds
-
-
-def test_after_the_first_generation_the_whole_run_is_estimated_evaluations_included(
-    tmp_path: Path,
-) -> None:
-    clock, underway, out = Clock(), Underway(), io.StringIO()
-    with redirect_stdout(out):
-        tracker = PlainTracker(running(tmp_path, underway), clock)
-        evaluated(underway, clock, 100)
-        for generation in range(2):
-            clock.now += 40
-            tracker.log(generation, {})
-            tracker.recorded(generation + 1)
-        tracker.close()
-    assert out.getvalue().splitlines() == [
-        # 49 generations of 40 s, and evaluations after 10, 20, 30, 40 and 50 of 100 s each.
-        "generation 1/50  41:00 left",
-        "generation 1 of 50 took 40 s: the run takes about 43.3 min",
-        "generation 2/50  40:20 left",
-    ]
-
-
-def test_a_run_that_goes_on_is_told_what_is_left(tmp_path: Path) -> None:
-    clock, out = Clock(), io.StringIO()
-    with redirect_stdout(out):
-        tracker = PlainTracker(running(tmp_path, Underway(), start=20), clock)
-        clock.now += 60
-        tracker.log(20, {})
-        tracker.recorded(21)
-        tracker.close()
-    assert out.getvalue().splitlines()[1] == (
-        "generation 21 of 50 took 1.0 min: the rest takes about 29.0 min"
-    )
-
-
-def test_a_screen_shows_what_is_in_and_the_whole_before_the_first_generation_has_ended(
-    tmp_path: Path,
-) -> None:
+def test_a_screen_shows_the_rollouts_in_progress(tmp_path: Path) -> None:
     sent, underway = io.StringIO(), Underway()
     console = Console(file=sent, force_terminal=True, width=140, height=40, highlight=False)
-    tracker = ScreenTracker(running(tmp_path, underway), 0, console, Clock())
+    tracker = LiveTracker(running(tmp_path, underway), console)
     now = underway.begin(0, 10, dict)
     now.began -= 60
     for _ in range(5):
         now.ended(answered(0.25), has_reward=True)
     tracker.close()
     shown = " ".join(sent.getvalue().split())
-    assert (
-        "generation 1 · 5 of 10 answers after 1.0 min · reward 0.250 · about 1.0 min left" in shown
-    )
-    assert re.search(r"about 1\.[67] h in all", shown)
+    assert "0/50 generations · 0:00 elapsed, -:-- left · generation 1/50: 5 of 10 answers" in shown
+    assert "after 1.0 min, reward 0.250, about 1.0 min left" in shown

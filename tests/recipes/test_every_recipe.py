@@ -13,7 +13,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.fields.chz_fields import doc_of
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.program import default_log_path
+from es_cookbook.runs.program import with_log_path
 from tests.recipe_problems import short_run
 
 OPTIONS = {
@@ -49,7 +49,8 @@ def test_the_config_round_trips_and_names_the_run(name: str) -> None:
     again = config_from_json(config_to_json(seen[0]))
     assert type(again) is recipe_config(name) and again == seen[0]
     assert again != recipe_config(name)(log_path=seen[0].log_path)  # pyright: ignore
-    assert default_log_path(seen[0], name).startswith(f"runs/{name}-seed0-")
+    unnamed = chz.replace(seen[0], log_path="")
+    assert with_log_path(unnamed, name).log_path.startswith(f"runs/{name}-seed0-")
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -73,7 +73,7 @@ def test_a_resumed_run_says_in_the_end_what_it_brought(
     resume(Resume(log_path=str(tmp_path), trust=("tests",)), {"num_generations": "3"})
     *_, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"test/env/all/correct \S+ -> \S+ \(\S+ points\) in \S+ (s|min) \(generation 3: \d+ s\); "
+        r"test/env/all/correct \S+ -> \S+ \(\S+ points\) in \S+ (s|min) \(1 generation: \d+ s\); "
         rf"everything is in {tmp_path}",
         last,
     )

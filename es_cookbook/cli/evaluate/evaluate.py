@@ -46,7 +46,6 @@ from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import built, changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, ModelError, RunDirectoryError, did_you_mean
-from es_cookbook.engines.base import ModelEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.results import VOTE
@@ -216,18 +215,17 @@ def _of_run(
     name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
 ) -> Subject:
     """A run at a generation; one of gradients is its last checkpoint, or its base, as a model."""
-    generation = run.resolved(generation, "centre")
-    config, checkpoint = run.config, run.checkpoint
+    config = run.config
     given = {path: text for path, text in fields.items() if _first(path) == "engine"}
     engine, trained = changed(config, given).engine, (Path(name), config.dataset)
     if isinstance(config, Config):
-        return Subject(name, run.model_name, engine, config.space, run, (generation,), trained)
-    if generation == 0 or checkpoint is None:
+        at = (run.resolved(generation, "centre"),)
+        return Subject(name, run.model_name, engine, config.space, run, at, trained)
+    if generation == 0:
         title = f"{name} before its first generation"
-        return Subject(title, run.model_name, engine, config.space)
-    if isinstance(engine, ModelEngineBuilder) and engine.dtype == "auto":
-        engine = chz.replace(engine, dtype=checkpoint.dtype)
-    return Subject(name, str(checkpoint.model), engine, config.space, trained=trained)
+        return Subject(title, config.model_name, engine, config.space)
+    model = name if generation is None else f"{name}@{generation}"
+    return Subject(name, model, engine, config.space, trained=trained)
 
 
 def _against(config: EvaluateConfig, first: Subject, fields: Mapping[str, str]) -> list[Subject]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import chz
+import numpy as np
 from rich.text import Text
 
 from es_cookbook.cli import RECIPES
@@ -31,6 +32,7 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line, show_bytes
 from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.tracking.findings import all_findings
+from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD
 from es_cookbook.runs.tracking.live import (
     PROBLEMS,
     SPEEDS,
@@ -39,9 +41,6 @@ from es_cookbook.runs.tracking.live import (
     interval,
     label,
     number,
-    reported,
-    shown,
-    sparkline,
 )
 from es_cookbook.runs.tracking.naming import (
     class_name,
@@ -61,6 +60,7 @@ _ALWAYS = (
 _MOST = 16
 """Fields of a Config that are shown."""
 _NARROW = 80
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @chz.chz
@@ -171,9 +171,9 @@ def _value(value: object) -> str:
 
 
 def _gains(run: RunFiles) -> Iterator[str]:
-    rows = [shown(row) for row in run.metrics]
-    for key in dict.fromkeys(key for row in rows for key in row if key.startswith("test/")):
-        values = [row[key] for row in rows if math.isfinite(row.get(key, math.nan))]
+    measured = dict.fromkeys(key for row in run.metrics for key in row)
+    for key in (key for key in measured if key.startswith((REWARD, "test/env/all/", PASS_AT))):
+        values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
         if values:
             name = label(key).removeprefix("held-out ")
             change = f"{number(values[0])} -> {number(values[-1])}"
@@ -184,9 +184,9 @@ def _gains(run: RunFiles) -> Iterator[str]:
 def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
     """The interval of the last value of a held-out metric, and the problems that it is over."""
     last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
-    within, few = interval(last, key), reported(last, key)
-    over = few.removeprefix("of ") or (f"{last[PROBLEMS]:.0f} problems" if PROBLEMS in last else "")
-    return f"95 %: {within}, {over}" if within and over else within or few
+    within = interval(last, key)
+    over = f", {last[PROBLEMS]:.0f} problems" if PROBLEMS in last else ""
+    return f"95 %: {within}{over}" if within else ""
 
 
 def _trends(run: RunFiles, width: int) -> Iterator[str]:
@@ -197,6 +197,19 @@ def _trends(run: RunFiles, width: int) -> Iterator[str]:
         if values:
             line = sparkline(values, max(min(width, 60), 8))
             yield f"{label(key):<16}  {number(values[0]):>8} {line} {number(values[-1])}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A series as bars between its own minimum and maximum, the mean of each stretch.
+
+    >>> sparkline([0, 1, 2, 3], 24)
+    '▁▃▆█'
+    """
+    parts = np.array_split(values, min(width, len(values)))
+    means = np.array([part.mean() for part in parts])
+    height = max(float(np.ptp(means)), 1e-9 * float(np.abs(means).max()), 1e-300)
+    places = np.rint((len(_BARS) - 1) * (means - means.min()) / height).astype(int)
+    return "".join(_BARS[place] for place in places)
 
 
 def _sizes(log_path: Path) -> Iterator[str]:

@@ -132,8 +132,6 @@ class ServedRun:
         """Its models, but for the base."""
         run = self.rebuilt.run
         last = run.last_generation
-        if run.checkpoint is not None:  # of gradients, which keeps no generation but the last
-            return ["centre", f"generation-{last}"]
         found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
         if self.generation <= run.last_with_genomes:
             found += [f"genome-{g}" for g in range(len(run.genomes(self.generation)))]

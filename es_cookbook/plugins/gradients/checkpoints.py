@@ -1,85 +1,125 @@
-"""Where a run of gradients stands in its directory: whether it begins, goes on, or is complete.
+"""Checkpoints of a run of gradients: the weights and what else it goes on from, the last one only.
 
-Told from names and small files, before a model is loaded. Generations after the last checkpoint are
-run again, so their lines of metrics and rollouts are cut when the run goes on.
+    checkpoints/<generation>/model       a Hugging Face model directory
+    checkpoints/<generation>/optimizer.safetensors, state.json
+
+So the run is a model, too: `model_name=runs/mine`, or `runs/mine@12` for generation 12.
 """
 
 import contextlib
-from collections.abc import Generator
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
-from es_cookbook.checkpoints.model_files import model_directory
-from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.plugins.gradients.gradient_config import MAY_DIFFER, GradientConfig
-from es_cookbook.runs.centre.checkpoints import Checkpoint, latest_checkpoint
-from es_cookbook.runs.directory.directory import (
-    CONFIG,
-    GENERATION_KEYS,
-    HISTORY,
-    METRICS,
-    TRAINED_ON,
-    Recorded,
-    checked_names,
-    failures_logged,
-    lines_before,
-    locked,
-)
-from es_cookbook.runs.directory.opening import decided, delete_run, num_measured
-from es_cookbook.runs.files import replace_file
+from typing_extensions import override
+
+from es_cookbook.checkpoints.formats import Format, Part
+from es_cookbook.common.errors import ModelError, RunDirectoryError
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file, whole_directory
+from es_cookbook.rl.types import ProblemResult
+from es_cookbook.runs.directory.directory import CHECKPOINTS, MODEL, check_is_run, is_of_gradients
+from es_cookbook.runs.export.models import run_named
+
+STATE = "state.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights after so many generations, and what else a run goes on from.
+
+    Attributes:
+        path: its directory; the weights are in `model`, as transformers reads them.
+        results: by generation, what the data set was told about its problems.
+    """
+
+    path: Path
+    generation: int
+    results: Sequence[Sequence[ProblemResult]]
+
+    @property
+    def model(self) -> Path:
+        """The model directory."""
+        return self.path / MODEL
+
+
+class GradientModels(Format):
+    """The model of a run of gradients, at its last checkpoint."""
+
+    accepted = "a run of gradients"
+
+    @override
+    def directory(self, model_name: str, part: Part = "weights") -> Path | None:
+        run = run_named(model_name)
+        if run is None or not is_of_gradients(run[0]):
+            return None
+        log_path, generation = run
+        try:
+            check_is_run(log_path, or_of_gradients=True)
+            last = last_directory(log_path)
+        except RunDirectoryError as error:
+            raise ModelError(f"model_name={model_name}: {error}") from error
+        if last is None or not (last / MODEL).is_dir():
+            raise ModelError(f"model_name={model_name}: {log_path} has no checkpoint yet")
+        if generation not in (None, int(last.name)):
+            raise ModelError(
+                f"model_name={model_name}: a run of gradients keeps its last checkpoint alone, and "
+                f"that of {log_path} is {last.name}"
+            )
+        return last / MODEL
 
 
 @contextlib.contextmanager
-def run_directory(config: GradientConfig) -> Generator[tuple[Checkpoint | None, bool]]:
-    """Inside, the run directory is this process's alone, and the run may begin or go on there.
+def next_checkpoint(log_path: Path, number: int) -> Generator[Path]:
+    """Inside, a directory to write one to; kept whole or not at all, and those before it go."""
+    directory = log_path / CHECKPOINTS
+    directory.mkdir(exist_ok=True)
+    with whole_directory(directory / str(number)) as path:
+        yield path
+    for path in directory.iterdir():
+        if path.name != str(number):
+            shutil.rmtree(path)
 
-    Gives the checkpoint from which it goes on, if there is one, and whether it is complete.
+
+def last_directory(log_path: Path) -> Path | None:
+    """Directory of the last checkpoint; its name is the number of generations."""
+    found = [p for p in (log_path / CHECKPOINTS).glob("*") if p.name.isdecimal()]
+    return max(found, key=lambda path: int(path.name), default=None)
+
+
+def latest_checkpoint(log_path: Path) -> Checkpoint | None:
+    """The last one in a run directory, as its `state.json` says.
 
     Raises:
-        RunDirectoryError: Not a run's directory, one of another kind, another Config, a run is
-            there and `behavior_if_log_dir_exists` refuses, or another process writes it.
-        ESCookbookError: There is no log_path, or what the run needs outside of this process is not
-            there.
+        RunDirectoryError: It cannot be read.
     """
-    if not config.log_path:  # Commands make one up.
-        raise ConfigError("log_path must name the directory of the run, found ''")
-    log_path = Path(config.log_path)
-    with locked(log_path), failures_logged(log_path):
-        checkpoint, is_complete = _state_of(config)
-        if not is_complete:
-            config.trackers.check()
-            config.dataset.check()
-            model_directory(config.model_name)
-        yield checkpoint, is_complete
+    path = last_directory(log_path)
+    if path is None:
+        return None
+    try:
+        state = cast("dict[str, Any]", parsed(read_file(path / STATE, LARGEST_TEXT, log_path)))
+        results = [
+            [
+                ProblemResult(str(problem), *(math.nan if v is None else float(v) for v in values))
+                for problem, *values in of_generation
+            ]
+            for of_generation in state["results"]
+        ]
+        return Checkpoint(path, int(state["generation"]), results)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(f"{path} is no whole checkpoint: {error}") from error
 
 
-def _state_of(config: GradientConfig) -> tuple[Checkpoint | None, bool]:
-    """Look at the directory; a run that is to be deleted is."""
-    log_path = Path(config.log_path)
-    names = checked_names(log_path)
-    checkpoint = latest_checkpoint(log_path)
-    if not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON}):
-        return None, False
-    behavior = config.behavior_if_log_dir_exists
-    if behavior != "delete" and HISTORY in names:
-        raise RunDirectoryError(
-            f"log_path {log_path} holds a run of evolution strategies, which gradients cannot go "
-            "on with; give another log_path"
-        )
-    config_json = config_to_json(config)
-    elsewhere = f"begin from its weights: model_name={log_path}"
-    if decided(Recorded(log_path), config_json, behavior, MAY_DIFFER, elsewhere) == "delete":
-        delete_run(log_path)
-        return None, False
-    last = config.num_generations
-    is_done = checkpoint is not None and checkpoint.generation == last
-    return checkpoint, is_done and num_measured(log_path, METRICS) > last
-
-
-def begin(log_path: Path, config: object, start: int) -> None:
-    """Keep the Config, and cut what is recorded of generations, or steps, from `start` on."""
-    config_json = config_to_json(config)
-    replace_file(log_path / CONFIG, [config_json.encode()])
-    for name, key in GENERATION_KEYS.items():
-        if (log_path / name).exists():
-            replace_file(log_path / name, list(lines_before(log_path / name, key, start)))
+def state_json(generation: int, results: Sequence[Sequence[ProblemResult]]) -> str:
+    """What `latest_checkpoint` reads."""
+    plain = [
+        [
+            (each.problem, *(v if math.isfinite(v) else None for v in (each.reward, each.solved)))
+            for each in of_generation
+        ]
+        for of_generation in results
+    ]
+    return json.dumps({"generation": generation, "results": plain})

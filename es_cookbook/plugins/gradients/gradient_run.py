@@ -1,26 +1,21 @@
-"""What a run of gradients opens, records and closes; its directory is read by the same tools.
+"""A run of gradients: the life of other runs, with a learner in place of a population.
 
 The model is there twice. A learner has the one that gradients move, in float32. The engine has
 the one that answers, and is given the moved weights after each generation, as a snapshot: a file
 that every engine can begin at. So rollouts, Envs, time-outs, evaluations and their sampling seeds
-are those of evolution strategies, and vLLM samples where it is chosen.
+are those of evolution strategies, and vLLM samples if it is chosen.
 
 A gradient has no short history: the checkpoint is the weights and AdamW's moments, several times
-the model's own size, in `checkpoints/<generation>/`. Only the last one is kept. A resumed run goes
-on from it, and generations after it are done again and come out the same.
+the model's own size (`checkpoints`). Only the last one is kept. A resumed run goes on from it, and
+generations after it are done again and come out the same.
 
-    config.json  metrics.jsonl  rollouts.jsonl  log.txt
-    checkpoints/<generation>/model       a Hugging Face model directory
-    checkpoints/<generation>/optimizer.safetensors, state.json
-
-What a learner is, is the caller's to say (`_Learns`): our own `Learner`, or TRL's trainer.
+What a learner is, is the caller's to say (`Learns`): our own `Learner`, or TRL's trainer.
 """
 
 import contextlib
-import functools
+import dataclasses
 import json
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -31,49 +26,55 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.checkpoints.models import load_causal_lm, no_progress_bar
 from es_cookbook.checkpoints.snapshots import metadata
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.errors import EngineError
+from es_cookbook.common.errors import ConfigError, EngineError, RunDirectoryError
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.machine.scratch import scratch
-from es_cookbook.common.terminal import done_saying, no_silence
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.torch.memory import trim
 from es_cookbook.engines.vocabulary import learn_tokens_alone
 from es_cookbook.evolution.exact import MODULUS, fingerprint_span
-from es_cookbook.plugins.gradients.checkpoints import begin
-from es_cookbook.plugins.gradients.gradient_config import GradientConfig
-from es_cookbook.population.evaluate import evaluate
-from es_cookbook.rl.rollouts import (
-    answer_lengths,
-    count_answers,
-    count_tokens,
-    env_metrics,
-    mean_of,
-    mean_rewards,
+from es_cookbook.plugins.gradients.checkpoints import (
+    STATE,
+    Checkpoint,
+    latest_checkpoint,
+    next_checkpoint,
+    state_json,
 )
+from es_cookbook.plugins.gradients.gradient_config import MAY_DIFFER, GradientConfig
+from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.rollouts import answer_lengths, env_metrics, mean_of, mean_rewards
 from es_cookbook.rl.types import (
-    Datasets,
     EnvGroupBuilder,
     Metrics,
     ProblemResult,
+    RLDataset,
     Trajectory,
     TrajectoryGroup,
 )
-from es_cookbook.runs.centre.checkpoints import STATE, Checkpoint, next_checkpoint, state_json
 from es_cookbook.runs.directory.directory import (
-    LOG,
+    CONFIG,
+    GENERATION_KEYS,
+    HISTORY,
+    METRICS,
     MODEL,
-    keep_trained_on,
+    TRAINED_ON,
+    Recorded,
+    checked_names,
+    lines_before,
 )
-from es_cookbook.runs.recorder import BaseRecorder
-from es_cookbook.runs.setup import open_engine, tell_evaluation
-from es_cookbook.runs.tracking.base import RunInfo, Tracker
-from es_cookbook.runs.tracking.log import libraries_quiet, library_log
+from es_cookbook.runs.directory.opening import decided, delete_run, num_measured
+from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.recorder import Recorder
+from es_cookbook.runs.setup import Mover, begin_recording, open_engine
+from es_cookbook.runs.tracking.base import RunInfo
+from es_cookbook.runs.tracking.log import libraries_quiet
 
 
-class _Learns(Protocol):
+class Learns(Protocol):
     """A model, some of whose weights learn."""
 
     model: PreTrainedModel
@@ -92,100 +93,71 @@ class _Learns(Protocol):
         ...
 
 
-_Learner = TypeVar("_Learner", bound=_Learns)
+_Learner = TypeVar("_Learner", bound=Learns)
 
 
-class GradientRun(BaseRecorder[GradientConfig], Generic[_Learner]):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class GradientRun(Generic[_Learner]):
     """A run, open: what its loop works with; `generations` are those that are still to come."""
 
-    def __init__(
-        self,
-        config: GradientConfig,
-        learner: _Learner,
-        engine: Engine,
-        datasets: Datasets,
-        tracker: Tracker,
-        checkpoint: Checkpoint | None,
-    ) -> None:
-        start = checkpoint.generation if checkpoint else 0
-        self._sampler = config.sampler(engine, Path(config.log_path))
-        how = config.eval_attempts, config.eval_temperature
-        held_out = functools.partial(evaluate, self._sampler, datasets.test_P, *how)
-        super().__init__(
-            config=config,
-            engine=engine,
-            dataset=datasets.train,
-            tracker=tracker,
-            evaluate=held_out,
-        )
-        self.generations = range(start, config.num_generations)
-        self.learner = learner
-        self._results = [*checkpoint.results] if checkpoint else list[Sequence[ProblemResult]]()
-        self._took: dict[str, float] = {}
+    config: GradientConfig
+    generations: range
+    engine: Engine
+    dataset: RLDataset
+    sampler: PopulationSampler
+    learner: _Learner
+    recorder: Recorder
+    results: list[Sequence[ProblemResult]]
 
     async def rollout(
-        self, generation: int, problems_P: Sequence[EnvGroupBuilder], attempts: int
+        self, generation: int, problems_P: Sequence[EnvGroupBuilder]
     ) -> list[TrajectoryGroup]:
         """The model's attempts at every problem: a group of one genome each, with logprobs.
 
         Then the engine rests, until it takes the weights that were learned.
         """
         sampling = chz.replace(self.config.sampling_at(generation), logprobs=True)
-        found = await self._sampler.rollout_centre(problems_P, sampling, attempts, generation)
+        attempts = self.config.attempts
+        found = await self.sampler.rollout_centre(problems_P, sampling, attempts, generation)
+        self.recorder.rolled_out(generation, self.sampler.seconds)
         await self.engine.rest()
         return found
 
-    async def learn(self, learn: Callable[[_Learner], Metrics]) -> Metrics:
+    async def learn(self, generation: int, learn: Callable[[_Learner], Metrics]) -> Metrics:
         """Let the learner learn, in a thread, and the engine take its weights."""
-        began = time.perf_counter()
-        measured = await anyio.to_thread.run_sync(_on_all_cores, learn, self.learner)
-        await self.learned(time.perf_counter() - began)
+        with self.recorder.timed(generation, "learn"):
+            measured = await anyio.to_thread.run_sync(_on_all_cores, learn, self.learner)
+        await self.learned(generation)
         return measured
 
-    async def learned(self, seconds: float) -> None:
-        """The learner has learned for so many seconds: let the engine take its weights."""
-        began = time.perf_counter()
+    async def learned(self, generation: int) -> None:
+        """Let the engine take the learner's weights."""
         for weight in self.learner.weights.values():
-            weight.grad = None  # its memory is for the engine now
-        await take_weights(self.engine, self.learner.weights)
-        self._took = {"learn": seconds, "load": time.perf_counter() - began}
+            weight.grad = None  # The engine needs its memory now.
+        with self.recorder.timed(generation, "apply"):
+            await take_weights(self.engine, self.learner.weights)
 
     async def record(
         self, generation: int, groups_P: Sequence[TrajectoryGroup], measured: Metrics
     ) -> None:
-        """Write what a generation measured, a checkpoint where it is due; begin the next one."""
+        """Write what a generation measured, a checkpoint if it is due; begin the next one."""
         results_P = self.dataset.results(generation, groups_P)
         self.dataset.tell(generation, results_P)
-        self._results.append(results_P)
-        self.progress.rolled_out(groups_P)
-        seconds, total = self._sampler.seconds, time.perf_counter() - self.began
+        self.results.append(results_P)
         metrics = {
-            **self.usual_metrics(groups_P),
             "reward/mean": mean_of(mean_rewards(groups_P).ravel().tolist()),
             **env_metrics(groups_P),
             **answer_lengths(groups_P),
             **measured,
             "policy/nats_per_token": _nats_per_token(groups_P),
-            "time/load": self._took["load"],
-            "time/learn": self._took["learn"],
-            "time/sample": seconds.sample,
-            "time/score": seconds.score,
-            "time/total": total,
-            "throughput/answers_per_second": count_answers(groups_P) / total,
-            "throughput/tokens_per_second": count_tokens(groups_P) / total,
         }
-        self.log(generation, groups_P, metrics)
-        done, every = generation + 1, self.config.checkpoint_every
-        if done == self.config.num_generations or (every and done % every == 0):
-            await anyio.to_thread.run_sync(self._write_checkpoint, done)
-        self.tracker.recorded(done)
-        done_saying()
-        await self.begin(done)
 
-    @override
-    def counted(self) -> Metrics:
-        counts = self.progress.metrics()
-        return {key: counts[key] for key in ("progress/rollouts", "progress/tokens")}
+        async def keep() -> None:
+            done, every = generation + 1, self.config.checkpoint_every
+            if done == self.config.num_generations or (every and done % every == 0):
+                await anyio.to_thread.run_sync(self._write_checkpoint, done)
+
+        await self.recorder.record(generation, groups_P, metrics, keep)
 
     def _write_checkpoint(self, generation: int) -> None:
         tokenizer, dtype = self.engine.tokenizer, self.engine.traits.base_dtype
@@ -200,8 +172,106 @@ class GradientRun(BaseRecorder[GradientConfig], Generic[_Learner]):
                 config.write_text(json.dumps({**plain, "dtype": dtype}, indent=2), "utf-8")
             tokenizer.save_pretrained(path / MODEL)
             self.learner.save_moments(path)
-            state = state_json(generation, dtype, self._results)
-            (path / STATE).write_text(state, "utf-8")
+            (path / STATE).write_text(state_json(generation, self.results), "utf-8")
+
+
+class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
+    """Gradients, which move the weights of a learner.
+
+    `make_learner` is given a model, and the engine whose space has the weights that are to learn.
+    """
+
+    def __init__(
+        self,
+        config: GradientConfig,
+        make_learner: Callable[[PreTrainedModel, Engine], _Learner],
+    ) -> None:
+        if not config.log_path:  # Commands make one up.
+            raise ConfigError("log_path must name the directory of the run, found ''")
+        self.log_path = Path(config.log_path)
+        self._config = config
+        self._config_json = config_to_json(config)
+        self._make_learner = make_learner
+        self._checkpoint: Checkpoint | None = None
+
+    @override
+    async def find(self) -> str:
+        config, log_path, last = self._config, self.log_path, self._config.num_generations
+        names = checked_names(log_path)
+        checkpoint = latest_checkpoint(log_path)
+        is_new = not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON})
+        if not is_new and self._goes_on(names):
+            self._checkpoint = checkpoint
+            is_done = checkpoint is not None and checkpoint.generation == last
+            if is_done and num_measured(log_path, METRICS) > last:
+                return f"{log_path} is complete, with {last} generations"
+        config.trackers.check()
+        config.dataset.check()
+        model_directory(config.model_name)
+        return ""
+
+    def _goes_on(self, names: set[str]) -> bool:
+        """Whether the recorded run goes on; one that is to be deleted is."""
+        log_path, behavior = self.log_path, self._config.behavior_if_log_dir_exists
+        if behavior != "delete" and HISTORY in names:
+            raise RunDirectoryError(
+                f"log_path {log_path} holds a run of evolution strategies, which gradients cannot "
+                "go on with; give another log_path"
+            )
+        elsewhere = f"begin from its weights: model_name={log_path}"
+        recorded = Recorded(log_path)
+        if decided(recorded, self._config_json, behavior, MAY_DIFFER, elsewhere) == "resume":
+            return True
+        delete_run(log_path)
+        return False
+
+    @override
+    async def open(self, stack: contextlib.AsyncExitStack) -> GradientRun[_Learner]:
+        config, checkpoint, log_path = self._config, self._checkpoint, self.log_path
+        engine, datasets = await open_engine(config, stack)
+        with libraries_quiet():
+            learner = await self._learner(engine)
+        results = [*checkpoint.results] if checkpoint else []
+        for generation, results_P in enumerate(results):
+            datasets.train.tell(generation, results_P)
+        start = checkpoint.generation if checkpoint else 0
+        replace_file(log_path / CONFIG, [self._config_json.encode()])
+        for name, key in GENERATION_KEYS.items():  # Later generations are run again.
+            if (log_path / name).exists():
+                replace_file(log_path / name, list(lines_before(log_path / name, key, start)))
+        sampler = config.sampler(engine, log_path)
+        info = RunInfo(
+            log_path,
+            self._config_json,
+            config.seed,
+            config.num_generations,
+            start,
+            underway=sampler.underway,
+            learns="model",
+        )
+        return GradientRun(
+            config=config,
+            generations=range(start, config.num_generations),
+            engine=engine,
+            dataset=datasets.train,
+            sampler=sampler,
+            learner=learner,
+            recorder=begin_recording(config, info, sampler, datasets, stack),
+            results=results,
+        )
+
+    async def _learner(self, engine: Engine) -> _Learner:
+        """The model that learns; a checkpoint is loaded into it and the engine."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name, checkpoint = self._config.model_name, self._checkpoint
+        model = await anyio.to_thread.run_sync(load_causal_lm, name, "float32", device)
+        learn_tokens_alone(model, engine.tokenizer)
+        learner = self._make_learner(model, engine)
+        if checkpoint is not None:
+            stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+            learner.load(dict(stored.named_parameters()), checkpoint.path)
+            await take_weights(engine, learner.weights)
+        return learner
 
 
 def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Metrics:
@@ -210,66 +280,6 @@ def _on_all_cores(learn: Callable[[_Learner], Metrics], learner: _Learner) -> Me
     measured = learn(learner)
     trim()
     return measured
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    config: GradientConfig,
-    checkpoint: Checkpoint | None,
-    make_learner: Callable[[PreTrainedModel, Engine], _Learner],
-) -> AsyncGenerator[GradientRun[_Learner]]:
-    """Open a run at the checkpoint that `run_directory` found; closes all of it in the end.
-
-    `make_learner` is given a model, and the engine whose space has the weights that are to learn.
-
-    Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
-    """
-    log_path = Path(config.log_path)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(library_log(log_path / LOG))
-        stack.enter_context(no_silence())
-        engine, datasets = await open_engine(config, stack)
-        with libraries_quiet():
-            learner = await _learner(config, checkpoint, engine, make_learner)
-        for generation, results_P in enumerate(checkpoint.results if checkpoint else ()):
-            datasets.train.tell(generation, results_P)
-        start = checkpoint.generation if checkpoint else 0
-        begin(log_path, config, start)
-        keep_trained_on(log_path, datasets, start)
-        info = RunInfo(
-            log_path,
-            config_to_json(config),
-            config.seed,
-            config.num_generations,
-            start,
-            learns="model",
-        )
-        tracker = config.trackers(info)
-        stack.callback(tracker.close)
-        tell_evaluation(config, start, datasets)
-        run = GradientRun(config, learner, engine, datasets, tracker, checkpoint)
-        await run.begin(start)
-        yield run
-        await run.finish()
-
-
-async def _learner(
-    config: GradientConfig,
-    checkpoint: Checkpoint | None,
-    engine: Engine,
-    make_learner: Callable[[PreTrainedModel, Engine], _Learner],
-) -> _Learner:
-    """The model that learns; a checkpoint, if given, is loaded into it and the engine."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = await anyio.to_thread.run_sync(load_causal_lm, config.model_name, "float32", device)
-    learn_tokens_alone(model, engine.tokenizer)
-    learner = make_learner(model, engine)
-    if checkpoint is not None:
-        stored = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
-        learner.load(dict(stored.named_parameters()), checkpoint.path)
-        await take_weights(engine, learner.weights)
-    return learner
 
 
 async def take_weights(engine: Engine, weights: Mapping[str, torch.Tensor]) -> None:

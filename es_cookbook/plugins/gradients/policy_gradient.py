@@ -56,7 +56,6 @@ from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine
-from es_cookbook.plugins.gradients.checkpoints import run_directory
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.plugins.gradients.pass_at_k import pass_at_k_advantages
 from es_cookbook.rl.messages.message_env import told_gold
@@ -286,20 +285,19 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with run_directory(config) as (checkpoint, is_complete):
-        if is_complete:
-            print(f"{config.log_path} is complete, with {config.num_generations} generations")
-            return
-        from es_cookbook.plugins.gradients.gradient_run import opened  # with torch
+    from es_cookbook.plugins.gradients.gradient_run import Gradients  # with torch
+    from es_cookbook.runs.setup import opened
 
-        async with opened(config, checkpoint, partial(learner_of, config)) as run:
-            for generation in run.generations:
-                problems_P = run.dataset.get_batch(generation)
-                groups_P = await run.rollout(generation, problems_P, config.attempts)
-                of_batch = problems_P, groups_P, run.engine.tokenizer, config.at_k
-                examples, share = await config.method.examples(*of_batch)
-                measured = await run.learn(partial(learn, config, generation, examples, share))
-                await run.record(generation, groups_P, measured)
+    async with opened(Gradients(config, partial(learner_of, config))) as run:
+        if run is None:
+            return
+        for generation in run.generations:
+            problems_P = run.dataset.get_batch(generation)
+            groups_P = await run.rollout(generation, problems_P)
+            of_batch = problems_P, groups_P, run.engine.tokenizer, config.at_k
+            examples, share = await config.method.examples(*of_batch)
+            learns = partial(learn, config, generation, examples, share)
+            await run.record(generation, groups_P, await run.learn(generation, learns))
 
 
 def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Learner":

@@ -13,28 +13,86 @@ model directory. An adapter is a start for other runs:
     ... search_space=singular_values search_space.start=sft optimizer=cma
     ... search_space=adapter search_space.start=sft
 
-While it goes on, `<output>.training/` has the numbers and the last checkpoint. The same command
-goes on from there after an interruption, and ends with the same weights. With an evaluation, which
-`es-cookbook sft recipe=...` brings, the model is measured on held-out problems before, after, and
-every so many steps, as runs of evolution strategies are.
+The output directory is written when training ends, whole or not at all, with `metrics.jsonl` beside
+the weights. `es-cookbook evaluate model_name=sft recipe=...` measures it on problems.
 
-Left out: several devices, training in lower precision than float32, and gradient checkpointing.
+Left out: resuming, several devices, and training in lower precision than float32.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import chz
+
+from es_cookbook.cli.options import recipe_defaults
+from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError
-from es_cookbook.plugins.gradients.supervised import SFTConfig
+from es_cookbook.common.errors import ConfigError, DataError, nearest, not_installed
+from es_cookbook.common.files import whole_directory
+from es_cookbook.common.names import Names
+from es_cookbook.common.schedules import Schedule, schedule_field
+from es_cookbook.common.terminal import say
+from es_cookbook.plugins.gradients.supervised import Split, SupervisedRows
 from es_cookbook.rl.data.problem_dataset import in_epochs
 from es_cookbook.rl.rollouts import Example
+from es_cookbook.rl.types import Metrics
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from es_cookbook.plugins.gradients.learner import Learner
+
+_ROWS = Names({"rows": "es_cookbook.plugins.gradients.supervised:SupervisedRows"}, default="rows")
+
+
+@chz.chz
+class SFTConfig:
+    """Fine-tune a LoRA adapter, or all weights, on rows that say what the model should write."""
+
+    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
+    dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
+    output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
+    rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")
+    alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")
+    targets: tuple[str, ...] = chz.field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
+    )
+    learning_rate: float = chz.field(default=2e-4, doc="of AdamW")
+    learning_rate_schedule: Schedule = schedule_field(
+        "factor on learning_rate over the steps", default="linear"
+    )
+    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
+    batch_size: int = chz.field(default=32, doc="rows per step")
+    epochs: float = chz.field(default=1.0, doc="passes over the rows")
+    max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
+    tokens_per_pass: int | None = chz.field(
+        default=None,
+        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
+    )
+    log_every: int = chz.field(default=10, doc="steps between lines of metrics")
+    seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
+
+    @classmethod
+    def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
+        """Options as a user types them, with whole names, and the model of a recipe."""
+        whole = {"dataset.source" if path == "data" else path: v for path, v in given.items()}
+        if (recipe := whole.pop("recipe", None)) is not None:
+            whole = {"model_name": recipe_defaults(recipe).model_name, **whole}
+        return whole
+
+    @chz.validate
+    def _ranges(self) -> None:
+        check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
+        check_range(self, "max_length", at_least=2)
+        check_range(self, "rank", at_least=0)
+        check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
+        if self.rank and not self.targets:
+            raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
 
 
 def main(config: SFTConfig) -> None:
@@ -45,24 +103,49 @@ def main(config: SFTConfig) -> None:
         DataError: There are no rows, or one cannot be used.
         ModelError: The model cannot be read.
     """
-    if Path(config.output).exists():
+    output = Path(config.output)
+    if output.exists():
         raise ConfigError(f"output {config.output!r} is there already; give another one")
-    measured = None if config.evaluation is None else config.evaluation.dataset
-    for builder in (config.trackers, config.dataset, measured):
-        if builder is not None:
-            builder.check()
-    from es_cookbook.plugins.gradients.sft_run import opened  # with torch
+    config.dataset.check()
+    from es_cookbook.checkpoints.models import load_tokenizer, no_progress_bar
+    from es_cookbook.plugins.gradients.learner import Learner
 
-    with opened(config) as run:
-        size, count = len(run.train), config.batch_size
-        for step in range(run.start, run.num_steps):
-            examples = [run.train[i] for i in in_epochs(size, config.seed, step * count, count)]
-            rate = config.learning_rate * config.learning_rate_schedule(step, run.num_steps)
-            run.begin(step)
-            loss, norm = learn(run.learner, examples, rate)
-            run.record(step, {"loss/train": loss, "sft/gradient_norm": norm})
-        run.finish()
-    print(f"written to {config.output}")
+    say(f"loading {config.model_name}")
+    tokenizer = load_tokenizer(config.model_name)
+    train, test = _shortened(config.dataset(tokenizer), config.max_length)
+    model = _model(config)
+    learner = Learner(
+        model,
+        [name for name, weight in model.named_parameters() if weight.requires_grad],
+        tokens_per_pass=config.tokens_per_pass,
+        max_gradient_norm=config.max_gradient_norm,
+    )
+    num_steps = max(1, math.ceil(config.epochs * len(train) / config.batch_size))
+    lines: list[str] = []
+
+    def log(step: int, metrics: Metrics) -> None:
+        lines.append(json.dumps({"progress/generation": step, **metrics}))
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items())
+        print(f"step {step}/{num_steps}  {shown}", flush=True)
+
+    if test:
+        log(0, {"loss/test": surprise(learner, test)})
+    for step in range(num_steps):
+        count = config.batch_size
+        rows = in_epochs(len(train), config.seed, step * count, count)
+        rate = config.learning_rate * config.learning_rate_schedule(step, num_steps)
+        loss, norm = learn(learner, [train[i] for i in rows], rate)
+        if step % config.log_every == 0:
+            log(step, {"loss/train": loss, "sft/gradient_norm": norm})
+    if test:
+        log(num_steps, {"loss/test": surprise(learner, test)})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with whole_directory(output) as directory, no_progress_bar():
+        model.save_pretrained(directory)
+        if not config.rank:
+            tokenizer.save_pretrained(directory)
+        (directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    print(f"written to {output}")
 
 
 def learn(
@@ -77,6 +160,12 @@ def learn(
     return -gain, norm
 
 
+def surprise(learner: "Learner", examples: Sequence[Example]) -> float:
+    """The mean loss of rows, which stay as they are."""
+    losses = [-each for of in learner.logprobs(examples) for each in of]
+    return math.fsum(losses) / max(len(losses), 1)
+
+
 def likelihood(
     logprobs: "torch.Tensor", sampled: "torch.Tensor", weights: "torch.Tensor"
 ) -> "torch.Tensor":
@@ -85,8 +174,62 @@ def likelihood(
     return weights * logprobs
 
 
+def _shortened(data: Split, max_length: int) -> Split:
+    """Without what is beyond the length; rows of which nothing is left to learn are left out."""
+
+    def short(examples: Sequence[Example]) -> list[Example]:
+        cut = (
+            dataclasses.replace(
+                each, tokens_T=each.tokens_T[:max_length], learned_T=each.learned_T[:max_length]
+            )
+            for each in examples
+        )
+        return [each for each in cut if any(each.learned_T[1:])]
+
+    train, test = map(short, data)
+    if not train:
+        raise DataError(
+            f"max_length={max_length} leaves nothing to learn of any row: all prompts are as long"
+        )
+    if lost := len(data[0]) - len(train):
+        say(f"{lost} rows are left out: their prompts alone have max_length={max_length} tokens")
+    return train, test
+
+
+def _model(config: SFTConfig) -> "PreTrainedModel":
+    """The model with an adapter, or itself; what learns requires gradients."""
+    import torch
+
+    from es_cookbook.checkpoints.models import load_causal_lm
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_causal_lm(config.model_name, "float32", device)
+    if not config.rank:
+        return model.requires_grad_(True)
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise not_installed("rank (LoRA)", "peft", "es-cookbook[baselines]") from error
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()} - {""}
+    for target in config.targets:
+        if target not in names:
+            hint = nearest(target, names)
+            raise ConfigError(f"targets: {config.model_name} has no layer {target!r}: {hint}")
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=list(config.targets),
+    )
+    with torch.random.fork_rng():  # PEFT draws from torch's global generator.
+        torch.manual_seed(config.seed)
+        adapted = get_peft_model(model, lora)
+    return cast("PreTrainedModel", adapted.eval())
+
+
 def cli() -> None:
-    run_cli(main, SFTConfig, more_help="\n\nShort: data (dataset.source).")
+    more_help = "\n\nShort: data (dataset.source). recipe=NAME takes the model of a recipe."
+    run_cli(main, SFTConfig, more_help=more_help)
 
 
 if __name__ == "__main__":

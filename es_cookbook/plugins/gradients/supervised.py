@@ -1,4 +1,4 @@
-"""Supervised training: its options, and rows as token sequences.
+"""Rows for supervised training, as token sequences.
 
 What the model should write has a loss, and nothing else: a completion and the end of sequence, or
 the assistant's turns of a chat and the token that ends each. Tokens are put together as in a
@@ -7,46 +7,22 @@ the model learns in the form in which it will be asked.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias, TypeVar, cast
 
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, DataError, ModelError
-from es_cookbook.common.names import Names
-from es_cookbook.common.schedules import Schedule, schedule_field
+from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.engines.base import EngineBuilder
-from es_cookbook.population.evaluate import check_evaluation
-from es_cookbook.rl.data.rows import (
-    Fields,
-    Remarks,
-    Row,
-    messages_of,
-    tools_of,
-)
-from es_cookbook.rl.data.sources import (
-    check_source,
-    load_rows,
-)
+from es_cookbook.rl.data.rows import Fields, Remarks, Row, messages_of, tools_of
+from es_cookbook.rl.data.sources import check_source, load_rows
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
 from es_cookbook.rl.messages.message import Message, with_system
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.rollouts import Example
-from es_cookbook.rl.types import (
-    ON_BAD_ROW_DOC,
-    SOURCE_DOC,
-    Action,
-    OnBadRow,
-    RLDatasetBuilder,
-    SamplingParams,
-    Tokenizer,
-)
-from es_cookbook.runs.run_config import ENGINES
-from es_cookbook.runs.tracking.base import TrackerBuilder
-from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
+from es_cookbook.rl.types import ON_BAD_ROW_DOC, SOURCE_DOC, Action, OnBadRow, Tokenizer
 
 T = TypeVar("T")
 Split: TypeAlias = tuple[Sequence[Example], Sequence[Example]]
@@ -116,86 +92,6 @@ def _check_said(row: Row) -> bool:
     else:
         _ = row.text("prompt"), row.text("completion")
     return True
-
-
-_ROWS = Names({"rows": "es_cookbook.plugins.gradients.supervised:SupervisedRows"}, default="rows")
-_PROBLEMS = Names({"rows": "es_cookbook.rl.data.task:Task"}, default=None)
-
-
-_TRACKERS = functools.partial(TrackersBuilder, **FILES_ALONE)
-
-
-@chz.chz
-class Evaluation:
-    """Problems on which the model is measured while it learns."""
-
-    dataset: RLDatasetBuilder = chz.field(
-        meta_factory=_PROBLEMS, doc="of which the held-out problems are attempted"
-    )
-    sampling: SamplingParams = chz.field(default_factory=SamplingParams, doc="how tokens are drawn")
-    engine: EngineBuilder = ENGINES.field("what samples")
-    every: int = chz.field(default=0, doc="steps between; 0: before and after only")
-    attempts: int = chz.field(default=1, doc="at each problem; several also measure test/pass@k")
-    temperature: float = chz.field(default=0.0, doc="of the attempts; 0 is greedy")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "every", at_least=0, prefix="evaluation.")
-        check_evaluation(self.attempts, self.temperature, "evaluation.")
-
-
-@chz.chz
-class SFTConfig:
-    """Fine-tune a LoRA adapter, or all weights, on rows that say what the model should write."""
-
-    model_name: str = chz.field(doc="model directory, GGUF file, Hub name or run (RUN@GENERATION)")
-    dataset: SupervisedRows = chz.field(meta_factory=_ROWS, doc="rows to learn from")
-    output: str = chz.field(doc="directory to write the adapter or model to; it must not exist")
-    rank: int = chz.field(default=8, doc="of the LoRA adapter; 0 trains all weights instead")
-    alpha: int = chz.field(default=16, doc="the adapter is scaled by alpha / rank")
-    targets: tuple[str, ...] = chz.field(
-        default=("q_proj", "k_proj", "v_proj", "o_proj"), doc="last names of the adapted layers"
-    )
-    learning_rate: float = chz.field(default=2e-4, doc="of AdamW")
-    learning_rate_schedule: Schedule = schedule_field(
-        "factor on learning_rate over the steps", default="linear"
-    )
-    max_gradient_norm: float = chz.field(default=1.0, doc="longer gradients are cut to this length")
-    batch_size: int = chz.field(default=32, doc="rows per step")
-    epochs: float = chz.field(default=1.0, doc="passes over the rows")
-    max_length: int = chz.field(default=1024, doc="tokens of a row; longer rows are truncated")
-    packing: bool = chz.field(
-        default=False, doc="several rows in one sequence of max_length, where none sees another"
-    )
-    tokens_per_pass: int | None = chz.field(
-        default=None,
-        doc="most tokens, padding included, of one backward pass; by the memory there is if unset",
-    )
-    log_every: int = chz.field(default=10, doc="steps between lines of metrics")
-    checkpoint_every: int = chz.field(default=100, doc="steps between checkpoints; 0: none")
-    trackers: TrackerBuilder = chz.field(
-        default_factory=_TRACKERS,
-        blueprint_unspecified=_TRACKERS,
-        doc="where metrics go, beside the terminal",
-    )
-    evaluation: Evaluation | None = chz.field(
-        default=None, doc="problems on which the model is measured: evaluation.dataset=..."
-    )
-    seed: int = chz.field(default=0, doc="of the adapter's first factors and the order of the rows")
-
-    @classmethod
-    def whole_options(cls, given: Mapping[str, str]) -> dict[str, str]:
-        """Options as a user types them, with `dataset.source` in place of `data`."""
-        return {"dataset.source" if path == "data" else path: v for path, v in given.items()}
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "alpha", "batch_size", "tokens_per_pass", "log_every", at_least=1)
-        check_range(self, "max_length", at_least=2)
-        check_range(self, "rank", "checkpoint_every", at_least=0)
-        check_range(self, "learning_rate", "epochs", "max_gradient_norm", above=0)
-        if self.rank and not self.targets:
-            raise ConfigError("targets must name a layer, for example targets=q_proj,v_proj")
 
 
 class _Encoder:

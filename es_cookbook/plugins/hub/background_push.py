@@ -107,8 +107,6 @@ class HubPush(TrackerBuilder):
 class _Pushes(Tracker):
     """Pushes a run, or its checkpoints, from a thread."""
 
-    takes_models = True
-
     def __init__(self, config: HubPush, run: RunInfo) -> None:
         self._config = config
         self._run_info = run

@@ -16,7 +16,7 @@ from es_cookbook.cli.train import built_for
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.terminal import as_program
 from es_cookbook.population.step_sizes import options_of
-from es_cookbook.runs.setup import tried_sigmas
+from es_cookbook.runs.evolution_run import tried_sigmas
 from es_cookbook.runs.signals import result_until_signal
 
 

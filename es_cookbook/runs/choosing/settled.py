@@ -1,4 +1,4 @@
-"""What the centre answers first, and what follows from it: sizes, and numbers that are `auto`.
+"""What follows from the centre's first answers: sizes, and numbers that are `auto`.
 
 Most runs are given all of it, and import none of this.
 """
@@ -6,8 +6,6 @@ Most runs are given all of it, and import none of this.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import cast
-
-import chz
 
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
@@ -17,22 +15,14 @@ from es_cookbook.population.centre_answers import (
     centre_answers,
     seconds_of_reading,
 )
-from es_cookbook.population.look import Look, Pace, observation_of
+from es_cookbook.population.look import Pace, observation_of
 from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
-from es_cookbook.runs.choosing.sizes import (
-    LATE,
-    as_options,
-    doubts,
-    shown,
-    sized,
-    told,
-    with_options,
-)
+from es_cookbook.runs.choosing.sizes import shown, sized, told, with_options
 from es_cookbook.runs.config import Config
 
 _SHOWN = 16
-"""Problems that the centre answers before anything else, where sizes are chosen."""
+"""Problems that the centre answers before anything else, if sizes are chosen."""
 _ROWS = 128
 """Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
 a CPU. They are to the same problems, since prompts take their time as well."""
@@ -50,6 +40,7 @@ class Looked:
 async def find_sigma_for(
     config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None = None
 ) -> FoundSigma:
+    """The σ at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
     sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
     size = 2 if config.num_pairs else config.optimizer.population_size
     num_rollouts = len(batch_P) * size * config.attempts
@@ -58,7 +49,24 @@ async def find_sigma_for(
     return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
 
 
-async def look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
+async def sized_run(
+    config: Config, engine: Engine, datasets: Datasets, seconds: float
+) -> tuple[Config, Looked]:
+    """The Config with sizes that fit into so many seconds, and the answers that told them."""
+    looked = await _look(config, engine, datasets.train)
+    look = looked.answers.look
+    if look.pace is None:
+        say("no answer was heard, so sizes stay as they are")
+        return with_options(config, {"size": ()}), looked
+    if config.optimizer.unsettled:
+        seconds -= LEAST_SECONDS
+    sizes = sized(config, look, (len(datasets.train), len(datasets.test_P)), seconds)
+    config = with_options(config, {**sizes.chosen, "size": ()})
+    say(told(config, sizes))
+    return config, looked
+
+
+async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
     """The centre's first answers, shown."""
     sampler = config.sampler(engine, sampling=config.sampling_at(0))
     some_P = _some(dataset, 2 * _SHOWN)
@@ -72,7 +80,7 @@ async def look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
         reading = await seconds_of_reading(engine, asked, sampler.sampling)
         look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
         answers = dataclasses.replace(answers, look=look)
-    for line in [*shown(answers.look), *doubts(answers.look, config.sampling)]:
+    for line in shown(answers.look):
         say(line)
     return Looked(problems_P, answers)
 
@@ -86,31 +94,6 @@ def _some(dataset: RLDataset, most: int) -> Sequence[EnvGroupBuilder]:
         generation += 1
         problems_P += dataset.get_batch(generation)
     return problems_P[:most]
-
-
-def sized_run(
-    config: Config, look: Look, datasets: Datasets, seconds: float, is_free: bool
-) -> tuple[Config, float | None]:
-    """The Config with sizes that fit into so many seconds.
-
-    And the seconds in which the run ends, however many generations these are, if that was chosen.
-    """
-    if look.pace is None:
-        say("no answer was heard, so sizes stay as they are")
-        return chz.replace(config, size=()), None
-    if config.optimizer.unsettled:
-        seconds -= LEAST_SECONDS
-    counts = len(datasets.train), len(datasets.test_P)
-    sizes = sized(config, look, counts, seconds)
-    config = with_options(config, {**sizes.chosen, "size": ()})
-    is_free = is_free and "num_generations" in sizes.chosen
-    say(told(config, sizes))
-    say(f"chosen for {config.minutes:g} minutes: {as_options(sizes.chosen)}")
-    if sizes.run > LATE * seconds:
-        say(
-            f"this is the least that may learn here, and takes more than minutes={config.minutes:g}"
-        )
-    return config, sizes.run if is_free else None
 
 
 async def found(

@@ -32,14 +32,16 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 @dataclasses.dataclass(slots=True)
 class RunInfo:
-    """What a tracker may want to know of the run.
+    """What a tracker may need to know about the run.
 
-    `num_generations` changes where the run's length follows the clock, after `recorded`.
-    `start_generation` is the first that this process runs, above 0 when it goes on with a recorded
-    run; `path` the run directory; `run_seed` also seeds the choice of rollouts that are shown.
-    Between held-out evaluations there are `eval_every` generations, with 0 all of them; `underway`
-    is what happens in the meantime. What it has learned is in its history, or in models or adapters
-    at `model_path`.
+    Attributes:
+        path: the run directory.
+        run_seed: also seeds the choice of rollouts that are kept.
+        num_generations: changes after `recorded` if the run's length follows the clock.
+        start_generation: the first that this process runs; above 0 if it resumes a recorded run.
+        measured: rows of `metrics.jsonl` from before.
+        underway: rollouts in progress.
+        learns: where the result is: in the history, or in a model at `model_path`.
     """
 
     path: Path
@@ -47,27 +49,20 @@ class RunInfo:
     run_seed: int
     num_generations: int
     start_generation: int = 0
-    eval_every: int = 0
+    measured: Sequence[Mapping[str, float]] = ()
     underway: Underway = dataclasses.field(default_factory=Underway)
-    learns: Literal["history", "model", "adapter"] = "history"
+    learns: Literal["history", "model"] = "history"
 
     def model_path(self, generations: int) -> Path:
-        """Where the weights after so many generations are, of a run without a history.
+        """Path of the model after so many generations, of a run without a history.
 
-        They are there if a checkpoint is written then, until the next one replaces it.
+        It exists if a checkpoint was written then, until the next checkpoint replaces it.
         """
         return self.path / CHECKPOINTS / str(generations) / MODEL
 
 
 class Tracker:
-    """Takes what a run measures; by default nothing.
-
-    Attributes:
-        takes_models: whether it reads the directories of `RunInfo.model_path`, which a run may
-            leave out where nobody does.
-    """
-
-    takes_models = False
+    """Takes what a run measures; by default nothing."""
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a generation; NaN and infinities are allowed."""
@@ -140,7 +135,6 @@ class Trackers(Tracker):
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
-        self.takes_models = any(tracker.takes_models for tracker in trackers)
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:

@@ -1,13 +1,10 @@
 """`metrics.jsonl` and `rollouts.jsonl`: what a run measured and what it said.
 
-JSON has no NaN and no infinity: they and what is nearly infinite are null (with a warning, once a
-key), and
-`read_metrics` reads null as NaN. Every line is fsynced, so that a generation in the history always
-has its metrics.
+JSON has no NaN and no infinity: they are null, which `read_metrics` reads as NaN. Every line is
+fsynced, so that a generation in the history always has its metrics.
 """
 
 import json
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +15,6 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
-from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -38,11 +34,8 @@ MEASURES = (CORRECT, REWARD, "reward/mean")
 """What runs are told apart by: the first of them that was measured."""
 PASS_AT = "test/pass@"
 """What the keys of held-out pass@k begin with; k follows."""
-_HELD_OUT = "test/"
 _LARGEST = 1e300
-"""Of a number in a file: sums of some are finite, and Python's integers have no end."""
-
-logger = logging.getLogger(__name__)
+"""Largest number in a file, so that sums are finite; Python's integers are unbounded."""
 
 
 @chz.chz
@@ -71,16 +64,8 @@ class _JsonlTracker(Tracker):
         self._run = run
         self._metrics = LineFile(run.path / "metrics.jsonl")
         self._rollouts = LineFile(run.path / "rollouts.jsonl")
-        self._warned: set[str] = set()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        for key, value in metrics.items():
-            if not abs(float(value)) <= _LARGEST and key not in self._warned:
-                self._warned.add(key)
-                logger.warning(
-                    f"metric {key} is {value} in generation {generation}; metrics.jsonl has null "
-                    "there"
-                )
         self._metrics.append(_line({GENERATION: generation, **metrics}))
 
     def log_rollouts(
@@ -128,16 +113,6 @@ class _JsonlTracker(Tracker):
     def close(self) -> None:
         self._metrics.close()
         self._rollouts.close()
-
-
-def reported_key(key: str) -> str:
-    """Where a row has over how many answers a mean is, if it is not over all of them.
-
-    >>> reported_key("env/all/correct"), reported_key("test/reward/mean")
-    ('reported/env/all/correct', 'test/reported/reward/mean')
-    """
-    is_held_out = key.startswith(_HELD_OUT)
-    return f"{_HELD_OUT * is_held_out}{REPORTED}{key.removeprefix(_HELD_OUT)}"
 
 
 def _line(value: object) -> bytes:

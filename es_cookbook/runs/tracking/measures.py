@@ -2,38 +2,37 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step
 from es_cookbook.rl.rollouts import count_tokens
 from es_cookbook.rl.types import TrajectoryGroup
-from es_cookbook.runs.tracking.jsonl import read_metrics
 
 
 class Progress:
     """How far a run has come: rollouts and tokens so far, and how far the centre is from the base.
 
     Args:
-        metrics_path: `metrics.jsonl` of the run that goes on, if it does.
+        last: the last row of metrics of the run that is resumed; empty if none.
 
     Raises:
-        HistoryError: It is damaged.
+        HistoryError: It does not count rollouts.
     """
 
-    def __init__(self, metrics_path: Path) -> None:
-        rows = read_metrics(metrics_path)
-        last = rows[-1] if rows else {}
+    def __init__(self, last: Mapping[str, float]) -> None:
         counts = [last.get(key, 0) for key in ("progress/rollouts", "progress/tokens")]
         if any(math.isnan(count) for count in counts):
-            raise HistoryError(f"{metrics_path} is damaged: its last line does not count rollouts")
+            raise HistoryError("metrics.jsonl is damaged: its last line does not count rollouts")
         self._rollouts, self._tokens = map(int, counts)
         self._latest: dict[int, float] = {}
         """What the seeds of the last step have added up to in the centre."""
         self._earlier_squared = 0.0
         """Mean square of all that the centre has of other seeds."""
+        self._has_moved = False
 
     def moved(self, step: Step) -> None:
+        """Count a step of evolution strategies."""
+        self._has_moved = True
         kept = 1 - step.decay
         earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
         self._earlier_squared *= kept * kept
@@ -49,6 +48,7 @@ class Progress:
         self._earlier_squared += math.fsum(value * value for value in earlier.values())
 
     def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
+        """Count rollouts and their tokens."""
         self._rollouts += sum(len(ks) for group in groups_P for ks in group.trajectories_G_K)
         self._tokens += count_tokens(groups_P)
 
@@ -61,9 +61,8 @@ class Progress:
         Steps by a rule (Adam's, Muon's) are taken as independent of each other, so where one goes
         on in the direction of the last the drift is more than this.
         """
+        counted = {"progress/rollouts": self._rollouts, "progress/tokens": self._tokens}
+        if not self._has_moved:
+            return counted
         latest_squared = math.fsum(value * value for value in self._latest.values())
-        return {
-            "progress/rollouts": self._rollouts,
-            "progress/tokens": self._tokens,
-            "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared),
-        }
+        return {**counted, "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared)}

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import (
-    CORRECT,
-    MEASURES,
-    PASS_AT,
-    read_metrics,
-    reported_key,
-)
+from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, PASS_AT, read_metrics
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,8 +18,6 @@ class Result:
         path: the run directory.
         first: held-out metrics (`test/...`) and `reward/mean`, as each was measured first.
         last: the same, as each was measured last.
-
-    Beside a mean that is not over all answers stands over how many (`reported_key`).
     """
 
     path: Path
@@ -33,12 +25,10 @@ class Result:
     last: Mapping[str, float]
 
     def gain(self, key: str = CORRECT) -> str:
-        """A metric's first and last value in words.
+        """A metric's first and last value in words, and pass@k of the largest k if measured.
 
-        Shares (keys under `test/env/` and `test/pass@`) are compared in points. Where the metric
-        was not measured, the first that was of `test/reward/mean` and `reward/mean` takes its
-        place. pass@k is told too where it was measured, of the largest k. A mean that is not over
-        all answers says over how many it is.
+        Shares (keys under `test/env/` and `test/pass@`) are compared in points. If the metric was
+        not measured, `test/reward/mean` or `reward/mean` takes its place.
 
         >>> found = Result(Path("run"), {"test/env/all/correct": 0.25}, {"test/env/all/correct": 1})
         >>> found.gain()
@@ -49,59 +39,36 @@ class Result:
             return "nothing was measured"
         ks = [int(k) for name in self.last if (k := name.removeprefix(PASS_AT)).isdecimal()]
         told = main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]
-        return ", ".join(map(self._gain, told))
-
-    def _gain(self, key: str) -> str:
-        gain = _gain(key, self.first[key], self.last[key])
-        ends = {"first": self.first, "last": self.last}
-        counts = {when: values.get(reported_key(key)) for when, values in ends.items()}
-        if len(few := set(counts.values())) == 1:
-            (count,) = few
-            return gain if count is None else f"{gain}, of {plural(round(count), 'answer')}"
-        told = " and ".join(f"{n:.0f} the {when}" for when, n in counts.items() if n is not None)
-        return f"{gain}; over {told} time, fewer than all answers"
+        return ", ".join(_gain(each, self.first[each], self.last[each]) for each in told)
 
 
-def result_of(log_path: Path) -> Result:
-    """The result of the run in a directory, as far as it is.
+def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None) -> Result:
+    """The result of the run in a directory so far, from the rows of its metrics if they are given.
 
     Raises:
         HistoryError: Its metrics are damaged.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}
-    for row in read_metrics(log_path / METRICS):
+    for row in read_metrics(log_path / METRICS) if rows is None else rows:
         told = {k: v for k, v in row.items() if k.startswith("test/") or k == "reward/mean"}
-        for key in told.keys() - set(map(reported_key, told)):
-            few = reported_key(key)
-            counts = {few: told[few]} if few in told else {}
-            if key not in first:
-                first |= {key: told[key], **counts}
-            last.pop(few, None)
-            last |= {key: told[key], **counts}
+        first, last = told | first, last | told
     return Result(log_path, first, last)
 
 
 def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -> str:
-    """The wall time of a process that ran a run, and how much of that its generations did.
+    """The wall time of a process that ran a run, and the part of it spent in generations.
 
     Args:
         seconds: all of them: start, loading, evaluations and generations.
         rows: of `metrics.jsonl`.
-        since: when it began, as `time/unix` in rows; those from before are another process's.
+        since: when it began, as `time/unix` in rows; earlier ones are another process's.
     """
-    own = [row for row in rows if "time/total" in row and row.get("time/unix", 0.0) >= since]
+    own = [row["time/total"] for row in rows if row.get("time/unix", -math.inf) >= since]
     took = duration_in_words(seconds)
     if not own:
         return f"{took} (no generation was left to run)"
-    last = sum("time/total" in row for row in rows)
-    if len(own) == last:
-        which = plural(last, "generation")
-    else:
-        first = last - len(own) + 1
-        which = f"generation {last}" if first == last else f"generations {first} to {last}"
-    generations = math.fsum(row["time/total"] for row in own)
-    return f"{took} ({which}: {duration_in_words(generations)})"
+    return f"{took} ({plural(len(own), 'generation')}: {duration_in_words(math.fsum(own))})"
 
 
 def _gain(key: str, first: float, last: float) -> str:

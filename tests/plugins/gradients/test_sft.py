@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: what of a row is learned, that it is, packed or not, and going on."""
+"""Supervised fine-tuning: what of a row is learned, and that it is."""
 
 import json
 import shutil
@@ -13,28 +13,18 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import processors
 
-from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
+from es_cookbook.checkpoints.model_files import model_directory
+from es_cookbook.checkpoints.models import load_tokenizer
 from es_cookbook.common.cli import run_cli
-from es_cookbook.common.errors import ConfigError, DataError, ModelError, RunDirectoryError
+from es_cookbook.common.errors import ConfigError, DataError, ModelError
 from es_cookbook.common.terminal import as_program
-from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.plugins.gradients import sft_run
 from es_cookbook.plugins.gradients.learner import Learner
 from es_cookbook.plugins.gradients.policy_gradient import PPO, Expert, Group
-from es_cookbook.plugins.gradients.sft import learn, likelihood, main
-from es_cookbook.plugins.gradients.supervised import Evaluation, SFTConfig, SupervisedRows
-from es_cookbook.plugins.hub.background_push import HubPush
-from es_cookbook.plugins.trackers.libraries import TensorboardTrackerBuilder
-from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
+from es_cookbook.plugins.gradients.sft import SFTConfig, learn, main
+from es_cookbook.plugins.gradients.supervised import SupervisedRows
 from es_cookbook.recipes.arithmetic.train_cli import CLIConfig
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.rollouts import Example
-from es_cookbook.rl.types import SamplingParams
-from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
-from tests.causal_lms import build
 from tests.chat_templates import CHATML, MISTRAL, tokenizer_with
-from tests.hub_server import HubServer
 from tests.tiny_models import EOS, character_tokenizer
 from tools.small_model import EOS_ID
 from tools.warm_start import chat_tokenizer
@@ -62,7 +52,6 @@ def config(model: Path, rows: str, output: Path, **changes: object) -> SFTConfig
         "batch_size": 4,
         "epochs": 2.0,
         "log_every": 1,
-        "checkpoint_every": 3,
     }
     return SFTConfig(**fields | changes)
 
@@ -305,37 +294,6 @@ def test_the_loss_is_the_mean_over_the_tokens_that_have_one() -> None:
 # --- learning ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox"])
-def test_packed_rows_see_nothing_of_each_other(
-    family: str, tiny_model: Callable[[str], Path]
-) -> None:
-    texts = [(5, 6, 7, 8), (9, 8, 7), (4, 9, 4, 4, 5, 5, 8, 8, 8, 7, 5, 6), (30, 31)]
-    examples = [Example(text, (True,) * len(text)) for text in texts]
-    found: list[list[tuple[float, ...]]] = []
-    for length in (0, 13):
-        model = load_causal_lm(str(tiny_model(family)), "float32", torch.device("cpu"))
-        names = [name for name, _ in model.named_parameters()]
-        learner = Learner(model, names, tokens_per_pass=64, packed_length=length)
-        learner.step(examples, likelihood, 0.01, 0.1)
-        found.append(learner.logprobs(examples))
-    for alone_T, packed_T in zip(*found, strict=True):
-        assert packed_T == pytest.approx(alone_T, abs=1e-3)
-
-
-@pytest.mark.parametrize("family", ["BloomForCausalLM", "MambaForCausalLM"])
-def test_a_model_whose_rows_would_see_each_other_is_not_packed(
-    family: str, rows: str, tmp_path: Path
-) -> None:
-    """Its positions are distances, or it has none."""
-    model = build(family)
-    assert not Learner(model, (), packed_length=16).packs
-    model.save_pretrained(tmp_path / "model")
-    chat_tokenizer("0123456789").save_pretrained(tmp_path / "model")
-    packing = config(tmp_path / "model", rows, tmp_path / "out", packing=True)
-    with pytest.raises(ConfigError, match=f"packing: in a {family} the rows of one sequence would"):
-        main(packing)
-
-
 def test_a_tokenizer_needs_no_padding_token(
     tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
 ) -> None:
@@ -350,33 +308,34 @@ def test_a_tokenizer_needs_no_padding_token(
     assert without == losses(tmp_path / "with")
 
 
-@pytest.mark.parametrize(
-    ("how", "written"),
-    [
-        ({}, "model.safetensors"),
-        ({"rank": 4, "learning_rate": 0.05}, "adapter_model.safetensors"),
-    ],
-)
-def test_it_learns_and_goes_on_where_it_was_interrupted(
-    how: dict[str, object],
-    written: str,
-    tiny_model: Callable[[str], Path],
-    rows: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("rank", [0, 4])
+def test_it_learns_and_writes_what_it_learned(
+    rank: int, tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
 ) -> None:
-    if "rank" in how:
+    if rank:
         pytest.importorskip(
             "peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'"
         )
-    model = tiny_model("qwen2")
-    main(config(model, rows, tmp_path / "whole", **how))
-    assert losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0] - 0.5
-    first, last = losses(tmp_path / "whole", "loss/test")
+    output = tmp_path / "out"
+    sft = config(tiny_model("qwen2"), rows, output, rank=rank, learning_rate=0.05 if rank else 0.01)
+    main(sft)
+    assert losses(output)[-1] < losses(output)[0] - 0.5
+    first, last = losses(output, "loss/test")
     assert last < first - 0.5
+    name = "adapter_model.safetensors" if rank else "model.safetensors"
+    with pytest.raises(ConfigError, match="is there already"):
+        main(sft)
+    main(chz.replace(sft, output=str(tmp_path / "again")))
+    weights, others = (load_file(path / name) for path in (output, tmp_path / "again"))
+    assert all(torch.equal(weights[each], others[each]) for each in weights)
+    if rank == 0:
+        assert model_directory(str(output)) == output
 
-    interrupted = config(model, rows, tmp_path / "resumed", **how)
-    step = Learner.step
+
+def test_learning_rates_fall_and_nothing_is_left_of_an_interrupted_training(
+    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted, step = config(tiny_model("qwen2"), rows, tmp_path / "out"), Learner.step
     rates: list[float] = []
 
     def four_steps(self: Learner, *given: object) -> object:
@@ -385,90 +344,19 @@ def test_it_learns_and_goes_on_where_it_was_interrupted(
         rates.append(given[2])  # pyright: ignore[reportArgumentType]
         return step(self, *given)  # pyright: ignore[reportArgumentType]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "step", four_steps)
-        with pytest.raises(KeyboardInterrupt):
-            main(interrupted)
+    monkeypatch.setattr(Learner, "step", four_steps)
+    with pytest.raises(KeyboardInterrupt):
+        main(interrupted)
     falling = [1, 0.875, 0.75, 0.625]  # Of eight steps, linearly.
     assert rates == pytest.approx([interrupted.learning_rate * factor for factor in falling])
-    assert not (tmp_path / "resumed").exists()
-    kept = tmp_path / "resumed.training"
-    assert [path.name for path in (kept / "checkpoints").iterdir()] == ["3"]
-    with pytest.raises(RunDirectoryError, match=r"batch_size was 4, is 2"):
-        main(chz.replace(interrupted, batch_size=2))
-    main(interrupted)
-    weights, others = (load_file(tmp_path / name / written) for name in ("whole", "resumed"))
-    assert all(torch.equal(weights[name], others[name]) for name in weights)
-    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
-    assert not kept.exists()
-    with pytest.raises(ConfigError, match="is there already"):
-        main(interrupted)
+    assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.slow
-def test_checkpoints_are_tracked_and_pushed(
-    tiny_model: Callable[[str], Path],
-    rows: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("tensorboard")
-    model, output = tiny_model("qwen2"), tmp_path / "out"
-    push = HubPush(repo_id="me/tuned", every=1)
-    tensorboard = TensorboardTrackerBuilder()
-    trackers = TrackersBuilder(**FILES_ALONE, tensorboard=tensorboard, hub=push)
-    with HubServer() as hub:
-        hub.lead_here(monkeypatch)
-        main(config(model, rows, output, trackers=trackers))
-        names = {f"main-step-{step:09d}" for step in (3, 6, 8)}
-        assert set(hub.repositories["me/tuned"].branches) <= {"main", *names}
-        pushed = hub.files("me/tuned", "main-step-000000008")
-    assert pushed["model.safetensors"] == (output / "model.safetensors").read_bytes()
-    assert "tokenizer.json" in pushed
-    assert list((output / "tensorboard").iterdir())
-    assert not (tmp_path / "out.training").exists()
-
-
-def test_an_adapter_learns_and_is_what_the_evaluation_measures(rows: str, tmp_path: Path) -> None:
-    pytest.importorskip(
-        "peft", reason="PEFT is not installed: pip install 'es-cookbook[baselines]'"
-    )
-    from peft import AutoPeftModelForCausalLM
-
-    evaluation = Evaluation(
-        dataset=ArithmeticDatasetBuilder(num_train=8, num_test=8, problems_per_generation=8),
-        sampling=SamplingParams(max_tokens=4),
-        engine=TorchEngineBuilder(device="cpu", num_lanes=1),
-    )
-    changes = {"rank": 4, "learning_rate": 0.05, "evaluation": evaluation, "packing": True}
-    main(config(CLIConfig().model_name, rows, tmp_path / "out", max_length=16, **changes))
-    assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0] - 0.3
-    rewards = losses(tmp_path / "out", "test/reward/mean")
-    assert len(rewards) == 2 and rewards[0] != rewards[1]
-    adapted = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    merged = sft_run.merged_weights(adapted)
-    assert {name.split(".")[-2] for name in merged} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    plain = dict(adapted.merge_and_unload().named_parameters())
-    assert all(torch.allclose(plain[name], weight) for name, weight in merged.items())
-
-
-def test_problems_of_the_evaluation_are_checked_before_the_first_step(
-    tiny_model: Callable[[str], Path], rows: str, tmp_path: Path
-) -> None:
-    """A tokenizer of characters up to "Q" cannot say this answer."""
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(f'{{"question": "{each}", "answer": "x"}}\n' for each in "AB"))
-    evaluation = Evaluation(
-        dataset=Task(
-            source=str(problems),
-            num_test=1,
-            problems_per_generation=1,
-            reward=Exact(),
-        ),
-        engine=TorchEngineBuilder(device="cpu", num_lanes=1),
-    )
-    with pytest.raises(DataError, match=r"problems.jsonl, line .: the model cannot say its own"):
-        main(config(tiny_model("qwen2"), rows, tmp_path / "out", rank=0, evaluation=evaluation))
+def test_a_recipe_is_short_for_its_model() -> None:
+    assert SFTConfig.whole_options({"recipe": "arithmetic", "data": "rows.jsonl"}) == {
+        "model_name": CLIConfig().model_name,
+        "dataset.source": "rows.jsonl",
+    }
 
 
 def test_peft_has_to_be_installed_for_an_adapter_alone(
@@ -488,10 +376,8 @@ def test_numbers_that_no_table_of_options_shows(rows: str) -> None:
     sft = SFTConfig(model_name="m", dataset=SupervisedRows(source=rows), output="o")
     assert (sft.rank, sft.alpha, sft.learning_rate, sft.max_gradient_norm) == (8, 16, 2e-4, 1.0)
     assert (sft.batch_size, sft.epochs, sft.max_length) == (32, 1.0, 1024)
-    assert (sft.log_every, sft.checkpoint_every, sft.seed) == (10, 100, 0)
-    assert not sft.packing and not sft.dataset.chat and sft.dataset.num_test == 0
-    evaluation = Evaluation(dataset=ArithmeticDatasetBuilder())
-    assert (evaluation.every, evaluation.attempts, evaluation.temperature) == (0, 1, 0.0)
+    assert (sft.log_every, sft.seed) == (10, 0)
+    assert not sft.dataset.chat and sft.dataset.num_test == 0
     assert (PPO().epochs, PPO().steps, PPO().clip, PPO().reading) == (4, 1, 0.2, 1.0)
     assert (Group().epochs, Group().normalise, Expert().keep) == (1, True, "right")
 
@@ -505,14 +391,9 @@ def test_bad_input(
     good = config(tiny_model("qwen2"), rows, tmp_path / "out")
     with pytest.raises(ConfigError, match="num_test must be 0 or more"):
         SupervisedRows(source=rows, num_test=-1)
-    problems = ArithmeticDatasetBuilder()
-    with pytest.raises(ConfigError, match=r"evaluation\.every must be 0 or more"):
-        Evaluation(dataset=problems, every=-1)
-    with pytest.raises(ConfigError, match=r"evaluation\.attempts=2 would all be alike"):
-        Evaluation(dataset=problems, attempts=2)
     for field, value in (
         *(("rank", -1), ("learning_rate", 0.0), ("epochs", float("nan")), ("alpha", 0)),
-        *(("batch_size", 0), ("log_every", 0), ("max_length", 1), ("checkpoint_every", -1)),
+        *(("batch_size", 0), ("log_every", 0), ("max_length", 1)),
     ):
         with pytest.raises(ConfigError, match=f"{field} must be"):
             chz.replace(good, **{field: value})
@@ -524,11 +405,6 @@ def test_bad_input(
         main(chz.replace(good, dataset=SupervisedRows(source=str(tmp_path / "no.jsonl"))))
     with pytest.raises(ModelError, match="has no chat template"):
         main(chz.replace(good, dataset=SupervisedRows(source=rows, chat=True)))
-    # A problem set of no class at all was built for the evaluation that nobody asked for.
-    typed = ["dataset.source=x", "model_name=x", "output=x"]
-    run_cli(lambda made: print(made.evaluation), SFTConfig, typed)
-    assert capsys.readouterr().out == "None\n"
-    shutil.rmtree(tmp_path / "out.training", ignore_errors=True)
     assert not (tmp_path / "out").exists()
     with pytest.raises(SystemExit):
         run_cli(main, SFTConfig, ["dataset.sorce=x"])

@@ -14,7 +14,7 @@ import pytest
 from es_cookbook.common.cli import run_cli
 from es_cookbook.recipes.countdown import train_cli
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, CLIConfig
-from es_cookbook.runs.program import default_log_path
+from es_cookbook.runs.program import with_log_path
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.recipe_problems import parsed
 from tests.said import whole_lines
@@ -27,9 +27,10 @@ def test_the_same_options_find_the_same_run_directory() -> None:
     resumed = chz.replace(
         config, behavior_if_log_dir_exists="resume", trackers=JsonlTrackerBuilder()
     )
-    path = default_log_path(config, "countdown")
-    assert default_log_path(resumed, "countdown") == path
-    assert default_log_path(chz.replace(config, num_generations=7), "countdown") != path
+    path = with_log_path(config, "countdown").log_path
+    assert with_log_path(resumed, "countdown").log_path == path
+    other = chz.replace(config, num_generations=7)
+    assert with_log_path(other, "countdown").log_path != path
     assert path.startswith("runs/countdown-seed0-")
 
 

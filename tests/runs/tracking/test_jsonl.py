@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,20 +29,16 @@ def no_constants(name: str) -> None:
     pytest.fail(f"{name} is not JSON")
 
 
-def test_metrics_are_valid_json_even_when_they_are_not_numbers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_are_valid_json_even_when_they_are_not_numbers(tmp_path: Path) -> None:
     tracker = JsonlTrackerBuilder()(info(tmp_path))
-    with caplog.at_level(logging.WARNING):
-        tracker.log(0, {"reward/mean": math.nan, "a": math.inf, "b": -math.inf, "c": 0.1 + 0.2})
-        tracker.log(1, {"reward/mean": math.nan, "c": np.float32(0.5), "d": 3})
+    tracker.log(0, {"reward/mean": math.nan, "a": math.inf, "b": -math.inf, "c": 0.1 + 0.2})
+    tracker.log(1, {"reward/mean": math.nan, "c": np.float32(0.5), "d": 3})
     tracker.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line, parse_constant=no_constants) for line in lines] == [
         {"progress/generation": 0, "reward/mean": None, "a": None, "b": None, "c": 0.1 + 0.2},
         {"progress/generation": 1, "reward/mean": None, "c": 0.5, "d": 3},
     ]
-    assert sum("reward/mean" in message for message in caplog.messages) == 1
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert math.isnan(rows[0]["reward/mean"]) and rows[1]["c"] == 0.5
 

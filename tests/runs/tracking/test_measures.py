@@ -1,12 +1,11 @@
 """What a generation measures, on literal arrays."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.population.scoring import reward_metrics
 from es_cookbook.rl.types import (
@@ -35,30 +34,27 @@ def test_rewards_are_over_genomes_and_leave_out_what_was_lost() -> None:
     assert all(math.isnan(value) for value in reward_metrics(np.full((2, 2), np.nan)).values())
 
 
-def test_progress_adds_up_and_goes_on_from_the_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps({"progress/rollouts": 10, "progress/tokens": 100}) + "\n")
-    for progress, rollouts, tokens in (
-        (Progress(tmp_path / "none.jsonl"), 0, 0),
-        (Progress(path), 10, 100),
-    ):
+def test_progress_adds_up_and_goes_on_from_the_last_line() -> None:
+    last = {"progress/rollouts": 10.0, "progress/tokens": 100.0}
+    for progress, rollouts, tokens in ((Progress({}), 0, 0), (Progress(last), 10, 100)):
         progress.rolled_out([TrajectoryGroup([[THREE_TOKENS, LOST], [THREE_TOKENS, LOST]])])
-        metrics = progress.metrics()
-        assert metrics["progress/rollouts"] == rollouts + 4
-        assert metrics["progress/tokens"] == tokens + 6
+        counts = {"progress/rollouts": rollouts + 4, "progress/tokens": tokens + 6}
+        assert progress.metrics() == counts, "without a step there is no drift"
+    with pytest.raises(HistoryError, match="does not count rollouts"):
+        Progress({"progress/rollouts": math.nan})
 
 
-def test_drift_is_the_root_of_the_squares_and_decays_with_the_centre(tmp_path: Path) -> None:
-    progress = Progress(tmp_path / "none.jsonl")
+def test_drift_is_the_root_of_the_squares_and_decays_with_the_centre() -> None:
+    progress = Progress({})
     progress.moved(Step((Term(1, 0.3), Term(2, -0.4))))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(0.5)
     progress.moved(Step((Term(3, 0.6),), decay=0.5))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.25, 0.6))
 
 
-def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up(tmp_path: Path) -> None:
+def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up() -> None:
     """As momentum's do: each gradient is in all the steps of the window, a part in each."""
-    progress = Progress(tmp_path / "none.jsonl")
+    progress = Progress({})
     progress.moved(Step((Term(1, 0.1), Term(2, 0.4))))
     progress.moved(Step((Term(1, 0.3), Term(3, 0.2), Term(3, 0.1))))
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.4, 0.4, 0.3))
@@ -66,8 +62,8 @@ def test_drift_in_the_direction_of_a_seed_that_comes_again_adds_up(tmp_path: Pat
     assert progress.metrics()["centre/drift_rms"] == pytest.approx(math.hypot(0.1, 0.2, 0.15))
 
 
-def test_drift_of_averaged_gradients_is_that_of_plain_ones(tmp_path: Path) -> None:
-    plain, averaged = Progress(tmp_path / "none.jsonl"), Progress(tmp_path / "none.jsonl")
+def test_drift_of_averaged_gradients_is_that_of_plain_ones() -> None:
+    plain, averaged = Progress({}), Progress({})
     for generation in range(40):
         plain.moved(Step((Term(generation, 0.01),)))
         window = range(max(0, generation - 4), generation + 1)

@@ -28,6 +28,7 @@ from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.plugins.gradients import policy_gradient
+from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.commands.policy_gradient import run as run_program
 from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.grpo import main as run_grpo
@@ -35,7 +36,6 @@ from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics
-from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import CHECKPOINTS, HISTORY, keep_date, read_trained_on
 from es_cookbook.runs.files import replace_file

@@ -12,7 +12,6 @@ Left out: several processes (`accelerate launch`), TRL's own generation, its eva
 pushes, and Envs that rewrite what the model was shown: TRL has one sequence for a rollout.
 """
 
-from es_cookbook.plugins.gradients.checkpoints import run_directory
 from es_cookbook.plugins.gradients.grpo.config import Config
 
 
@@ -22,13 +21,9 @@ async def main(config: Config) -> None:
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
-    with run_directory(config) as (checkpoint, is_complete):
-        if is_complete:
-            print(f"{config.log_path} is complete, with {config.num_generations} generations")
-            return
-        from es_cookbook.plugins.gradients.grpo.arguments import checked  # with trl and torch
+    from es_cookbook.plugins.gradients.grpo.arguments import checked  # with trl and torch
 
-        more = checked(config.trl)
-        from es_cookbook.plugins.gradients.grpo.training import train
+    more = checked(config.trl)
+    from es_cookbook.plugins.gradients.grpo.training import train
 
-        await train(config, more, checkpoint)
+    await train(config, more)

@@ -48,7 +48,7 @@ from es_cookbook.common.files import LARGEST_TEXT, appending, read_file
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.engines.base import Engine
 from es_cookbook.engines.vocabulary import learn_tokens_alone
-from es_cookbook.plugins.gradients.gradient_run import GradientRun, opened
+from es_cookbook.plugins.gradients.gradient_run import GradientRun, Gradients
 from es_cookbook.plugins.gradients.grpo.arguments import (
     GRPOConfig,
     GRPOTrainer,
@@ -60,9 +60,9 @@ from es_cookbook.plugins.gradients.grpo.config import Config
 from es_cookbook.plugins.gradients.learner import dtype_of_products, trained_weights
 from es_cookbook.rl.rollouts import Example, mean_of, sequences_of
 from es_cookbook.rl.types import LostRollout, Metrics, Tokenizer, Trajectory, TrajectoryGroup
-from es_cookbook.runs.centre.checkpoints import Checkpoint
 from es_cookbook.runs.directory.directory import LOSSES
 from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.setup import opened
 
 TRAINER = "trainer"
 REWARD = "env_reward"
@@ -124,15 +124,15 @@ def kept_settings(model: PreTrainedModel) -> list[tuple[dict[str, Any], dict[str
     return [(place, {n: place[n] for n in _KEPT if n in place}) for place in places]
 
 
-async def train(config: Config, more: Mapping[str, object], checkpoint: Checkpoint | None) -> None:
+async def train(config: Config, more: Mapping[str, object]) -> None:
     """Open the run, and train all generations that are still to come.
 
     Raises:
         ESCookbookError: Anything that the user can put right: TRL refuses a setting, the problems
             are not of a kind that it can take, and as for `opened`.
     """
-    async with opened(config, checkpoint, _TrainedByTRL) as run:
-        if not run.generations:
+    async with opened(Gradients(config, _TrainedByTRL)) as run:
+        if run is None or not run.generations:
             return
         num_problems = len(run.dataset.get_batch(run.generations.start))
         traits, device = run.engine.traits, run.learner.model.device
@@ -307,9 +307,7 @@ class _Generations(TrainerCallback):
             )
         sampling = config.sampling_at(generation)
         trainer.set_temperature(sampling.temperature)
-        self._groups_P = anyio.from_thread.run(
-            self._run.rollout, generation, problems_P, config.attempts
-        )
+        self._groups_P = anyio.from_thread.run(self._run.rollout, generation, problems_P)
         self._began = time.perf_counter()
         return rows_of(
             self._groups_P,
@@ -344,7 +342,8 @@ class _Generations(TrainerCallback):
 
     async def _end(self, generation: int) -> None:
         """A generation's last step is done: the engine takes the weights, the run records it."""
-        await self._run.learned(time.perf_counter() - self._began)
+        self._run.recorder.took(generation, "learn", self._began, time.perf_counter())
+        await self._run.learned(generation)
         measured = {**_means(self._logs), "policy/weighted": _weighted(self._groups_P)}
         self._logs = []
         await self._run.record(generation, self._groups_P, measured)

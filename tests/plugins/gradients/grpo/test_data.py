@@ -7,13 +7,13 @@ import chz
 import pytest
 from typing_extensions import override
 
+from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.grpo import main
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Replay
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets, Observation, RLDatasetBuilder, Tokenizer
-from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.grpo_runs import CopierBuilder, Listening, grpo_config, metrics_of
 from tests.tiny_run import untimed

@@ -16,6 +16,7 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError, RunDirectoryError, TooManyLostError
 from es_cookbook.common.schedules import HotSteps, Linear, Table
 from es_cookbook.plugins.gradients import policy_gradient
+from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.grpo import main
 from es_cookbook.plugins.hub.background_push import HubPush
 from es_cookbook.rl.types import (
@@ -29,7 +30,6 @@ from es_cookbook.rl.types import (
     StepResult,
     Tokenizer,
 )
-from es_cookbook.runs.centre.checkpoints import latest_checkpoint
 from es_cookbook.runs.directory.directory import check_is_run
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder

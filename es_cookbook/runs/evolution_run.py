@@ -1,0 +1,312 @@
+"""A run of evolution strategies: what is checked before it, and what it loads.
+
+The checks take about two seconds, plus one read of the base's weights if a recorded run goes on.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from es_cookbook.common.configs import config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.reach import trust_option
+from es_cookbook.common.terminal import command, no_silence, plural, say
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import Optimizer
+from es_cookbook.population.scoring import Scoring, loaded
+from es_cookbook.rl.problem_env import told_stop
+from es_cookbook.rl.types import RLDataset
+from es_cookbook.runs.config import MAY_DIFFER, Config
+from es_cookbook.runs.directory.directory import (
+    HISTORY,
+    PROFILE,
+    SNAPSHOTS,
+    Recorded,
+    RunDirectory,
+)
+from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
+from es_cookbook.runs.history.format import Record, num_forked
+from es_cookbook.runs.history.store import check_same_base, header_of
+from es_cookbook.runs.loop import Run
+from es_cookbook.runs.setup import Mover, begin_recording, load_problems, open_engine
+from es_cookbook.runs.signals import advise
+from es_cookbook.runs.tracking.base import RunInfo, Tracker
+
+if TYPE_CHECKING:
+    from es_cookbook.population.step_sizes import FoundSigma
+
+
+class EvolutionStrategies(Mover[Run]):
+    """Evolution strategies: a population moves the centre, and the run is its history."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.log_path = Path(config.log_path)
+        self._config_json = ""
+        self._state = RunState("begin")
+
+    @override
+    async def find(self) -> str:
+        config, recorded = self.config, Recorded(self.log_path)
+        if config.size:
+            from es_cookbook.runs.choosing.sizes import as_recorded  # Few runs choose sizes.
+
+            config = as_recorded(config, recorded)
+        self._config_json = config_to_json(config)
+        state = self._state = run_state(
+            recorded,
+            self._config_json,
+            config.num_generations,
+            config.behavior_if_log_dir_exists,
+            MAY_DIFFER,
+        )
+        if state.is_complete:
+            return (
+                f"{self.log_path} is already complete, with {config.num_generations} generations; "
+                f"for more: {self._command('resume')} num_generations=..."
+            )
+        if state.decision == "resume":
+            self.config = config
+        await asyncio.to_thread(self._check_base)
+        await asyncio.to_thread(check_outside, self.config)
+        if state.decision == "resume":
+            self._advise()
+        return ""
+
+    def _check_base(self) -> None:
+        """Refuse another base before it is loaded; its dtype is the engine's to say."""
+        history, name = self._state.history, self.config.model_name
+        if history.header is not None and history.generations:
+            say(f"{self.log_path}: comparing {name} with the base that it began with")
+            now = header_of(name, history.header.dtype)
+            check_same_base(self.log_path / HISTORY, history.header, now)
+
+    def _command(self, name: str, **options: object) -> str:
+        """A whole command about this run."""
+        trust = trust_option(self.config, self._config_json)
+        return command(name, log_path=self.log_path, **options, **trust)
+
+    def _advise(self) -> None:
+        advise(f"to go on: {self._command('resume')}")
+
+    @override
+    async def open(self, stack: contextlib.AsyncExitStack) -> Run:
+        began, config = time.perf_counter(), self.config
+        looking = _one_by_one(config)
+        engine, datasets = await open_engine(looking, stack)
+        _check_problems(config, datasets.train)
+        looked = None
+        if config.size:
+            from es_cookbook.runs.choosing import settled
+
+            left = 60 * config.minutes - (time.perf_counter() - began)
+            config, looked = await settled.sized_run(config, engine, datasets, left)
+            self._config_json = config_to_json(config)
+            if config.dataset != looking.dataset:
+                datasets = await load_problems(config, engine)
+        scoring = Scoring(
+            config.objective,
+            config.fitness,
+            loaded(config.regularisers, engine, config.seed),
+            config.num_pairs,
+        )
+        sampler = config.sampler(engine, self.log_path)
+        header = self._state.history.header
+        found = header.found if header else {}
+        if header is None and config.optimizer.unsettled:
+            from es_cookbook.runs.choosing import settled
+
+            found = await settled.found(config, engine, datasets.train, looked)
+        optimizer = _optimizer(config, engine, datasets.train, found)
+        directory = await self._directory(config, engine, found)
+        stack.callback(directory.history.close)
+        held_back = await self._go_on(directory, config, engine, optimizer, datasets.train, scoring)
+        directory.begin()
+        self._advise()
+        of = engine.tokenizer, engine.traits.context_length, config.seed
+        regularisers, test_P = config.regularisers, datasets.test_P
+        info = RunInfo(
+            path=self.log_path,
+            config_json=self._config_json,
+            run_seed=config.seed,
+            num_generations=config.num_generations,
+            start_generation=directory.history.next_generation,
+            underway=sampler.underway,
+        )
+        recorder = begin_recording(
+            config,
+            info,
+            sampler,
+            datasets,
+            stack,
+            forked=num_forked(header),
+            trained_on=[d for each in regularisers for d in each.trained_on(engine.tokenizer)],
+            extra_P=[p for each in regularisers for p in each.held_out(*of, test_P) if test_P],
+            trackers=_snapshots(config, info),
+        )
+        for step in directory.history.steps():
+            recorder.progress.moved(step)
+        self._state = RunState("begin")  # A long run does not carry its past around.
+        if config.profile:
+            from es_cookbook.runs.profile import Profile
+
+            profile = stack.enter_context(Profile(self.log_path / PROFILE))
+            engine.spans = sampler.spans = recorder.spans = profile
+        return Run(
+            config=config,
+            generations=range(info.start_generation, config.num_generations),
+            held_back=held_back,
+            dataset=datasets.train,
+            optimizer=optimizer,
+            sampler=sampler,
+            scoring=scoring,
+            engine=engine,
+            history=directory.history,
+            recorder=recorder,
+        )
+
+    async def _directory(
+        self, config: Config, engine: Engine, found: Mapping[str, float]
+    ) -> RunDirectory:
+        """Open it; the base of a recorded run has been compared."""
+        state, traits, name = self._state, engine.traits, config.model_name
+        then, dtype = state.history.header, traits.base_dtype
+        if state.history.generations and then is not None:
+            if then.products is not None and then.products != traits.products:
+                say(
+                    f"going on with products in {traits.products or dtype}: the run began with "
+                    f"{then.products}, so its rollouts may differ by a rare token; engine.products "
+                    "chooses"
+                )
+            header = dataclasses.replace(then, model_name=name, dtype=dtype)
+        else:
+            header = await asyncio.to_thread(header_of, name, dtype)
+            header = dataclasses.replace(header, found=found, products=traits.products)
+        return open_run_directory(
+            self.log_path, self._config_json, config.num_generations, header, state
+        )
+
+    async def _go_on(
+        self,
+        directory: RunDirectory,
+        config: Config,
+        engine: Engine,
+        optimizer: Optimizer,
+        dataset: RLDataset,
+        scoring: Scoring,
+    ) -> Record | None:
+        """Bring optimizer, dataset, scoring and engine to where the history ends.
+
+        If the next generation stands around an earlier centre, the engine is brought to that; the
+        record whose step it has not taken is returned.
+
+        The steps of a fork's first generations are its parent's, taken as given: an optimizer that
+        has a state begins afresh where the fork did, and knows only what led there.
+        """
+        history = directory.history
+        records = list(history.records())
+        if not records:
+            return None
+        from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
+
+        given, done = num_forked(history.header), history.next_generation
+        length = config.num_generations
+        output = f"{self.log_path}-longer"
+        fork = self._command("fork", generation=done, output=output, num_generations=length)
+        replay_optimizer(
+            optimizer,
+            records,
+            given,
+            "; resume with the version of es_cookbook and the num_generations that the run began "
+            f"with, or take the recorded steps as given: {fork}",
+        )
+        replay_dataset(dataset, records, given)
+        for record in records:
+            scoring.tell(record.results_P)
+        taken = records[: config.centre_of(len(records))]
+        say(f"rebuilding the centre after {plural(len(taken), 'generation')}")
+        await restore(engine, history.path, taken, config.model_name)
+        return records[-1] if len(taken) < len(records) else None
+
+
+def check_outside(config: Config) -> None:
+    """Refuse what would fail outside of this process, before a model is loaded."""
+    for builder in (config.trackers, _one_by_one(config).dataset, *config.regularisers):
+        builder.check()
+    config.engine.check(config.model_name)  # Last: it may be fetched.
+
+
+def _one_by_one(config: Config) -> Config:
+    """The Config in which problems come one by one, if how many make a batch is to be chosen."""
+    if not config.size:
+        return config
+    from es_cookbook.runs.choosing.sizes import one_by_one
+
+    return one_by_one(config)
+
+
+def _check_problems(config: Config, dataset: RLDataset) -> None:
+    """Refuse problems that the surrogate cannot use, and say what ends answers to them."""
+    batch_P = dataset.get_batch(0)
+    if config.surrogate is not None:
+        config.surrogate.check(batch_P)
+    if stop := told_stop(config.sampling, batch_P):
+        say(stop)
+
+
+async def tried_sigmas(config: Config) -> "FoundSigma":
+    """What the run would find for σ; it does not begin.
+
+    Raises:
+        ESCookbookError: As `opened` and `find_sigma`.
+    """
+    from es_cookbook.runs.choosing import settled
+
+    await asyncio.to_thread(check_outside, config)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(no_silence())
+        engine, datasets = await open_engine(config, stack)
+        _check_problems(config, datasets.train)
+        return await settled.find_sigma_for(config, engine, datasets.train)
+
+
+def _optimizer(
+    config: Config, engine: Engine, dataset: RLDataset, found: Mapping[str, float]
+) -> Optimizer:
+    optimizer = config.new_optimizer(engine.space, found)
+    room = engine.traits.max_terms
+    if room is not None and optimizer.max_terms > room:
+        raise ConfigError(
+            f"genomes will have up to {optimizer.max_terms} terms (optimizer.max_terms), and the "
+            f"engine has room for {room}: set its terms_per_genome to {optimizer.max_terms}, or "
+            f"optimizer.max_terms to {room}"
+        )
+    if config.max_staleness and not optimizer.asks_ahead:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: {type(config.optimizer).__name__} asks for "
+            "genomes by what it was told of the generation before, which is not known yet; "
+            "accepted are es, momentum, adam, rmsprop, clip_up, muon and qes, without "
+            "adaptive_sigma"
+        )
+    if config.max_staleness and dataset.depends_on_results:
+        raise ConfigError(
+            f"max_staleness={config.max_staleness}: batches of {type(config.dataset).__name__} "
+            "depend on the results of the generation before (a curriculum, a filter or replay), "
+            "which are not known yet"
+        )
+    return optimizer
+
+
+def _snapshots(config: Config, run: RunInfo) -> list[Tracker]:
+    if not config.snapshot_every and not (run.path / SNAPSHOTS).is_dir():
+        return []
+    from es_cookbook.runs.centre.snapshots import SnapshotWriter
+
+    trust = trust_of(run.config_json)
+    return [SnapshotWriter(run.path, config.snapshot_every, config.model_name, trust)]
