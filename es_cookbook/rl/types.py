@@ -239,12 +239,10 @@ class Policy(ABC):
 class Env(ABC):
     """One attempt at one problem. Lives for one rollout: there is no reset.
 
-    All Envs share the event loop, so what computes for long runs in a worker process
-    (`es_cookbook.rl.grading.workers.in_worker`).
+    All Envs share the event loop: run long computations in a worker (`rl.grading.workers`).
 
     Attributes:
-        policy: the policy that makes the attempt, set before `initial_observation`; for Envs that
-            query the model themselves.
+        policy: makes the attempt, for Envs that query the model; set before they begin.
     """
 
     policy: Policy
@@ -263,6 +261,9 @@ class Env(ABC):
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
         """Take the action; return its reward and the next observation, or the end."""
+
+    async def close(self) -> None:  # noqa: B027 - most Envs hold nothing
+        """Release what the Env holds when its group ends; nothing by default."""
 
 
 class ProvableEnv(Env):
@@ -288,15 +289,17 @@ class ProvableEnv(Env):
 class EnvGroup:
     """The group handle that `make_envs` returns: the Envs, and whatever they share.
 
-    Subclass and override `close` where a group holds resources (a sandbox, a connection); it is
-    called exactly once when the group ends, also on failure and cancellation.
+    Override `close` if Envs share resources (a sandbox). It is called exactly once, when the group
+    ends, also on failure and cancellation.
     """
 
     def __init__(self, envs: Sequence[Env]) -> None:
         self.envs = envs
 
     async def close(self) -> None:
-        """Release what the group holds; nothing by default."""
+        """Release what the group holds: by default, close its Envs."""
+        for env in self.envs:
+            await env.close()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
 from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.common.machine.processes import command_of
 from es_cookbook.plugins.mcp.servers import Server, check_names, targets
-from es_cookbook.plugins.program.processes import command_of
 from es_cookbook.rl.data.rows import Row, filled
 from es_cookbook.rl.data.task import ScoredRows, gold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -89,13 +89,13 @@ class ToolRows(ScoredRows):
 
     @override
     def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        from es_cookbook.plugins.mcp.env import MCPProblem, RowEnv
+        from es_cookbook.plugins.mcp.env import RowEnv
         from es_cookbook.plugins.mcp.sessions import known_tools
 
         self.check_fields(row)
         tools = [tool for server in self._servers() for tool in known_tools(server)]
         chat, question = Chat(tokenizer, self.chat, tools), filled(self.prompt, row)
-        return MCPProblem(
+        return ProblemGroupBuilder(
             functools.partial(RowEnv, chat, question, self.reward, row, self.full_reward),
             row.where,
             gold=gold_of(row, self.gold, self.full_reward),

@@ -1,7 +1,7 @@
 """Chats in which the model calls tools of MCP servers.
 
-`MCPEnv` runs such calls, beside those of tools in Python; subclass it as `ToolEnv`, and make groups
-of it with `MCPProblem`. `RowEnv` is a row of data: a question, and a reward of the answer.
+`MCPEnv` runs such calls, beside those of tools in Python; subclass it as `ToolEnv`.
+`RowEnv` is a row of data: a question, and a reward of the answer.
 
 A server that is slow, ends or answers with nonsense loses the rollout that asked it: that is no
 evidence about the genome. What the tool says went wrong is told to the model.
@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from es_cookbook.plugins.mcp.servers import MCPTool, Server
 from es_cookbook.plugins.mcp.sessions import Session, shared
-from es_cookbook.plugins.program.processes import HasProcesses, ProcessProblem
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message import Message, ToolCall
@@ -27,7 +26,7 @@ from es_cookbook.rl.timeouts import in_turn, turn
 from es_cookbook.rl.types import Action, Observation, StepResult
 
 
-class MCPEnv(ToolEnv, HasProcesses):
+class MCPEnv(ToolEnv):
     """A chat whose tools may be those of MCP servers; its own servers end with the rollout."""
 
     def __init__(self, chat: Chat) -> None:
@@ -82,11 +81,10 @@ class MCPEnv(ToolEnv, HasProcesses):
             session.retire()
 
     @override
-    async def ended(self) -> set[str]:
+    async def close(self) -> None:
         self.end()
         if self._own:
             await asyncio.wait([session.living for session in self._own.values()])
-        return {session.mark for session in self._own.values()}
 
 
 class RowEnv(MCPEnv):
@@ -128,7 +126,3 @@ class RowEnv(MCPEnv):
 
     async def _graded(self, text: str) -> Grade:
         return await graded(self._reward, text, self._row.fields, self._row.where)
-
-
-class MCPProblem(ProcessProblem):
-    """A problem of `MCPEnv`s."""

@@ -24,7 +24,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, serving
 from es_cookbook.common.fields.reach import needs_trust
-from es_cookbook.plugins.program.processes import KeyIn, command_of
+from es_cookbook.common.machine.processes import command_of
 from es_cookbook.plugins.program.results import Form, check_reward
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
@@ -70,11 +70,6 @@ class ProgramRows(RowDatasetBuilder):
         default=32,
         doc="most answers that a rollout may ask for; it then ends without reward",
     )
-    key_in: KeyIn = chz.field(
-        default="environment",
-        doc="where a process for a rollout finds address and key: in variables, as OpenAI's "
-        "clients do, or in its line, which is then as a worker's: no other process sees them there",
-    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -118,7 +113,6 @@ class ProgramRows(RowDatasetBuilder):
             self.rows_at_once,
             self.max_turns,
             tokenizer,
-            self.key_in,
         )
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 

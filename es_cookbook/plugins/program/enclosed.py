@@ -15,16 +15,19 @@ root, on the number of processes.
 import asyncio
 import contextlib
 import dataclasses
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from es_cookbook.common.errors import ConfigError
+import anyio
+
+from es_cookbook.common.errors import ConfigError, EnvError
+from es_cookbook.common.machine.processes import Process, dying_first
 from es_cookbook.plugins.endpoint.app import serve
 from es_cookbook.plugins.program.desk import Desk
-from es_cookbook.plugins.program.processes import Process, with_ours
 from es_cookbook.rl.grading.sandbox import (
     AF_INET,
     AF_INET6,
@@ -92,7 +95,7 @@ class Command:
             EnvError: It cannot be started.
         """
         if not self.sandbox:
-            return await Process.start(self.words, with_ours(variables), hear)
+            return await _started(self.words, {**_ours(), **variables}, hear)
         desk = Desk.of_loop()
         paths = (*self.sandbox, folder) if folder else self.sandbox
         ours, theirs = socket.socketpair()
@@ -100,7 +103,7 @@ class Command:
         inside = sys_python(), "-S", "-E", "-c", _LISTEN, str(given), *self.words
         try:
             with theirs, _filter() as seccomp:
-                process = await Process.start(
+                process = await _started(
                     _enclosing(inside, paths, seccomp, result),
                     {**variables, **_environment()},
                     hear,
@@ -109,7 +112,9 @@ class Command:
         except BaseException:
             ours.close()
             raise
-        process.until_ended(asyncio.create_task(_answer(desk, ours)))
+        answering = asyncio.create_task(_answer(process, desk, ours))
+        _answering.add(answering)
+        answering.add_done_callback(_answering.discard)
         return process
 
     def check(self) -> None:
@@ -137,6 +142,32 @@ class Command:
                 "give its folder, too"
             )
         check_started(tried)
+
+
+async def _started(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    hear: Callable[[bytes], bool],
+    descriptors: Sequence[int] = (),
+) -> Process:
+    """Start a program that dies with this process.
+
+    Raises:
+        EnvError: It cannot be started.
+    """
+    whole = [*dying_first(), *command]
+    try:
+        return await Process.start(whole, environment, hear, descriptors=descriptors)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise EnvError(f"the program {command[0]!r} does not start: {why}") from error
+
+
+def _ours() -> Mapping[str, str]:
+    """This process's variables; requests to this machine go through no proxy."""
+    names = "no_proxy", "NO_PROXY"
+    here = {name: ",".join(filter(None, (os.environ.get(name), "127.0.0.1"))) for name in names}
+    return {**os.environ, **here}
 
 
 def _filter() -> contextlib.AbstractContextManager[int]:
@@ -172,15 +203,22 @@ def _environment() -> Mapping[str, str]:
     return {"PATH": ":".join(pythons), "HOME": "/tmp", "LANG": "C.UTF-8"}
 
 
-async def _answer(desk: Desk, ours: socket.socket) -> None:
+_answering: set[asyncio.Task[None]] = set()
+"""For sandboxes that run; the event loop itself holds tasks weakly."""
+
+
+async def _answer(process: Process, desk: Desk, ours: socket.socket) -> None:
+    """Answer a program in a sandbox until it has ended."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_serve_inside, desk, ours)
+        await process.exited()
+        tasks.cancel_scope.cancel()
+
+
+async def _serve_inside(desk: Desk, ours: socket.socket) -> None:
     """Serve at the socket that comes from inside."""
-    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
     with ours:
-        loop.add_reader(ours, arrived.set)
-        try:
-            await arrived.wait()
-        finally:
-            loop.remove_reader(ours)
+        await anyio.wait_readable(ours)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     for descriptor in descriptors:  # None if it failed before.
         with socket.socket(fileno=descriptor) as bound:

@@ -22,7 +22,6 @@ from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.plugins.program.desk import Call, Calls, Desk, Over
 from es_cookbook.plugins.program.enclosed import Command
-from es_cookbook.plugins.program.processes import MARK, HasProcesses, KeyIn, ProcessProblem
 from es_cookbook.plugins.program.results import (
     MOST_BYTES,
     Form,
@@ -34,6 +33,7 @@ from es_cookbook.plugins.program.results import (
 )
 from es_cookbook.plugins.program.workers import Workers
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import Reward, RewardFunction
 from es_cookbook.rl.timeouts import turn
 from es_cookbook.rl.types import Action, Env, Observation, StepResult, Tokenizer
@@ -57,7 +57,6 @@ class Program:
         rows_at_once: of a worker; 0 starts a process for each rollout.
         max_turns: most answers that a rollout asks for.
         tokenizer: of the model.
-        key_in: where a process for a rollout finds its key.
     """
 
     command: Command
@@ -67,10 +66,9 @@ class Program:
     rows_at_once: int
     max_turns: int
     tokenizer: Tokenizer
-    key_in: KeyIn = "environment"
 
 
-class ProgramEnv(Env, HasProcesses):
+class ProgramEnv(Env):
     """One run of a program on a row.
 
     Metrics: those of the result or of the reward function; `turns`, `tool_calls`, for which the
@@ -148,16 +146,10 @@ class ProgramEnv(Env, HasProcesses):
             self._running.cancel()
 
     @override
-    async def ended(self) -> set[str]:
+    async def close(self) -> None:
         self.end()
-        if self._running is None:
-            return set()
-        await asyncio.wait((self._running,))
-        return set() if self._program.rows_at_once else {self._mark}
-
-    @property
-    def _mark(self) -> str:
-        return self._calls.key[:8]
+        if self._running is not None:
+            await asyncio.wait((self._running,))
 
     async def _next(self) -> Observation | Over:
         """What the program asks next, or why it asks nothing more."""
@@ -173,7 +165,7 @@ class ProgramEnv(Env, HasProcesses):
 
     async def _run(self, desk: Desk) -> Result:
         """The program's result; its key opens the desk until it has exited, or the row has one."""
-        program, mark, key = self._program, self._mark, self._calls.key
+        program, key = self._program, self._calls.key
         line = {
             "row": dict(self._row.fields),
             "base_url": program.command.url(desk),
@@ -181,10 +173,10 @@ class ProgramEnv(Env, HasProcesses):
         }
         opened = desk.open(self._calls)
         if not program.rows_at_once:
-            return await _run_alone(program, line, mark, opened)
+            return await _run_alone(program, line, opened)
         with opened:
             workers = Workers.of_loop(program.command, program.rows_at_once)
-            return await workers.result(mark, {"id": mark, **line})
+            return await workers.result(key[:8], {"id": key[:8], **line})
 
     def _is_over(self, running: asyncio.Task[Result]) -> None:
         self._calls.program_ended()
@@ -194,7 +186,7 @@ class ProgramEnv(Env, HasProcesses):
             self._sampling.cancel()
 
 
-class ProgramProblem(ProcessProblem):
+class ProgramProblem(ProblemGroupBuilder):
     """A row."""
 
     @override
@@ -205,7 +197,6 @@ class ProgramProblem(ProcessProblem):
 async def _run_alone(
     program: Program,
     line: Mapping[str, Any],
-    mark: str,
     opened: contextlib.AbstractContextManager[None],
 ) -> Result:
     """The result of a process for this row alone, which is answered inside `opened`."""
@@ -213,10 +204,12 @@ async def _run_alone(
         row, result = folder / "row.json", folder / "result.json"
         row.write_bytes(_written(line["row"]))
         result.touch()
-        variables = {MARK: mark, ROW_FILE: str(row), RESULT_FILE: str(result)}
-        if program.key_in == "environment":
-            variables |= {"OPENAI_BASE_URL": line["base_url"], "OPENAI_API_KEY": line["api_key"]}
-            line = line["row"]
+        variables = {
+            ROW_FILE: str(row),
+            RESULT_FILE: str(result),
+            "OPENAI_BASE_URL": line["base_url"],
+            "OPENAI_API_KEY": line["api_key"],
+        }
         output = bytearray()
 
         def hear(piece: bytes) -> bool:
@@ -226,7 +219,7 @@ async def _run_alone(
         answered.enter_context(opened)
         process = await program.command.start(variables, hear, folder, result)
         try:
-            process.write(_written(line), close=True)
+            process.write(_written(line["row"]), close=True)
             await process.exited()
             answered.close()  # Something outside its session may hold its output open.
             await process.wait()

@@ -10,14 +10,12 @@ that gives a result without an `id` when it has no row: the next row would get i
 
 import asyncio
 import json
-import secrets
 from collections.abc import Mapping
 
 from anyio.lowlevel import RunVar
 
 from es_cookbook.common.errors import EnvError
 from es_cookbook.plugins.program.enclosed import Command
-from es_cookbook.plugins.program.processes import MARK, end_marked
 from es_cookbook.plugins.program.results import (
     MOST_BYTES,
     MOST_LINES,
@@ -40,11 +38,10 @@ class _Worker:
         self._begun = bytearray()
         self._room = MOST_BYTES
         self._why = ""
-        self._mark = secrets.token_hex(8)
 
     async def start(self, command: Command) -> None:
         """Start its process. Raises EnvError if that cannot be started."""
-        self._process = await command.start({MARK: self._mark}, self._hear)
+        self._process = await command.start({}, self._hear)
         self._living = asyncio.create_task(self._live())
 
     def take(self, key: str) -> None:
@@ -74,8 +71,6 @@ class _Worker:
             await self._process.wait()
         finally:
             self.is_retired = True
-            self._process.kill()
-            end_marked({self._mark})
             await self._process.end()  # Also when the event loop ends.
         for found in self.waiting.values():
             if not found.done():

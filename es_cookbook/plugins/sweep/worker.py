@@ -28,6 +28,7 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json, modules_named, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
+from es_cookbook.common.machine.processes import kill_group, started
 from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.config import Config
@@ -68,21 +69,20 @@ def start(config: Config, share: Share, output: Path) -> subprocess.Popen[bytes]
     found = (script_of(module) for module in modules_named(text))
     scripts = ",".join(str(script.resolve()) for script in found if script)
     with output.open("ab") as printed:
-        process = subprocess.Popen(
+        process = started(
             [
                 *(sys.executable, "-m", "es_cookbook.plugins.sweep.worker"),
                 *(f"cores={','.join(map(str, cores))}", f"scripts={scripts}"),
             ],
             stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=printed,
-            env={
+            output=printed,
+            environment={
                 **os.environ,
                 "OMP_NUM_THREADS": str(threads_of(cores)),
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 **({} if device is None else {"CUDA_VISIBLE_DEVICES": device}),
             },
-            start_new_session=True,  # Ctrl-C reaches the sweep, which interrupts each run once.
+            outlives=True,  # It interrupts itself when its standard input ends.
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # It has ended already; its output says why.
@@ -97,7 +97,7 @@ async def end(process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _SECONDS_TO_END
     while process.poll() is None and time.monotonic() < deadline:
         await anyio.sleep(0.02)
-    process.kill()
+    kill_group(process.pid)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()

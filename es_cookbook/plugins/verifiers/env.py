@@ -74,7 +74,7 @@ class TaskBuilder(EnvGroupBuilder):
 
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
-        return _Group([_TaskEnv(self) for _ in range(num_envs)])
+        return EnvGroup([_TaskEnv(self) for _ in range(num_envs)])
 
     @property
     def content(self) -> str:
@@ -124,6 +124,7 @@ class _TaskEnv(Env):
         self._acted.put_nowait(action)
         return await self._next()
 
+    @override
     async def close(self) -> None:
         """End the environment's coroutine, if it is not over."""
         if self._playing is not None:
@@ -186,19 +187,6 @@ class _TaskEnv(Env):
     async def _ask(self, observation: Observation) -> Action:
         self._asked.put_nowait(observation)
         return await self._acted.get()
-
-
-class _Group(EnvGroup):
-    """Ends what its Envs have begun."""
-
-    def __init__(self, envs: Sequence[_TaskEnv]) -> None:
-        super().__init__(envs)
-        self._task_envs = envs
-
-    @override
-    async def close(self) -> None:
-        for env in self._task_envs:
-            await env.close()
 
 
 class _Agent:

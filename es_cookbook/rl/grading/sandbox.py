@@ -20,7 +20,6 @@ they take `processes` x `memory`, plus `files`, plus about a kilobyte for each e
 can create within the deadline. And a kernel with a hole is a sandbox with one.
 """
 
-import asyncio
 import dataclasses
 import functools
 import json
@@ -32,18 +31,18 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, cast
 
 import anyio
 import chz
-from anyio.abc import ByteReceiveStream, ByteSendStream, Process
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import SandboxError
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.machine.processes import Process, how_ended
 from es_cookbook.rl.timeouts import in_turn
 
 _MIB = 2**20
@@ -155,45 +154,43 @@ def check_started(tried: "subprocess.CompletedProcess[str]") -> None:
 
 async def _run(code: str, stdin: str, limits: Limits) -> Ran:
     began = time.monotonic()
-    exited = too_long = False
+    is_too_long, said = False, dict[str, int]()
+    running = anyio.CancelScope()
+
+    def hear(piece: bytes, into: bytearray) -> bool:
+        nonlocal is_too_long
+        into += piece[: limits.output + 1 - len(into)]
+        if len(into) > limits.output:
+            is_too_long = True
+            running.cancel()
+        return True
+
     out, err = bytearray(), bytearray()
-    said: dict[str, int] = {}
     with _descriptors(code, filter_program()) as (code_fd, seccomp, reading, status):
-        process: Process | None = None
-        with anyio.CancelScope(shield=True):  # Cancelled here, it would leave half a sandbox.
-            process = await anyio.open_process(
-                _command(limits, code_fd, seccomp, status),
-                env={},  # bubblewrap's own too: what is in its memory is inside the sandbox.
-                pass_fds=(code_fd, seccomp, status),
-                start_new_session=True,
-            )
-        assert process is not None
+        process = await Process.start(
+            _command(limits, code_fd, seccomp, status),
+            {},  # bubblewrap's own too: what is in its memory is inside the sandbox.
+            functools.partial(hear, into=out),
+            functools.partial(hear, into=err),
+            (code_fd, seccomp, status),
+        )
         try:
-            with anyio.move_on_after(limits.seconds):
-                async with anyio.create_task_group() as tasks:
-
-                    async def read(stream: ByteReceiveStream | None, into: bytearray) -> None:
-                        nonlocal too_long
-                        if not await _read(stream, into, limits.output):
-                            too_long = True
-                            tasks.cancel_scope.cancel()
-
-                    tasks.start_soon(_write, process.stdin, stdin.encode(errors="replace"))
-                    tasks.start_soon(read, process.stdout, out)
-                    tasks.start_soon(read, process.stderr, err)
-                    await process.wait()
-                exited = not too_long
+            process.write(stdin.encode(errors="replace"), close=True)
+            with running:
+                running.deadline = anyio.current_time() + limits.seconds
+                await process.wait()
         finally:
             with anyio.CancelScope(shield=True):
                 said = await _end(process, reading)
+    exited = not (is_too_long or running.cancelled_caught)
     if exited and "exit-code" not in said:
-        sentence = err.decode(errors="replace").strip() or f"exit code {process.returncode}"
+        sentence = err.decode(errors="replace").strip() or how_ended(process.exit_code or 0)
         raise SandboxError(f"the sandbox did not start: {sentence}")
     return Ran(
-        "exit" if exited else "output" if too_long else "deadline",
+        "exit" if exited else "output" if is_too_long else "deadline",
         said["exit-code"] if exited else None,
-        out.decode(errors="replace"),
-        err.decode(errors="replace"),
+        out[: limits.output].decode(errors="replace"),
+        err[: limits.output].decode(errors="replace"),
         time.monotonic() - began,
     )
 
@@ -312,48 +309,21 @@ def sys_python() -> str:
     )
 
 
-async def _write(stream: ByteSendStream | None, text: bytes) -> None:
-    assert stream is not None
-    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await stream.send(text)
-        await stream.aclose()
-
-
-async def _read(stream: ByteReceiveStream | None, into: bytearray, limit: int) -> bool:
-    """Read to the end; False as soon as there is more than the limit."""
-    assert stream is not None
-    with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        while True:
-            into += await stream.receive()
-            if len(into) > limit:
-                del into[limit:]
-                return False
-    return True
-
-
 async def _end(process: Process, status: int) -> dict[str, int]:
     """Kill whatever is left, wait until it is gone, and return what bubblewrap said of it."""
     heard = _heard(status)
-    said = _status(heard)
-    if process.returncode is None:
-        # The first process inside, and all with it, for which bubblewrap waits before it ends; it
-        # is killed itself where it has not come to that yet.
-        if (first := said.get("child-pid")) is not None:
-            _kill(os.kill, first)
-            with anyio.move_on_after(_SECONDS_TO_END):
-                await process.wait()
-        if process.returncode is None:
-            _kill(os.killpg, process.pid)
-    await process.aclose()
+    # The first process inside, and all with it, for which bubblewrap waits before it ends.
+    first = _status(heard).get("child-pid")
+    if process.exit_code is None and first is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(first, signal.SIGKILL)
+        with anyio.move_on_after(_SECONDS_TO_END):
+            await process.wait()
+    await process.end()
     said = _status(heard + _heard(status))
     if (first := said.get("child-pid")) is not None:
         await _gone(first)
     return said
-
-
-def _kill(how: Callable[[int, int], None], pid: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        how(pid, signal.SIGKILL)
 
 
 def _heard(descriptor: int) -> bytes:
@@ -378,16 +348,12 @@ async def _gone(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(descriptor, ended.set)
     try:
         with anyio.move_on_after(_SECONDS_TO_END):
-            await ended.wait()
+            await anyio.wait_readable(descriptor)
         with suppress(ChildProcessError):  # Ours to bury if this is the first process of all.
             os.waitid(os.P_PIDFD, descriptor, os.WEXITED | os.WNOHANG)
     finally:
-        loop.remove_reader(descriptor)
         os.close(descriptor)
 
 

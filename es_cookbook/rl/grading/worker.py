@@ -1,8 +1,8 @@
 """A worker process: it reads calls from a socket, makes them one after the other, and answers.
 
-Run as a program by its path, with the socket's file descriptor and the parent's process id. It
-imports nothing but the standard library and what the functions that it calls need, so it starts in
-some 20 ms. `es_cookbook.rl.grading.workers` is the other end.
+Run as a program by its path, with the socket's file descriptor. It imports nothing but the standard
+library and what the functions that it calls need, so it starts in some 20 ms.
+`es_cookbook.rl.grading.workers` is the other end.
 
 A message is its length in eight bytes and a pickle. A worker is sent the parent's `sys.path` and
 main program once, then calls. It answers each with the byte `STARTED` once function and arguments
@@ -10,11 +10,9 @@ are there, imports done, and with a message when the call is over.
 """
 
 import contextlib
-import ctypes
 import io
 import os
 import pickle
-import signal
 import socket
 import struct
 import sys
@@ -22,7 +20,6 @@ import traceback
 
 STARTED = b"S"
 LENGTH = struct.Struct(">Q")
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(connection: socket.socket) -> None:
@@ -119,16 +116,7 @@ def _load_main(main: tuple[str, str] | None) -> None:
     )
 
 
-def _end_with(parent: int) -> None:
-    """End when the parent does, however it ends, also in the middle of a call; on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    _end_with(int(sys.argv[2]))
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as own, contextlib.suppress(ConnectionError):

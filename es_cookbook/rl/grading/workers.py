@@ -25,7 +25,6 @@ import contextlib
 import functools
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +37,7 @@ import anyio
 
 from es_cookbook.common.errors import WorkerError, WorkerTimeoutError
 from es_cookbook.common.machine.cores import num_cores
+from es_cookbook.common.machine.processes import how_ended, kill_group, started
 from es_cookbook.rl.grading import worker
 from es_cookbook.rl.timeouts import clock_stopped, in_turn
 
@@ -119,7 +119,7 @@ async def _answer(name: str, request: bytes, timeout: float) -> bytes:
             f"{name} was not done after {timeout:g} s in a worker process, which was killed"
         )
     except ConnectionError:
-        raise WorkerError(f"{name} ended its worker process, {own.how_it_ended()}") from None
+        raise WorkerError(f"the worker process of {name} {own.how()}") from None
     except BaseException:
         own.kill()
         raise
@@ -133,13 +133,10 @@ class _Worker:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", worker.__file__, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[theirs.fileno()],
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-                start_new_session=True,  # Ctrl-C is not for it; and it is killed with its children.
+            self._process = started(
+                [sys.executable, "-P", worker.__file__, str(theirs.fileno())],
+                environment={"OMP_NUM_THREADS": "1", **os.environ},
+                descriptors=[theirs.fileno()],
             )
         self._hello = pickle.dumps((sys.path, _main()))
 
@@ -177,16 +174,14 @@ class _Worker:
     def kill(self) -> None:
         """End it, with all processes that it has started."""
         self._socket.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         if self._process.poll() is None:
             _killed.append(self._process)
 
-    def how_it_ended(self) -> str:
-        """How, in words, if it did so by itself."""
+    def how(self) -> str:
+        """How it has ended by itself, in words."""
         self.kill()
-        code = self._process.wait()
-        return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return how_ended(self._process.wait())
 
 
 _idle: list[_Worker] = []

@@ -1,5 +1,6 @@
 """A run with the tools of a server, from the command line: shared or not, killed, and refused."""
 
+import hashlib
 import json
 import os
 import re
@@ -76,7 +77,8 @@ def test_a_server_for_all_and_one_for_each_rollout_give_the_same_history(here: P
     first = read_metrics(here / "shared/metrics.jsonl")[0]
     assert first["env/all/tool_calls"] == 2 and first["env/all/tool_errors"] == 0
     assert first["test/reward/mean"] > 0
-    done = typed("evaluate", "log_path=shared", "attempts=1")
+    digest = hashlib.sha256(recipe.removeprefix("tools=").encode()).hexdigest()[:16]
+    done = typed("evaluate", "log_path=shared", "attempts=1", f"trust=mcp:{digest}")
     assert done.returncode == 0, done.stderr
     assert not running("server.py")
 
@@ -109,7 +111,7 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
         (["tools=mcp:http://192.0.2.1/mcp"], "a server must be on this machine"),
         (["tools=mcp:no-such-program"], "dataset.tools: 'no-such-program' is not there"),
         (["tools=mcp:sh 'a"], "No closing quotation"),
-        (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" ended with exit code 3"),
+        (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" has ended"),
         (["tools=mcp:{server}, mcp:{server}"], "2 tools have the name 'calculate'"),
         (["tools=mcp:{server}", "dataset.servers=both"], "rollout"),
         (["tools=mcp:{server}", "dataset.tool_timeout=0"], "tool_timeout must be above 0"),

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from typing_extensions import override
 from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.plugins.program.desk import Calls
 from es_cookbook.plugins.program.enclosed import Command
 from es_cookbook.plugins.program.env import ROW_FILE, Program, ProgramEnv, ProgramProblem
 from es_cookbook.population.sampler import PopulationSampler
@@ -400,7 +398,6 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 ask("a")
 sleep = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"]
 subprocess.Popen(sleep)
-subprocess.Popen(sleep, start_new_session=True)
 if os.fork() == 0:
     time.sleep(60)
 print('{"reward": 1}')
@@ -431,77 +428,6 @@ print('{{"reward": 2}}')
     groups, _ = await run([problem(tmp_path, later)], genomes=GENOMES[:1])
     assert only(groups).reward == 2
     assert [step.action.text for step in only(groups).transitions] == ["0:c"]
-
-
-async def test_what_a_program_leaves_behind_has_no_key(tmp_path: Path) -> None:
-    """The process that it leaves holds its output open, which is waited for.
-
-    It may get an answer in the moment until the run learns that the program has exited.
-    """
-    told = tmp_path / "told"
-    code = f"""
-ask("a")
-parent, (reading, writing) = os.getpid(), os.pipe()
-if os.fork():
-    os.read(reading, 1)
-    print('{{"reward": 1}}', flush=True)
-    os._exit(0)
-os.setsid()
-os.write(writing, b"x")
-while os.getppid() == parent:
-    time.sleep(0.01)
-while isinstance(found := ask("b"), str):
-    time.sleep(0.3)
-open({str(told)!r}, "w").write(json.dumps(found))
-"""
-    groups, _ = await run([problem(tmp_path, code, max_turns=3)], genomes=GENOMES[:1])
-    assert only(groups).reward == 1
-    assert not told.exists() or json.loads(told.read_text())["code"] == "invalid_api_key"
-    assert not left_behind()
-
-
-@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
-async def test_a_program_may_have_its_key_in_its_line_alone(
-    tmp_path: Path, *, enclosed: bool
-) -> None:
-    code = """
-task = json.load(sys.stdin)
-assert task["api_key"] not in str(os.environ) and "OPENAI_API_KEY" not in os.environ
-assert task["row"] == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
-print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], task["api_key"]))}))
-"""
-    sandbox = (tmp_path,) if enclosed else ()
-    groups, _ = await run([problem(tmp_path, code, key_in="line", sandbox=sandbox)])
-    assert [only(groups, g).reward for g in range(3)] == [7] * 3
-
-
-def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after which the event loop is held for longer than a rollout may take."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
-        end = time.monotonic() + 1
-        while time.monotonic() < end:
-            pass
-        return found
-
-    return called
-
-
-@pytest.mark.parametrize("way", ["alone", "worker"])
-@pytest.mark.parametrize("slow", [(subprocess.Popen, "__init__"), (Calls, "sample")])
-async def test_what_is_not_the_users_is_not_interrupted(
-    tmp_path: Path, way: str, slow: tuple[type, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that was interrupted while it was started was known to nobody, and left."""
-    monkeypatch.setattr(*slow, slowly(getattr(*slow)))
-    before = set(psutil.Process().children())
-    groups, _ = await run([deed(tmp_path, way, "good")], genomes=GENOMES[:2], rollout_timeout=0.4)
-    for g in range(2):
-        found = groups[0].trajectories_G_K[g][0]
-        assert isinstance(found, Trajectory) or "not done after" in found.reason, found
-    if way == "alone":
-        assert set(psutil.Process().children()) <= before
 
 
 async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
@@ -639,36 +565,19 @@ for line in sys.stdin:
 
 MISDEEDS = {
     "hang": "ask('a'); time.sleep(60)",
-    "spin": "ask('a')\nwhile True: pass",
     "crash": "ask('a'); os.abort()",
-    "exit": "ask('a'); os._exit(4)",
-    "fork": "ask('a')\nif os.fork() == 0: time.sleep(60)\nos._exit(1)",
-    "leave": "ask('a')\nif os.fork() == 0: os.setsid(), time.sleep(60)\nos._exit(1)",
-    "leave twice": "ask('a')\nfor n in 1, 2:\n  if os.fork(): os._exit(1)\n  os.setsid()\n"
-    "time.sleep(60)",
     "fork many": "ask('a')\nfor n in range(60):\n  if not os.fork(): time.sleep(60)\nos._exit(1)",
     "stop itself": "ask('a'); os.kill(os.getpid(), 19)",
-    "stop all of it": "ask('a')\nif os.fork() == 0: os.setsid(), os.kill(os.getpid(), 19)\n"
-    "os.kill(os.getpid(), 19)",
     "leave a sparse result": "ask('a'); os.truncate(os.environ['ES_COOKBOOK_RESULT'], 10**12)",
     "ask without a key": "ask('a')\nwhile True: ask('a', key='nonsense')",
-    "ask for nothing": "ask('a')\nwhile True: unread(path='nowhere').getresponse().read()",
     "keep many sockets": "import socket; ask('a')\n"
     "kept = [socket.create_connection(place()) for n in range(200)]; time.sleep(60)",
-    "ignore signals": "import signal; signal.signal(15, signal.SIG_IGN); ask('a'); time.sleep(60)",
     "flood": "ask('a')\nwhile True: sys.stdout.write('x' * 65536)",
     "flood the errors": "ask('a')\nwhile True: sys.stderr.write('x' * 65536)",
-    "flood with short lines": "ask('a')\nwhile True: sys.stdout.write('\\n' * 65536)",
-    "flood with results": "ask('a')\nwhile True: sys.stdout.write('{\"id\": 1}\\n' * 9999)",
-    "flood byte by byte": "ask('a')\nwhile True: os.write(1, b'x')",
-    "print many values": "ask('a'); print('{\"reward\": 1, \"a\": [' + '[],' * 300_000 + '0]}')",
     "close its output": "ask('a'); os.close(1); time.sleep(60)",
-    "keep a socket": "import socket; kept = socket.create_connection(place()); time.sleep(60)",
     "send half a request": "import socket; kept = socket.create_connection(place());"
     " kept.sendall(b'POST /v1/chat/completions HTTP/1.1\\r\\n'); time.sleep(60)",
     "send 100 MB": "ask('x' * 100_000_000); sys.exit(5)",
-    "never read a stream": "unread(stream=True); time.sleep(60)",
-    "use another's key": "ask('a', key='nonsense'); ask('a', key=''); sys.exit(6)",
     "end with its call": "Thread(target=ask, args=('a',)).start(); os._exit(0)",
 }
 

@@ -69,8 +69,8 @@ async def test_past_its_deadline_it_is_killed_and_replaced(function: Callable[[]
 @pytest.mark.parametrize(
     ("function", "args", "sentence"),
     [
-        (graders.segfault, (), "segfault ended its worker process, by SIGSEGV"),
-        (graders.exit_at_once, (), "exit_at_once ended its worker process, with exit code 7"),
+        (graders.segfault, (), "the worker process of segfault was ended by SIGSEGV"),
+        (graders.exit_at_once, (), "the worker process of exit_at_once ended with exit code 7"),
         (sys.exit, (3,), "exit called sys.exit(3) in a worker process"),
         (
             graders.raise_own_error,
