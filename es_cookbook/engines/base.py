@@ -150,7 +150,11 @@ class Host(ABC):
         """Log-probability (natural log) of each continuation token."""
 
     async def tops(self, request: LogprobsRequest) -> list[Top]:
-        """The same beside the most probable token in each place; by default nobody knows them."""
+        """The same beside the most probable token in each place.
+
+        Raises:
+            RequestError: By default: the engine cannot tell.
+        """
         raise RequestError("this engine tells no most probable tokens; accepted: torch or vllm")
 
 
@@ -195,7 +199,7 @@ class Engine(Host):
 
     @asynccontextmanager
     async def lend(self, centre: int | None = None) -> AsyncGenerator[Host]:
-        """Borrow a host for a block of genomes, when one is free; nobody else loads it meanwhile.
+        """Borrow a host for a block of genomes, when one is free, for exclusive use.
 
         A single engine is its own host, for one block after the other.
 
@@ -398,7 +402,7 @@ def _check_tokens(what: str, tokens_T: Sequence[int], vocabulary_size: int) -> N
 
 
 class Usage:
-    """Who may use an engine when: requests together, a change of its weights alone.
+    """Reader–writer guard: requests share the engine; weight updates need exclusive access.
 
     For the tasks of one event loop.
 
@@ -428,7 +432,7 @@ class Usage:
 
     @contextmanager
     def changing(self, what: str) -> Generator[None]:
-        """Inside, nobody else may use the engine; `what` is done, for example "load genomes".
+        """Inside, access is exclusive; `what` is done, for example "load genomes".
 
         Raises:
             EngineError: The engine is closed, being changed, or requests are in flight.

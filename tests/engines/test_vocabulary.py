@@ -50,14 +50,6 @@ def test_a_model_that_learns_has_the_distribution_of_engines(
     assert of_rows is not None and not of_rows[KNOWN:].any() and of_rows[:KNOWN].any()
 
 
-def test_a_model_all_of_whose_rows_are_tokens_is_left_as_it_is(
-    tiny_model: Callable[[str], Path],
-) -> None:
-    lm = load_causal_lm(str(tiny_model("llama")), "float32", torch.device("cpu"))
-    learn_tokens_alone(lm, character_tokenizer())
-    assert type(lm.get_output_embeddings()) is torch.nn.Linear
-
-
 def test_a_head_that_cannot_leave_rows_out_is_refused(tiny_model: Callable[[str], Path]) -> None:
     lm = load_causal_lm(str(tiny_model("llama")), "float32", torch.device("cpu"))
 

@@ -22,7 +22,7 @@ import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -90,15 +90,18 @@ def has_int8() -> bool:
 
 @functools.cache
 def rates() -> Rates:
-    """Of this machine, as the file says or as measured now."""
-    path, key = cache_directory() / "processors.json", _machine()
-    known = _read(path)
-    if key not in known:
-        known[key] = measured()
-        _tell(known[key], path)
-        with contextlib.suppress(OSError):  # It is measured again by the next process.
-            _write(path, known)
-    return known[key]
+    """Of this machine, as its file says or as measured now."""
+    path = cache_directory() / f"processor-{_machine()}.json"
+    try:
+        known = cast("dict[str, float]", parsed(path.read_bytes()))
+        return Rates(float(known["float32"]), float(known["bfloat16"]), bool(known["packs"]))
+    except (OSError, ValueError, TypeError, KeyError):  # There is none, or it is damaged.
+        found = measured()
+    _tell(found, path)
+    with contextlib.suppress(OSError):  # It is measured again by the next process.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(dataclasses.asdict(found)))
+    return found
 
 
 def _tell(found: Rates, path: Path) -> None:
@@ -118,31 +121,6 @@ def _machine() -> str:
     parts = [platform.machine(), binding.get_host_cpu_name(), features(), *limits]
     text = "\n".join([*parts, torch.__version__, SOURCES])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _read(path: Path) -> dict[str, Rates]:
-    """What the file says, but for what is not as it was written."""
-    try:
-        found = cast("dict[str, dict[str, Any]]", parsed(path.read_bytes()))
-        known = {key: (each.pop(_CHECK, None), Rates(**each)) for key, each in found.items()}
-        return {key: each for key, (check, each) in known.items() if check == _check(key, each)}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _write(path: Path, known: dict[str, Rates]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plain = {
-        key: {**dataclasses.asdict(each), _CHECK: _check(key, each)} for key, each in known.items()
-    }
-    write_whole(path, json.dumps(plain))
-
-
-_CHECK = "check"
-
-
-def _check(key: str, found: Rates) -> str:
-    return hashlib.blake2b(f"{key} {found}".encode(), digest_size=16).hexdigest()
 
 
 def measured() -> Rates:

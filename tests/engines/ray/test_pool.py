@@ -172,14 +172,6 @@ async def test_each_engine_tells_a_profile_when_it_takes_a_step() -> None:
     assert sorted(told) == [(label, "apply") for label in sorted(labels)]
 
 
-async def test_requests_of_one_turn_of_the_loop_go_together() -> None:
-    cluster = NearCluster()
-    async with near_pool(cluster) as pool:
-        await texts(pool, asked("centre", 50))
-        assert cluster.calls.count("submit") == 1
-        assert cluster.calls.count("fetch") <= 3
-
-
 async def test_requests_wait_while_the_engine_is_being_changed_and_changes_for_requests() -> None:
     async with near_pool(NearCluster()) as pool, pool.lend() as host:
         await host.load(GENOMES)
@@ -326,16 +318,6 @@ async def test_a_block_that_loses_its_engine_goes_back_with_another_to_its_own_c
             assert await texts(host, asked(3)) == await expected(STEPS[:1], 3)
 
 
-async def test_an_engine_that_restarts_behind_the_others_is_restored_to_where_it_was() -> None:
-    cluster = NearCluster()
-    async with near_pool(cluster, engines=2) as pool, pool.lend(0) as behind:
-        await behind.load(GENOMES)
-        await pool.apply(STEPS[0])
-        cluster.dies_in = ["fetch"]
-        assert await texts(behind, asked(3)) == await expected([], 3)
-        assert pool.stats()["restarted"] == 1
-
-
 @pytest.mark.parametrize("fault", ["drift", "drifts on"])
 async def test_an_engine_that_takes_a_step_later_and_drifts_is_restored_or_stops_the_run(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -466,20 +448,6 @@ async def test_an_engine_that_hangs_while_it_loads_is_replaced() -> None:
         await host.load(GENOMES)
         assert await texts(host, asked(3)) == await expected([], 3)
         assert pool.stats()["restarted"] == 1
-
-
-async def test_an_engine_that_cannot_join_gives_its_place_back() -> None:
-    async def build(**_: Any) -> LightEngine:
-        if cluster.calls.count("build") > 1:
-            raise ModelError("the disk is gone")
-        return LightEngine("", "")
-
-    cluster = NearCluster()
-    async with near_pool(cluster, builder=build) as pool:
-        with pytest.raises(ModelError, match=r"^the disk is gone$"):
-            await pool.add_engines(1)
-        assert cluster.calls.count("release") == 1
-        assert await texts(pool, asked("centre")) == await expected([], "centre")
 
 
 async def test_closing_ends_requests_in_flight_and_twice_is_harmless() -> None:

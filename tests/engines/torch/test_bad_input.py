@@ -115,14 +115,6 @@ async def test_more_genomes_than_memory_holds_are_refused(tiny_model: TinyModel)
             await engine.sample(request(capacity - 1, [5], max_tokens=1))
 
 
-async def test_capacity_grows_with_memory(tiny_model: TinyModel) -> None:
-    for space in (LowRank(rank=2), FullRank()):
-        async with running_engine(tiny_model("qwen2"), space, memory_gib=0.01) as engine:
-            small = engine.traits.capacity
-        async with running_engine(tiny_model("qwen2"), space, memory_gib=0.02) as engine:
-            assert engine.traits.capacity == pytest.approx(2 * small, abs=2)
-
-
 async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(
     tiny_model: TinyModel,
 ) -> None:
@@ -139,23 +131,6 @@ async def test_a_cache_too_small_for_the_context_names_one_that_is_enough(
 async def test_a_device_that_is_not_there_is_refused(tiny_model: TinyModel, device: str) -> None:
     with pytest.raises(ConfigError, match=f"engine.device: '{device}' .*accepted are auto, cpu"):
         await _build(tiny_model("qwen2"), device=device)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "max_batch_size",
-        "prefill_tokens",
-        "kv_cache_gib",
-        "memory_gib",
-        "max_model_len",
-        "num_lanes",
-    ],
-)
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_that_are_not_positive_are_refused(field: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"engine.{field} must be above 0, found {value}"):
-        TorchEngineBuilder(**{field: value})
 
 
 async def test_a_context_past_where_positions_depend_on_the_batch_is_refused(

@@ -94,7 +94,7 @@ async def _check(path: Path, space: SearchSpaceBuilder, dtypes: str) -> None:
             assert actions == expected, options
 
 
-@pytest.mark.parametrize("rank", [*range(1, 13), 16])
+@pytest.mark.parametrize("rank", [1, 3, 4, 16])
 async def test_an_answer_does_not_depend_on_its_place_in_the_batch(
     tmp_path: Path, rank: int
 ) -> None:

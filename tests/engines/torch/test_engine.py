@@ -99,16 +99,6 @@ async def test_genomes_without_terms_are_the_centre(
     reference.check_targets(genomes_G, requests, actions)
 
 
-async def test_newly_loaded_genomes_take_the_place_of_those_before(tiny_model: TinyModel) -> None:
-    for space in (LowRank(), FullRank()):
-        reference = Reference(tiny_model("qwen2"), space)
-        requests = [request(0, prompt) for prompt in _prompts()]
-        async with running_engine(tiny_model("qwen2"), space) as engine:
-            for genome in (GENOMES_G[0], GENOMES_G[2], GENOMES_G[1]):
-                await engine.load([genome, *GENOMES_G[:2]])
-                reference.check_targets([genome], requests, await sample_all(engine, requests))
-
-
 @pytest.mark.parametrize("space", [LowRank(), FullRank()])
 async def test_a_step_leaves_no_genome_resident(
     tiny_model: TinyModel, space: SearchSpaceBuilder

@@ -126,16 +126,6 @@ async def test_steps_move_what_is_rounded_and_are_themselves_exact(
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
 
 
-async def test_the_centre_answers_as_the_base_until_a_step(model: Path) -> None:
-    both = [LogprobsRequest(who, (5, 6, 7), ANSWER) for who in ("base", "centre")]
-    async with running_engine(model, LowRank(), **INT8) as engine:
-        base, centre = await score_all(engine, both)
-        assert base == centre
-        await engine.apply(STEPS[0])
-        moved = await score_all(engine, both)
-    assert moved[0] == base and moved[1] != base
-
-
 @pytest.mark.skipif("+avxvnni" not in features(), reason="needs AVX-VNNI beside AVX512_VNNI")
 async def test_answers_are_the_same_with_avx_vnni_alone(model: Path) -> None:
     command = [sys.executable, "-c", ANSWERS, str(model)]

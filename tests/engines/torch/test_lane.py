@@ -62,19 +62,6 @@ async def test_more_requests_than_slots_of_very_different_lengths_are_all_served
     reference.check_targets(GENOMES_G, requests, actions)
 
 
-async def test_a_longer_request_later_gets_a_longer_cache(tiny_model: TinyModel) -> None:
-    reference = Reference(tiny_model("qwen2"), LowRank())
-    short = [request("centre", [5 + i], max_tokens=60) for i in range(4)]
-    long = [request("centre", [7] * n, max_tokens=30) for n in (100, 150)]
-    async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
-        running = [asyncio.ensure_future(engine.sample(r)) for r in short]
-        await wait_until_sampling(engine)
-        actions = await sample_all(engine, long)
-        actions = [await task for task in running] + actions
-        actions += await sample_all(engine, short[:1])
-    reference.check_targets([], [*short, *long, *short[:1]], actions)
-
-
 async def test_models_that_wait_for_one_lane_are_all_served(tiny_model: TinyModel) -> None:
     requests = [
         request(target, [3 + i, 9], max_tokens=3)
@@ -111,30 +98,6 @@ async def test_a_cancelled_request_frees_its_slot_and_leaves_the_others_alone(
         assert all(task.cancelled() for task in cancelled)
         spent = engine.stats()["tokens"] - before - sum(len(a.tokens_T) for a in expected)
         assert spent < 20 * (CONTEXT - 1) / 2, "cancelled requests were run to their end"
-
-
-async def test_a_lane_that_raises_fails_its_requests_and_goes_on(
-    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward = PopulationModel.forward
-    failures = [RuntimeError("out of paper")]
-
-    def fail_once(self: PopulationModel, *args: object, **inputs: object) -> object:
-        if failures:
-            raise failures.pop()
-        return forward(self, *args, **inputs)
-
-    async with running_engine(tiny_model("qwen2"), LowRank(), **SMALL) as engine:
-        expected = await engine.sample(request("centre", [5, 6]))
-        for failing in (
-            engine.sample(request("centre", [5, 6])),
-            engine.logprobs(LogprobsRequest("centre", (5,), (6,))),
-        ):
-            failures[:] = [RuntimeError("out of paper")]
-            monkeypatch.setattr(PopulationModel, "forward", fail_once)
-            with pytest.raises(EngineError, match="RuntimeError: out of paper"):
-                await failing
-            assert await engine.sample(request("centre", [5, 6])) == expected
 
 
 async def test_a_lane_that_raises_while_decoding_fails_only_what_it_had(

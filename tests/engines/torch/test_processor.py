@@ -105,12 +105,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of this test's own, of which this process has read nothing."""
     monkeypatch.setenv("ES_COOKBOOK_CACHE", str(tmp_path))
     monkeypatch.setattr(processor, "rates", rates.__wrapped__)
-    return tmp_path / "processors.json"
+    return tmp_path
 
 
 def test_a_machine_is_measured_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = processor.rates()
-    (kept,) = json.loads(cache.read_text()).values()
+    (file,) = cache.iterdir()
+    kept = json.loads(file.read_text())
     assert (kept["float32"], kept["bfloat16"]) == (measured.float32, measured.bfloat16)
     monkeypatch.setattr(processor, "measured", None)  # would be called
     assert processor.rates() == measured
@@ -133,51 +134,21 @@ def test_what_is_measured_is_said_with_what_is_faster(
     assert ("engine.products=int8" in line) == names_int8
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[:-5],
-        lambda text: text.replace('float32": ', 'float32": 1'),
-        lambda text: text.replace("check", "Check"),
-        lambda text: "[1, 2]",
-        lambda text: text.replace("float32", "float64"),
-        lambda text: text.replace("true", '"x"').replace("false", '"x"').replace(":", ": -", 1),
-        lambda text: "[" * 100_000,
-        lambda text: '{"a": {"float32": NaN, "bfloat16": 1, "packs": true}}',
-        lambda text: '{"a": {"float32": "1", "bfloat16": 1, "packs": true}}',
-    ],
-)
-def test_a_damaged_cache_is_measured_again(cache: Path, damage: object) -> None:
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"float32": "x"}', '{"float32": 1}', "[" * 10**5])
+def test_a_damaged_file_is_measured_again(cache: Path, text: str) -> None:
     processor.rates()
-    whole = cache.read_text()
-    assert callable(damage)
-    cache.write_text(damage(whole))
+    (file,) = cache.iterdir()
+    file.write_text(text)
     assert processor.rates().float32 > 0
-    assert json.loads(cache.read_text()).keys() == json.loads(whole).keys()
-
-
-def test_rates_that_cannot_be_kept_leave_nothing_behind(cache: Path) -> None:
-    cache.mkdir()
-    assert processor.rates().float32 > 0
-    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
-
-
-def test_another_machines_rates_are_kept_and_not_taken(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processor.rates()
-    (entry,) = json.loads(cache.read_text()).values()
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
-    monkeypatch.setattr(processor, "measured", lambda: NATIVE)
-    assert processor.rates() == NATIVE
-    assert entry in (kept := json.loads(cache.read_text())).values() and len(kept) == 2
+    assert json.loads(file.read_text())["float32"] > 0
 
 
 def test_other_limits_are_another_machine(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processor.rates()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    processor.rates()
-    assert len(json.loads(cache.read_text())) == 2
+    monkeypatch.setattr(processor, "measured", lambda: NATIVE)
+    assert processor.rates() == NATIVE
+    assert len([*cache.iterdir()]) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(

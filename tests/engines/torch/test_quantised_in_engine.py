@@ -192,26 +192,9 @@ async def test_what_is_not_quantised_may_move_beside_it(quantised: Callable[[How
         assert not torch.equal(await scores(engine, ("centre",)), before)
 
 
-@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-async def test_quantised_spaces_are_refused_over_plain_models(
-    tiny_model: TinyModel, space: SearchSpaceBuilder
-) -> None:
-    with pytest.raises(
-        ConfigError, match="no weight quantised to whole numbers; accepted are GPTQ"
-    ):
-        async with running_engine(tiny_model("qwen2"), space):
-            pass
-
-
 async def test_zero_points_of_a_symmetric_checkpoint_are_refused(
     quantised: Callable[[How], Path],
 ) -> None:
     with pytest.raises(ConfigError, match=r"which=both: the checkpoint is symmetric"):
         async with running_engine(quantised(HOW["gptq"]), SPACES["both"]):
             pass
-
-
-@pytest.mark.parametrize("space", [QuantScales(), QuantCodes()], ids=["scales", "codes"])
-async def test_vllm_refuses_them_in_a_sentence(space: SearchSpaceBuilder) -> None:
-    with pytest.raises(ConfigError, match=r"engine=vllm cannot host Quant.*use engine=torch"):
-        await VLLMEngineBuilder()(model_name="anything", search_space=space)

@@ -18,7 +18,7 @@ from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
-from es_cookbook.rl.types import Observation, SamplingParams
+from es_cookbook.rl.types import SamplingParams
 from tests.engines.torch.reference import (
     Reference,
     request,
@@ -146,33 +146,6 @@ async def test_attempts_at_a_problem_prefill_its_prompt_once(tiny_model: TinyMod
         scored = [LogprobsRequest(1, (5,) * 40, (seed, seed)) for seed in range(3)]
         await asyncio.gather(*map(engine.logprobs, scored))
         assert engine.stats()["prefilled_tokens"] == 40 + 7 + 3
-
-
-async def test_scorings_share_what_they_begin_with_however_many_genomes_ask(
-    tiny_model: TinyModel,
-) -> None:
-    many_G = [Genome((Term(seed, 0.01),)) for seed in range(12)]
-    options = {"prefill_tokens": 100, "num_lanes": 1}
-    async with running_engine(tiny_model("qwen2"), LowRank(), **options) as engine:
-        await engine.load(many_G)
-        asked = [  # problem by problem, as a population asks
-            LogprobsRequest(genome, (5,) * 20 + (problem,), (problem, 1))
-            for problem in range(6)
-            for genome in range(len(many_G))
-        ]
-        await asyncio.gather(*map(engine.logprobs, asked))
-        assert engine.stats()["prefilled_tokens"] == len(many_G) * (20 + 6)
-
-
-async def test_a_genome_with_one_request_shares_nothing_and_keeps_nothing(
-    tiny_model: TinyModel,
-) -> None:
-    async with running_engine(tiny_model("qwen2"), LowRank()) as engine:
-        await engine.load(GENOMES_G[:1])
-        observation = Observation((5,) * 30, is_last=True)
-        for _ in range(2):
-            await engine.sample(SampleRequest(0, observation, SamplingParams(max_tokens=4)))
-        assert engine.stats()["cached_tokens"] == 0
 
 
 async def test_the_centres_prefixes_live_until_it_moves(tiny_model: TinyModel) -> None:

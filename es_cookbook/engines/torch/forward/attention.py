@@ -27,12 +27,15 @@ from typing_extensions import override
 
 from es_cookbook.engines.torch.kernels.attention import (
     STEP,
-    Cache,
     Looks,
     attend,
-    attend_rotated,
 )
-from es_cookbook.engines.torch.kernels.modules import LinearOutputs, rows_of
+from es_cookbook.engines.torch.kernels.modules import (
+    NO_FACTORS,
+    NO_NORMS,
+    LinearOutputs,
+    rows_of,
+)
 
 _IMPLIED_BY_ROWS = ("position_ids", "cache_position")
 """Tensors that transformers hands on to attention and that say no more than the batch does."""
@@ -236,36 +239,44 @@ class KernelRows:
         table.put(0, [(0, 0)])
         return cls(torch.zeros_like(positions_T), positions_T, table, KernelCache(1, dtype))
 
-    def _layer(self, index: int, k_T: torch.Tensor, v_T: torch.Tensor) -> Cache:
-        """A layer's keys and values, for these of some tokens."""
-        keys, values = self._cache.layer(index, k_T, v_T)
-        return rows_of(keys), rows_of(values)
-
     def attend(
         self, layer: AttentionLayer, q_T: torch.Tensor, k_T: torch.Tensor, v_T: torch.Tensor
     ) -> torch.Tensor:
         """Attention for flat rows: q (T, heads, d), k and v (T, kv heads, d) -> (T, heads, d)."""
-        cache = self._layer(layer.index, k_T, v_T)
-        out_T = torch.empty(*q_T.shape[:2], v_T.shape[-1])
-        states = (q_T.float().numpy(), k_T.float().numpy(), v_T.float().numpy())
-        attend(states, cache, self._where, layer.looks, out_T.numpy())
-        return out_T.to(q_T.dtype)
+        heads, width = q_T.shape[1], v_T.shape[2]
+        y_T_N = torch.cat([each.flatten(1) for each in (q_T, k_T, v_T)], dim=1).float()
+        linear = y_T_N, y_T_N, NO_FACTORS, None, NO_NORMS
+        out_T_N = torch.empty(len(q_T), heads * width)
+        self._attend(layer, linear, (k_T, v_T), heads, out_T_N)
+        return out_T_N.view(len(q_T), heads, width).to(q_T.dtype)
 
     def attend_rotated(
         self, layer: AttentionLayer, linear: LinearOutputs, heads: tuple[int, int]
     ) -> torch.Tensor:
-        """As the kernel `attend_rotated`; heads are (number of kv heads, d)."""
-        y_T_N, x_T_N, factors, rotary, norms = linear
-        kv_heads, size = heads
+        """The same of what linear layers made; heads are (number of kv heads, d)."""
+        y_T_N, (kv_heads, size) = linear[0], heads
         of_kv = y_T_N.view(len(y_T_N), -1, size)[:, :kv_heads]
-        cache = self._layer(layer.index, of_kv, of_kv)
+        out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
+        self._attend(layer, linear, (of_kv, of_kv), out_T_N.shape[1] // size, out_T_N)
+        return out_T_N
+
+    def _attend(
+        self,
+        layer: AttentionLayer,
+        linear: LinearOutputs,
+        like: tuple[torch.Tensor, torch.Tensor],
+        heads: int,
+        out_T_N: torch.Tensor,
+    ) -> None:
+        """The kernel `attend`, with a cache of keys and values like these of some tokens."""
+        y_T_N, x_T_N, factors, rotary, norms = linear
+        keys, values = self._cache.layer(layer.index, *like)
         if rotary is None:  # of layers without positions
             rotary = (torch.empty(1, len(y_T_N), 0),) * 2
         cos_T_N, sin_T_N = (each[0].numpy() for each in rotary)
-        out_T_N = y_T_N.new_empty(len(y_T_N), y_T_N.shape[1] - 2 * kv_heads * size)
-        turned = rows_of(y_T_N), rows_of(x_T_N), factors, (cos_T_N, sin_T_N), norms
-        attend_rotated(turned, cache, self._where, layer.looks, rows_of(out_T_N))
-        return out_T_N
+        rows = rows_of(y_T_N), rows_of(x_T_N), factors, (cos_T_N, sin_T_N), norms
+        cache = rows_of(keys), rows_of(values)
+        attend(rows, cache, self._where, layer.looks, heads, rows_of(out_T_N))
 
 
 def _attend(

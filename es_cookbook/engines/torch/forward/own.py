@@ -2,7 +2,7 @@
 
 A batch is a cohort: requests that enter together and decode in step, each a row of a batch of
 sequences, padded on the left to one length. So whatever the model keeps of the past (keys and
-values, recurrent or convolution states, both) is its own affair. How much a cohort may mix is the
+values, recurrent or convolution states, both) is up to the model. How much a cohort may mix is the
 model's `Path`. Rows that end leave the cache once a fifth of them has; others join with the next
 cohort. Long prompts run a few rows at a time, and what they leave is joined.
 
@@ -15,8 +15,7 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
 import numpy as np
@@ -195,41 +194,21 @@ class OwnForward(Forward):
         rows, height = _in_blocks(works)
         inputs = tokens_B_L, _ = _left_padded([work.sequence for work in rows], self.device)
         blocks = np.array([work.row for work in rows[::height]])
-        last = tokens_B_L.shape[1] - 1  # nobody asks what comes after it
+        last = tokens_B_L.shape[1] - 1  # the token after it is not asked for
         firsts = {work: last - len(work.sequence) + work.num_prompt for work in works}
-        scores: dict[Work, list[np.ndarray]] = {work: [] for work in works}
-        for start, logits_B_L_V in self._logits(blocks, *inputs, min(firsts.values())):
-            for work, first in firsts.items():
-                first, end = max(first, start), min(last, start + logits_B_L_V.shape[1])
-                if first < end:
-                    b = rows.index(work)
-                    read = logits_B_L_V[b], np.arange(first - start, end - start)
-                    tokens = tokens_B_L[b, first + 1 : end + 1].cpu().numpy()
-                    scores[work].append(
-                        (tops if work.wants_tops else token_logprobs)(*read, tokens)
-                    )
-        return {work: np.concatenate(parts) for work, parts in scores.items()}
-
-    def _logits(
-        self, blocks: np.ndarray, tokens_B_L: torch.Tensor, mask_B_L: torch.Tensor, first: int
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Logits of whole sequences from a position on, and where these begin.
-
-        They come a few positions at a time where those of all are too large for the memory.
-        """
+        keep = last + 1 - min(firsts.values())
         # The cohort's modules may hold its state, and those of scores before would hold theirs.
         module = self._module if self._path.elastic else _shell(self._model)
-        num_rows, length = tokens_B_L.shape
-        some = max(1, self.rows_scored // num_rows)
-        if length - first <= some + 1 or not _picks_positions(type(module).forward):
-            keep = length - first
-            logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=keep)
-            yield first, logits[:, -keep:]
-            return
-        with _layers_once(module):
-            for positions in torch.arange(first, length - 1, device=self.device).split(some):
-                logits, _ = self._run(module, blocks, tokens_B_L, mask_B_L, keep=positions)
-                yield int(positions[0]), logits
+        logits_B_L_V, _ = self._run(module, blocks, *inputs, keep=keep)
+        logits_B_L_V = logits_B_L_V[:, -keep:]
+        scores: dict[Work, np.ndarray] = {}
+        for work, first in firsts.items():
+            b = rows.index(work)
+            positions = np.arange(first, last) - (last + 1 - keep)
+            tokens = tokens_B_L[b, first + 1 :].cpu().numpy()
+            found = tops if work.wants_tops else token_logprobs
+            scores[work] = found(logits_B_L_V[b], positions, tokens)
+        return scores
 
     def _run(
         self,
@@ -238,12 +217,9 @@ class OwnForward(Forward):
         tokens_B_L: torch.Tensor,
         mask_B_L: torch.Tensor,
         cache: object = None,
-        keep: int | torch.Tensor | None = None,
+        keep: int | None = None,
     ) -> tuple[torch.Tensor, object]:
-        """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache.
-
-        With a tensor they are of these positions.
-        """
+        """Logits (rows, at least the last `keep` tokens or 1, vocabulary), and the cache."""
         if not self._path.mixed:  # one block for all rows
             genome_of_block = genome_of_block[genome_of_block >= 0][:1]
         batch = Batch(factors=self.factors_of_blocks(genome_of_block))
@@ -292,11 +268,11 @@ def _inputs(
     tokens_B_L: torch.Tensor,
     mask_B_L: torch.Tensor,
     cache: object = None,
-    keep: int | torch.Tensor | None = None,
+    keep: int | None = None,
 ) -> dict[str, object]:
     """For a model's forward: the tokens that are not in the cache, or all without one.
 
-    With `keep`, so many of the last tokens have logits, or these positions, and nothing is cached.
+    With `keep`, so many of the last tokens have logits, and nothing is cached.
     """
     takes = _takes(type(module).forward)
     inputs: dict[str, object] = {"input_ids": tokens_B_L}
@@ -308,7 +284,7 @@ def _inputs(
         inputs["position_ids"] = (mask_B_L.cumsum(1) - 1).clamp(min=0)
     # One token alone can look like the next one of a sequence that went before.
     caches = path.cached and keep is None and tokens_B_L.shape[1] > 1
-    inputs |= {"use_cache": caches, "logits_to_keep": 1 if keep is None else keep}
+    inputs |= {"use_cache": caches, "logits_to_keep": keep or 1}
     name = next((name for name in _CACHES if name in takes), None)
     if name is not None and cache is not None:
         inputs |= {name: cache, "input_ids": tokens_B_L[:, -1:]}
@@ -324,33 +300,6 @@ def _inputs(
 def _takes(forward: Callable[..., object]) -> frozenset[str]:
     """Names of a forward's arguments; asked for every token, and slow to find."""
     return frozenset(inspect.signature(forward).parameters)
-
-
-@functools.cache
-def _picks_positions(forward: Callable[..., object]) -> bool:
-    """Whether a forward makes logits of any positions that it is given."""
-    found = inspect.signature(forward).parameters.get("logits_to_keep")
-    return found is not None and found.annotation == int | torch.Tensor
-
-
-@contextmanager
-def _layers_once(module: PreTrainedModel) -> Generator[None]:
-    """Inside, all but the output head runs in the first forward pass alone, for equal inputs."""
-    body = module.base_model
-    run = body.forward
-    outputs: list[object] = []
-
-    def run_once(*args: object, **inputs: object) -> object:
-        if not outputs:
-            outputs.append(run(*args, **inputs))
-        return outputs[0]
-
-    if body is not module:
-        body.forward = run_once
-    try:
-        yield
-    finally:
-        body.__dict__.pop("forward", None)
 
 
 def _cache_in(output: object, inputs: Mapping[str, object]) -> object:

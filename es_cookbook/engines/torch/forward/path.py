@@ -18,7 +18,6 @@ class Path:
         padded: prompts of different lengths make a batch, padded on the left and masked.
         mixed: so do different genomes.
         elastic: rows can leave the model's cache and join others; all state of theirs is in it.
-        eager: attention is the model's own code, not a faster kernel.
         wide: all but the products of a 16-bit model is in float32 (see `modules.widen`).
         products: dtype of linear layers' products on the CPU; None: that of their weights; of int8,
             in float32 until the weights are packed.
@@ -31,7 +30,6 @@ class Path:
     mixed: bool = True
     elastic: bool = True
     cached: bool = True
-    eager: bool = False
     wide: bool = False
     products: torch.dtype | None = None
     kept: torch.dtype = torch.float32
@@ -73,7 +71,6 @@ class Path:
             (self.mixed, "one genome a batch"),
             (self.elastic, "fixed batches"),
             (self.cached, "no cache"),
-            (not self.eager, "eager attention"),
         )
         return ", ".join(("own", *(word for can, word in words if not can)))
 

@@ -425,8 +425,8 @@ class PopulationModel:
 
     def __init__(self, module: PreTrainedModel, path: Path = FLAT) -> None:
         self.module = module.eval().requires_grad_(False)
-        if path.flat or path.eager:
-            set_attention(self.module, ATTENTION if path.flat else "eager")
+        if path.flat:
+            set_attention(self.module, ATTENTION)
         if path.wide:
             widen(self.module)
         self.groups: list[LinearGroup | ExpertGroup] = []

@@ -66,11 +66,10 @@ _OWN = (
     Path(mixed=False),
     Path(padded=False, mixed=False),
     Path(padded=False, elastic=False),
-    Path(padded=False, elastic=False, mixed=False),
     Path(padded=False, cached=False),
     Path(padded=False, cached=False, mixed=False),
 )
-PATHS = (FLAT, *_OWN, *(dataclasses.replace(path, eager=True) for path in _OWN))
+PATHS = (FLAT, *_OWN)
 """From the fastest to the one that asks the least of a model."""
 TOLERANCE = 1e-3
 """Greatest difference of log-probabilities in float32 that still is rounding."""

@@ -3,7 +3,7 @@
 Keys and values of a sequence lie in runs of neighbouring places of the cache: one where nothing is
 shared, or those of a prefix that others read as well, and its own. A token's sums are over its own
 positions alone, each in one order, wherever these lie, so its bits depend on nothing else.
-`attend_rotated` begins with what a linear layer made of queries, keys and values, side by side.
+`attend` begins with what linear layers made, queries, keys and values side by side.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -335,63 +335,6 @@ def _attend_tokens(
 _CACHE = "Tuple(({cache}[:,:,:,::1], {cache}[:,:,:,::1]))"
 _WHERE = "Tuple((int64[::1], int64[::1], int64[:,::1], int64[:,::1]))"
 _LOOKS = "Tuple((float32, float32, int64))"
-_STATES = "float32[:,:,:]"
-
-
-@kernel(
-    [
-        f"void(Tuple(({_STATES}, {_STATES}, {_STATES})), {_CACHE.format(cache=cache)}, {_WHERE},"
-        f"{_LOOKS}, float32[:,:,::1])"
-        for cache in ("float32", "uint16")
-    ]
-)
-def attend(
-    states: tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]],
-    cache: Cache,
-    where: Where,
-    looks: Looks,
-    out_T: NDArray[np.float32],
-) -> None:
-    """Write tokens' keys and values into their places, some tokens at a time, and attend.
-
-    A token sees its sequence up to itself. Sums are over its own positions alone, each in one
-    order, so its bits depend on nothing else.
-
-    Args:
-        states: queries (tokens, heads, d), keys (tokens, kv heads, d), values (tokens, kv heads,
-            width).
-        cache: written.
-        where: what a token sees is there, or of a token before it; nobody's get zeros.
-        looks: how.
-        out_T: (tokens, heads, width), written.
-    """
-    q_T, k_T, v_T = states
-    sequences_T, positions_T, begins_S_R, shifts_S_R = where
-    heads, kv_heads, depth, width = q_T.shape[1], k_T.shape[1], q_T.shape[2], v_T.shape[2]
-    length, columns = cache[0].shape[1] * STEP, cache[1].shape[3]
-    sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
-    flat, out = _flat(cache, positions_T), out_T.reshape(-1)
-    of_keys, of_values = heads * depth, (heads + kv_heads) * depth
-    size = of_values + kv_heads * width
-    rows = np.empty(_TOGETHER * size, np.float32)
-    for begin in range(0, len(q_T), _TOGETHER):
-        end = min(begin + _TOGETHER, len(q_T))
-        for t in range(begin, end):
-            sequence, position = sequences_T[t], positions_T[t]
-            if sequence < 0:
-                continue
-            at = (t - begin) * size
-            for h in range(heads):
-                for d in range(depth):
-                    rows[at + h * depth + d] = q_T[t, h, d]
-            for h in range(kv_heads):
-                for d in range(depth):
-                    rows[at + of_keys + h * depth + d] = k_T[t, h, d]
-                for d in range(width):
-                    rows[at + of_values + h * width + d] = v_T[t, h, d]
-            run = _last_run(begins_S_R, sequence, position)
-            _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
-        _attend_tokens((begin, end), rows, sizes, flat, where, looks, out)
 
 
 @kernel()
@@ -420,24 +363,35 @@ _LINEAR = f"Tuple(({{rows}}[:,::1], {{rows}}[:,::1], {FACTORS}, {_ROTARY}, {_NOR
 @kernel(
     [
         f"void({_LINEAR.format(rows=rows)}, {_CACHE.format(cache=cache)}, "
-        f"{_WHERE}, {_LOOKS}, {rows}[:,::1])"
+        f"{_WHERE}, {_LOOKS}, int64, {rows}[:,::1])"
         for rows, cache in (("float32", "float32"), ("float32", "uint16"), ("uint16", "uint16"))
     ]
 )
-def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out_T_N: Row) -> None:
-    """Attend with queries, keys and values as linear layers made them, side by side.
+def attend(
+    linear: Linear, cache: Cache, where: Where, looks: Looks, heads: int, out_T_N: Row
+) -> None:
+    """Write tokens' keys and values into their places, some tokens at a time, and attend.
 
-    A row at a time, low-rank parts are added, each head is normed, and its first numbers are turned
-    by the token's rotary position. The rest is as in `attend`, but that `out_T_N` is (tokens, heads
-    · d) and no scores are capped.
+    A row at a time, low-rank parts are added to queries, keys and values, each head is normed, and
+    its first numbers are turned by the token's rotary position. A token sees its sequence up to
+    itself. Sums are over its own positions alone, each in one order, so its bits depend on nothing
+    else.
+
+    Args:
+        linear: queries, keys and values side by side, and what is done to them first.
+        cache: written.
+        where: what a token sees is there, or of a token before it; nobody's get zeros.
+        looks: how.
+        heads: of queries.
+        out_T_N: (tokens, heads · width of values), written.
     """
     y_T_N, x_T_N, (a_G_R_N, b_G_R_N, columns_R, genome_of_block, height), rotary, norms = linear
     (cos_T_N, sin_T_N), (q_norm, k_norm, epsilon) = rotary, norms
     sequences_T, positions_T, begins_S_R, shifts_S_R = where
     kv_heads, depth = cache[0].shape[0], cache[0].shape[2]
-    heads, outputs, turned = out_T_N.shape[1] // depth, y_T_N.shape[1], cos_T_N.shape[1]
+    width, outputs, turned = out_T_N.shape[1] // heads, y_T_N.shape[1], cos_T_N.shape[1]
     length, columns = cache[0].shape[1] * STEP, cache[1].shape[3]
-    sizes = _Sizes(heads, kv_heads, depth, depth, length, columns)
+    sizes = _Sizes(heads, kv_heads, depth, width, length, columns)
     ranks = len(columns_R) if len(genome_of_block) else 0
     stride = a_G_R_N.shape[2]
     of_genome, tiled = a_G_R_N.shape[1] * stride, tiles(columns_R, outputs)
@@ -445,7 +399,7 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
     y, a, out = y_T_N.reshape(-1), a_G_R_N.reshape(-1), out_T_N.reshape(-1)
     cos, sin = cos_T_N.reshape(-1), sin_T_N.reshape(-1)
     flat = _flat(cache, positions_T)
-    rows, uncapped = np.empty(_TOGETHER * outputs, np.float32), (looks[0], ZERO, looks[2])
+    rows = np.empty(_TOGETHER * outputs, np.float32)
     for begin in range(0, len(y_T_N), _TOGETHER):
         end = min(begin + _TOGETHER, len(y_T_N))
         for t in range(begin, end):
@@ -467,4 +421,4 @@ def attend_rotated(linear: Linear, cache: Cache, where: Where, looks: Looks, out
                 _rotate(rows, of_head, cos, sin, t * turned, turned)
             run = _last_run(begins_S_R, sequence, position)
             _keep(rows, at, sizes, flat, position + shifts_S_R[sequence, run])
-        _attend_tokens((begin, end), rows, sizes, flat, where, uncapped, out)
+        _attend_tokens((begin, end), rows, sizes, flat, where, looks, out)

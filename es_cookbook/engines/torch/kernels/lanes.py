@@ -8,7 +8,6 @@ float32, of bfloat16, which NumPy knows as `uint16`, and of float16, and write t
 """
 
 import hashlib
-import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from numba.core.datamodel import models, register_default
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from es_cookbook.common.machine.compiled import compiled, features
+from es_cookbook.common.machine.compiled import compiled
 
 LANES = 16
 """Numbers that an operation works on: a register of AVX-512, two of AVX, four of NEON."""
@@ -31,9 +30,6 @@ INTS = ir.VectorType(ir.IntType(32), LANES)
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_BITS = 16
 _MANTISSA_BITS, _EXPONENT_BIAS = 23, 127
-_HAS_HALVES = platform.machine().lower() not in ("x86_64", "amd64") or "+f16c" in features()
-"""Whether there are instructions for float16: x86-64 has them since 2012, but not all of it."""
-
 _Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 SOURCES = hashlib.blake2b(
     b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))),
@@ -127,22 +123,13 @@ def _constant(kind: Any, number: int) -> Any:
 def widened(builder: Any, dtype: Any, shorts: Any, ints: Any, floats: Any) -> Any:
     """Float32 from bfloat16, or from float16 if that is what the dtype stands for."""
     if dtype == types.int16:
-        return _extended(builder, shorts, ints, floats)
+        return _extended(builder, builder.zext(shorts, ints), ints, floats)
     shifted = builder.shl(builder.zext(shorts, ints), _constant(ints, _HALF_BITS))
     return builder.bitcast(shifted, floats)
 
 
-def _extended(builder: Any, shorts: Any, ints: Any, floats: Any) -> Any:
-    """Float32 from float16."""
-    if not _HAS_HALVES:
-        return _extended_by_hand(builder, builder.zext(shorts, ints), ints, floats)
-    is_vector = isinstance(floats, ir.VectorType)
-    half = ir.VectorType(ir.HalfType(), floats.count) if is_vector else ir.HalfType()
-    return builder.fpext(builder.bitcast(shorts, half), floats)
-
-
-def _extended_by_hand(builder: Any, bits: Any, ints: Any, floats: Any) -> Any:
-    """The same by shifts and one exact product, where LLVM would call what nobody has."""
+def _extended(builder: Any, bits: Any, ints: Any, floats: Any) -> Any:
+    """Float32 from float16, by shifts and one exact product: not all processors have more."""
     magnitude = builder.shl(builder.and_(bits, _constant(ints, 0x7FFF)), _constant(ints, 13))
     scale = builder.bitcast(_constant(ints, (_EXPONENT_BIAS + 112) << _MANTISSA_BITS), floats)
     scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, floats), scale), ints)

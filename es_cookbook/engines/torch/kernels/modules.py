@@ -33,6 +33,7 @@ _TOLERANCE = 1e-5
 _NO_ROWS = np.zeros((1, 1, 1), np.float32)
 _NO_COLUMNS, _NO_BLOCKS = np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
 NO_FACTORS: RankFactors = (_NO_ROWS, _NO_ROWS, _NO_COLUMNS, _NO_BLOCKS, 1)
+NO_NORMS: tuple[Row, Row, float] = (_NO_ROWS[0, 0, :0], _NO_ROWS[0, 0, :0], 0.0)
 
 
 Projection: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, RankFactors]]
@@ -130,7 +131,7 @@ class RotaryAttention(nn.Module):
     @property
     def _norm_weights(self) -> tuple[Row, Row, float]:
         if not self._norms:
-            return _NO_ROWS[0, 0, :0], _NO_ROWS[0, 0, :0], 0.0
+            return NO_NORMS
         q, k = (norm.weight.detach().numpy() for norm in self._norms if isinstance(norm, Norm))
         return q, k, float(getattr(self._norms[0], "variance_epsilon", 0.0))
 

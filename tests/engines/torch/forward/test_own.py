@@ -4,15 +4,14 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
-from es_cookbook.engines.torch.forward import own, slots
-from es_cookbook.engines.torch.forward.population_layers import Batch, PopulationModel
+from es_cookbook.engines.torch.forward import own
+from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
@@ -151,36 +150,6 @@ async def test_cancelled_requests_leave_a_cohort_and_scores_come_while_it_decode
     reference.check_targets(GENOMES_G, requests[1::2], actions)
     reference.become(GENOMES_G[1])
     reference.check_logprobs(scored.prompt_T, scored.continuation_T, scores)
-
-
-async def test_long_continuations_are_scored_in_parts_and_the_layers_run_once(
-    models: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots, "SCORED_BYTES", 16 * 4 * VOCABULARY)
-    forward = PopulationModel.forward
-    sizes: list[int] = []
-    runs: list[object] = []
-
-    def noting(self: PopulationModel, batch: Batch, module: Any, **inputs: object) -> object:
-        hook = module.model.layers[0].register_forward_hook(lambda *_: runs.append(batch))
-        output = forward(self, batch, module, **inputs)
-        hook.remove()
-        sizes.append(output.logits.shape[:-1].numel())
-        return output
-
-    scored = LogprobsRequest(1, (4, 5), tuple(range(3, 40)))
-    reference = Reference(models / HYBRID, LowRank())
-    async with running_engine(models / HYBRID, LowRank(), **SMALL) as engine:
-        await engine.load(GENOMES_G)
-        monkeypatch.setattr(PopulationModel, "forward", noting)
-        scores = await engine.logprobs(scored)
-        assert (sizes, len(runs)) == ([16, 16, 5], 1)
-        both = await score_all(engine, [scored, LogprobsRequest(1, (9,) * 9, (4,) * 30)])
-    reference.become(GENOMES_G[1])
-    reference.check_logprobs(scored.prompt_T, scored.continuation_T, scores)
-    reference.check_logprobs(scored.prompt_T, scored.continuation_T, both[0])
-    reference.check_logprobs((9,) * 9, (4,) * 30, both[1])
-    assert max(sizes) == 16 and len(runs) == 3
 
 
 async def test_a_cohort_may_end_at_its_first_tokens(models: Path) -> None:

@@ -2,11 +2,10 @@
 
 import dataclasses
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
+from es_cookbook.engines.base import SampleRequest, Target
 from es_cookbook.engines.torch.forward.attention import TokenCache
 from es_cookbook.engines.torch.forward.population_layers import PopulationModel
 from es_cookbook.engines.torch.forward.prefix_cache import Lease, PrefixCache
@@ -55,16 +54,6 @@ def test_the_longest_common_beginning_is_shared_among_many() -> None:
     assert _first(prefixes, "centre", 1, 3) == 1
     assert _first(prefixes, "centre", 6, 1) == 0
     assert _first(prefixes, 0, 1, 2, 3) == 0, "another genome's"
-
-
-def test_attempts_share_all_but_the_last_token_of_their_prompt() -> None:
-    prefixes = _prefixes()
-    leases = [_take(prefixes, _work(0, tuple(range(40)), limit=20)) for _ in range(3)]
-    assert [lease.first for lease in leases] == [0, 39, 39]
-    assert all(lease.runs[0] == leases[0].runs[0] for lease in leases), "not copied"
-    scored = Work(LogprobsRequest(0, tuple(range(40)), (7, 8)), MODEL, 0, 0)
-    assert _take(prefixes, scored).first == 39
-    assert _first(prefixes, 0, 1) == 0
 
 
 def test_what_one_request_had_alone_goes_with_it_and_what_two_had_stays() -> None:
@@ -247,13 +236,3 @@ def test_whatever_comes_goes_and_ends_nobody_reads_what_is_not_its_own(data: st.
     prefixes.clear()
     whole = prefixes.take(_work("centre", (1,) * STEP * num_blocks), ME)
     assert whole is not None, "all blocks are free again"
-
-
-@pytest.mark.parametrize("prompts", [3000])
-def test_thousands_of_prefixes_are_bounded(prompts: int) -> None:
-    prefixes = _prefixes(num_blocks=50, max_idle=20)
-    for i in range(prompts):
-        tokens_T = (i, i + 1, i + 2)
-        prefixes.give_back(_take(prefixes, _work(0, tokens_T)), keep=tokens_T)
-    kept = [_first(prefixes, 0, i, i + 1, i + 2, 0) for i in range(prompts - 30, prompts)]
-    assert kept == [0] * 10 + [3] * 20

@@ -98,22 +98,6 @@ def test_a_model_that_a_lane_leaves_comes_after_the_others_that_wait() -> None:
     assert queue.wait_for_model() is other
 
 
-def test_scores_are_taken_genome_by_genome_up_to_so_many_tokens() -> None:
-    model, queue = _model(), WorkQueue(1)
-    queue.put([_score(model, 3, row) for _ in range(4) for row in (7, 2)])
-    rows = [[work.row for work in queue.take_scores(model, 18)] for _ in range(3)]
-    assert rows == [[7, 7, 7, 7, 2, 2], [2, 2], []]
-
-
-def test_what_waits_for_a_model_can_be_taken_back() -> None:
-    one, other, queue = _model(), _model(), WorkQueue(1)
-    works = [_score(one, 3), _sample(one), _sample(one, row=2)]
-    queue.put([*works, rest := _sample(other)])
-    assert queue.take_all(one) == works
-    assert queue.take_all(one) == []
-    assert queue.close() == [rest]
-
-
 def test_requests_too_long_for_the_cache_stay_until_it_is_longer() -> None:
     model, queue = _model(), WorkQueue(1)
     long = _sample(model, length=100)

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from es_cookbook.engines.torch.kernels.int8 import BLOCK, IS_NATIVE, OUTPUTS, Int8Weight
-from es_cookbook.engines.torch.memory import INT8_BYTES
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="the processor has no such instruction")
 
@@ -67,18 +66,3 @@ def test_what_is_no_number_stays_so_in_its_own_row() -> None:
     assert y[3].isnan().all() and not y[17].isfinite().any()
     others = [row for row in range(20) if row not in (3, 17)]
     assert torch.equal(product(x[others].contiguous()), y[others]) and y[others].isfinite().all()
-
-
-def test_zeros_and_no_rows() -> None:
-    product = Int8Weight(torch.zeros(OUTPUTS, 40), numbers(OUTPUTS))
-    assert torch.equal(product(numbers(2, 40)), numbers(OUTPUTS).expand(2, -1))
-    assert product(torch.empty(0, 40)).shape == (0, OUTPUTS)
-    some = product(numbers(3, 40), live=2)
-    assert torch.equal(some[:2], product(numbers(3, 40)[:2])) and some[2].eq(0).all()
-    assert Int8Weight(numbers(OUTPUTS, 40), None)(torch.zeros(3, 40)).eq(0).all()
-    assert Int8Weight(numbers(OUTPUTS, 40), None)(torch.full((3, 40), 1e-40)).abs().max() < 1e-30
-
-
-def test_a_weight_takes_the_memory_that_is_counted_for_it() -> None:
-    weight = numbers(4 * OUTPUTS, 8 * BLOCK)
-    assert Int8Weight(weight, None).nbytes == INT8_BYTES * weight.numel()

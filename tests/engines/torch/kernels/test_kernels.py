@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from es_cookbook.engines.torch.kernels.attention import STEP, attend, attend_rotated
-from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, rows_of
+from es_cookbook.engines.torch.kernels.attention import STEP, attend
+from es_cookbook.engines.torch.kernels.modules import NO_FACTORS, NO_NORMS, rows_of
 from es_cookbook.engines.torch.kernels.rows import (
     RankFactors,
     add_low_rank,
@@ -131,7 +131,7 @@ def test_attention_of_linear_outputs(
     norms_of_heads = weights[0], weights[1], 1e-6
     linear = rows_of(y), rows_of(x), factors, (cos.numpy(), sin.numpy()), norms_of_heads
     cache, looks = (rows_of(keys), rows_of(values)), (scale, 0.0, window)
-    attend_rotated(linear, cache, where, looks, rows_of(out))
+    attend(linear, cache, where, looks, heads, rows_of(out))
 
     changed = y.float() + torch.einsum("tnk,tk->tn", change, x.float())
     q, k, v = (part.unflatten(1, (-1, size)) for part in changed.split(outputs, dim=1))
@@ -147,14 +147,16 @@ def test_attention_of_linear_outputs(
         other = torch.cat([-second, first], dim=-1)
         return torch.cat([turning * cos[:, None] + other * sin[:, None], rest], dim=-1)
 
-    expected = torch.empty(rows, heads, size)
+    expected = torch.empty(rows, heads * size)
     plain_keys = torch.zeros_like(keys)
     plain_values = torch.zeros_like(values)
-    states = (turned(q).contiguous().numpy(), turned(k).contiguous().numpy(), v.numpy())
+    states = torch.cat([part.flatten(1) for part in (turned(q), turned(k), v)], dim=1).numpy()
+    nothing = np.zeros((rows, 0), np.float32)
+    plain = states, states, NO_FACTORS, (nothing, nothing), NO_NORMS
     cache = rows_of(plain_keys), rows_of(plain_values)
-    attend(states, cache, where, looks, expected.numpy())
+    attend(plain, cache, where, looks, heads, expected.numpy())
     rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (2e-2, 2e-2)
-    torch.testing.assert_close(out.float(), expected.flatten(1), rtol=rtol, atol=atol)
+    torch.testing.assert_close(out.float(), expected, rtol=rtol, atol=atol)
 
 
 def test_numbers_are_rounded_to_the_nearest_bfloat16_ties_to_even() -> None:

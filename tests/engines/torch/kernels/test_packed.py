@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from es_cookbook.engines.base import LogprobsRequest
-from es_cookbook.engines.torch.forward import population_layers
 from es_cookbook.engines.torch.forward.path import FLAT, Path
 from es_cookbook.engines.torch.kernels.packed import PackedWeight
 from es_cookbook.engines.torch.memory import weight_bytes
@@ -127,35 +126,6 @@ def test_packed_weights_take_the_place_of_plain_ones_that_only_we_read(
     }
     plain = {name for name, size in bytes_of.items() if size}
     assert plain == ({"lm_head.weight"} if family == "qwen2" and path.flat else set(bytes_of))
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("space", "packed_again"),
-    [(LowRank(include=("*.o_proj.weight",)), 2), (Adapter(rank=2), 0)],
-    ids=["two layers of many", "adapter"],
-)
-async def test_only_what_a_step_moved_is_packed_again(
-    tiny_model: TinyModel,
-    monkeypatch: pytest.MonkeyPatch,
-    space: SearchSpaceBuilder,
-    packed_again: int,
-) -> None:
-    packs: list[torch.Size] = []
-
-    class Counted(PackedWeight):
-        def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-            packs.append(weight.shape)
-            super().__init__(weight, bias)
-
-    monkeypatch.setattr(population_layers, "PackedWeight", Counted)
-    async with running_engine(tiny_model("qwen2"), space, **BFLOAT16) as engine:
-        assert len(packs) > 2
-        packs.clear()
-        await engine.load(GENOMES_G)
-        assert not packs
-        await engine.apply(Step((Term(1, 0.1),)))
-        assert len(packs) == packed_again
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "experts", "gemma2"])
