@@ -52,7 +52,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "runs": ("runs", "{home}"),
     "report": ("report", "{run}", "output={new}.html"),
     "plot": ("plot", "{run}", "metric=reward/mean", "output={new}"),
-    "landscape": ("plot", "{run}", "kind=landscape", "around.points=3", "output={new}"),
     "frames": ("frames", "{run}", "output={new}.csv"),
     "rollouts": ("frames", "{run}", "of=rollouts", "output={new}.csv"),
     "resume": ("resume", "{run}", "num_generations=3"),

@@ -86,7 +86,7 @@ class AllTimed(TrackerBuilder):
         made = {
             "metrics.jsonl and rollouts.jsonl": JsonlTrackerBuilder()(run),
             "W&B offline": WandbTrackerBuilder(rollouts_every=1)(run),
-            "TensorBoard": TensorboardTrackerBuilder(rollouts_every=1)(run),
+            "TensorBoard": TensorboardTrackerBuilder()(run),
             "the live view": LiveTracker(run, screen),
         }
         return Trackers([Timed(name, tracker) for name, tracker in made.items()])

@@ -8,7 +8,7 @@ it does where log-probabilities are asked for.
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeAlias
 
@@ -21,16 +21,10 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
-from es_cookbook.plugins.endpoint.aside import LONG, aside
-from es_cookbook.plugins.endpoint.connections import (
-    MOST_BYTES,
-    ConnectionLimits,
-    key_is_right,
-    serve_at,
-)
+from es_cookbook.plugins.endpoint.aside import aside
 from es_cookbook.plugins.endpoint.endpoint import Endpoint, check_name
 from es_cookbook.plugins.endpoint.limits import check_asked, check_body
-from es_cookbook.plugins.endpoint.replies import Piece, Reply, event, json_parts
+from es_cookbook.plugins.endpoint.replies import Piece, Reply, as_text, event
 from es_cookbook.plugins.endpoint.requests import (
     Json,
     RefusedRequest,
@@ -43,11 +37,16 @@ from es_cookbook.plugins.endpoint.responses import (
     response_events,
     response_request,
 )
+from es_cookbook.plugins.endpoint.server import HEAD_SECONDS, serve_at
 from es_cookbook.plugins.endpoint.work import Asked, Told, Work
 from es_cookbook.rl.messages.reading import FieldError
 
-_SENT = 1 << 16
-"""Characters of a long reply that are sent at once."""
+MOST_BYTES = 8 << 20
+"""Of a request's body."""
+_BODY_SECONDS, _PART_SECONDS = 60.0, HEAD_SECONDS
+"""For a body, and for the next part of it."""
+_DISCARD_SECONDS = 2.0
+"""For the rest of a body that is not read; closed at once, its client would not see the reply."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 _MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
@@ -84,16 +83,16 @@ def application(endpoint: Endpoint) -> Starlette:
             if asked.stream:
                 found = _Events(events(work.reply, asked, work.reply.pieces()))
             else:
-                parts = json_parts(whole(work.reply, asked))
-                is_long = work.reply.size(asked) > LONG
-                found = _InParts(parts) if is_long else _Json("".join(parts))
+                size = work.reply.size(asked)
+                text = await aside(size, lambda: as_text(whole(work.reply, asked)))
+                found = Response(text, media_type="application/json")
             return _Admitted(found, admitted.pop_all())
 
     async def nothing(request: Request, _: Exception) -> Response:
         path = request.scope["path"]  # A strange `Host` breaks `url`.
         listed = ", ".join(paths)
         said = f"there is no {request.method[:20]} {path[:80]}; there are {listed}"
-        return _refused(RefusedRequest(said, status=404))
+        return await _refused(request, RefusedRequest(said, status=404))
 
     handlers = {
         "/v1/models": ("GET", models),
@@ -130,13 +129,20 @@ def _told(handler: _Handler) -> _Handler:
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         except Exception as error:
-            return _refused(_refusal(error))
+            return await _refused(request, _refusal(error))
 
     return told
 
 
-def _refused(refused: RefusedRequest) -> Response:
-    return JSONResponse(refused.body, refused.status)
+async def _refused(request: Request, refused: RefusedRequest) -> Response:
+    """A refusal; if the body was not read, its rest is discarded and the connection closed."""
+    if getattr(request.state, "is_read", False):
+        return JSONResponse(refused.body, refused.status)
+    if "expect" not in request.headers:  # Such a client sends its body only when it is asked to.
+        with anyio.move_on_after(_DISCARD_SECONDS):
+            while (await request.receive()).get("more_body", False):
+                pass
+    return JSONResponse(refused.body, refused.status, {"Connection": "close"})
 
 
 def _refusal(error: Exception) -> RefusedRequest:
@@ -166,23 +172,29 @@ def _opened(request: Request, endpoint: Endpoint) -> str:
             code="invalid_api_key",
         )
     endpoint.check(key)
-    key_is_right(request.scope)
     return key
 
 
 async def _body(request: Request) -> bytes:
-    """Raises RefusedRequest if it is too large, of which no more is read."""
+    """Raises RefusedRequest if it is too large or too slow, of which no more is read."""
     body = bytearray()
-    length = int(request.headers.get("content-length", 0))  # Its form has been checked.
-    if length <= MOST_BYTES:
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                break
-    if max(length, len(body)) > MOST_BYTES:
-        raise RefusedRequest(
-            f"the body of the request is larger than {MOST_BYTES >> 20} MiB", status=413
-        )
+    try:
+        with anyio.fail_after(_BODY_SECONDS):
+            more = True
+            while more:
+                with anyio.fail_after(_PART_SECONDS):
+                    message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
+                if len(body) > MOST_BYTES:
+                    raise RefusedRequest(
+                        f"the body of the request is larger than {MOST_BYTES >> 20} MiB", status=413
+                    )
+    except TimeoutError:
+        raise RefusedRequest("the body of the request did not end in time", status=408) from None
+    request.state.is_read = True
     return bytes(body)
 
 
@@ -238,36 +250,6 @@ class _Admitted(Response):
             await self._response(scope, receive, send)
 
 
-class _Json(Response):
-    """JSON that has been written."""
-
-    media_type = "application/json"
-
-
-class _InParts(StreamingResponse):
-    """Long JSON, written beside the loop while what has been written is read."""
-
-    def __init__(self, parts: Iterator[str]) -> None:
-        super().__init__(self._written(parts), media_type="application/json")
-
-    @staticmethod
-    async def _written(parts: Iterator[str]) -> AsyncIterator[bytes]:
-        while some := await aside(LONG + 1, _some, parts):
-            yield some
-
-
-def _some(parts: Iterator[str]) -> bytes:
-    """The next parts, up to a size that is worth sending."""
-    found: list[str] = []
-    size = 0
-    for part in parts:
-        found.append(part)
-        size += len(part)
-        if size > _SENT:
-            break
-    return "".join(found).encode()
-
-
 class _Events(StreamingResponse):
     """Events of a stream, as they come."""
 
@@ -319,12 +301,6 @@ def _described(name: str) -> dict[str, object]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "es-cookbook"}
 
 
-async def serve(
-    endpoint: Endpoint,
-    bound: socket.socket,
-    *,
-    until_told: bool = True,
-    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008  # It is a value.
-) -> None:
+async def serve(endpoint: Endpoint, bound: socket.socket, *, until_told: bool = True) -> None:
     """Answer at this socket until the process is told to end, or else until cancelled."""
-    await serve_at(bound, application(endpoint), limits, until_told=until_told)
+    await serve_at(bound, application(endpoint), until_told=until_told)

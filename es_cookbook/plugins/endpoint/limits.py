@@ -20,7 +20,7 @@ MOST_UNDER_WAY = 2 * MOST_ANSWERS
 """Of a key. They take 10 KB each while they wait."""
 MOST_TOKENS = 1 << 22
 """Of a request's prompts and answers: 128 answers of 32,768. As Python's objects, 40 bytes each."""
-MOST_LOGPROBS = 1 << 20
+MOST_LOGPROBS = 1 << 16
 """The same where log-probabilities are asked for, each of which is an object in the reply."""
 LONGEST_STOPS = 2048
 """Characters of a request's stop strings together: each new token is compared with them."""

@@ -8,10 +8,8 @@ import json
 import secrets
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias, cast, overload
-
-from typing_extensions import override
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeAlias
 
 from es_cookbook.plugins.endpoint.aside import aside
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
@@ -21,8 +19,6 @@ from es_cookbook.rl.messages.message import as_json
 from es_cookbook.rl.types import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
-_AT_ONCE = 512
-"""Values of a list that are written at once."""
 
 Piece: TypeAlias = tuple[int, str | Answer]
 """The number of an answer, and what its content goes on with; at last all of it."""
@@ -100,16 +96,18 @@ class Reply:
         }
 
     def chat(self, request: ChatRequest) -> dict[str, object]:
-        """`chat.completion`; the choices are made one by one."""
-        answers = self.in_order
-
-        def choice(at: int) -> object:
-            logprobs = self._of_tokens(answers[at]) if request.draw.logprobs else None
-            message, finish = self.message(at), answers[at].finish
-            return {"index": at, "message": message, "logprobs": logprobs, "finish_reason": finish}
-
+        """`chat.completion`."""
+        choices = [
+            {
+                "index": at,
+                "message": self.message(at),
+                "logprobs": self._of_tokens(answer) if request.draw.logprobs else None,
+                "finish_reason": answer.finish,
+            }
+            for at, answer in enumerate(self.in_order)
+        ]
         head = self._head("chat.completion", "chatcmpl")
-        return {**head, "choices": Each(len(answers), choice), "usage": self.usage}
+        return {**head, "choices": choices, "usage": self.usage}
 
     async def chat_events(
         self, request: ChatRequest, pieces: AsyncIterator[Piece]
@@ -145,11 +143,10 @@ class Reply:
         yield DONE
 
     def text(self, request: TextRequest) -> dict[str, object]:
-        """`text_completion`; the choices are made one by one."""
+        """`text_completion`."""
         head = self._head("text_completion", "cmpl")
-        answers = self.in_order
-        texts = Each(len(answers), lambda at: self._text(at, answers[at], request))
-        return {**head, "choices": texts, "usage": self.usage}
+        choices = [self._text(at, answer, request) for at, answer in enumerate(self.in_order)]
+        return {**head, "choices": choices, "usage": self.usage}
 
     async def text_events(
         self, request: TextRequest, pieces: AsyncIterator[Piece]
@@ -247,52 +244,8 @@ def _length(said: str | Answer) -> int:
     return len(said.action.tokens_T) if isinstance(said, Answer) else 0
 
 
-class Each(Sequence[object]):
-    """Values that are made when they are asked for, one by one."""
-
-    def __init__(self, count: int, make: Callable[[int], object]) -> None:
-        self._count, self._make = count, make
-
-    @override
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, index: int) -> object: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[object]: ...
-    @override
-    def __getitem__(self, index: int | slice) -> object:
-        found = range(self._count)[index]
-        return self._make(found) if isinstance(found, int) else [self._make(at) for at in found]
-
-
-def json_parts(value: object) -> Iterator[str]:
-    """A value as JSON, in parts of which none takes long; values of `Each` come alone."""
-    if isinstance(value, Mapping):
-        mark = "{"
-        for name, inner in cast("Mapping[str, object]", value).items():
-            yield f"{mark}{json.dumps(name)}:"
-            yield from json_parts(inner)
-            mark = ","
-        yield "{}" if mark == "{" else "}"
-    elif isinstance(value, Each):
-        mark = "["
-        for inner in value:
-            yield mark
-            yield from json_parts(inner)
-            mark = ","
-        yield "[]" if mark == "[" else "]"
-    elif isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) > _AT_ONCE:
-        values = cast("Sequence[object]", value)
-        for at in range(0, len(values), _AT_ONCE):
-            yield ("," if at else "[") + _json(values[at : at + _AT_ONCE])[1:-1]
-        yield "]"
-    else:
-        yield _json(value)
-
-
-def _json(value: object) -> str:
+def as_text(value: object) -> str:
+    """JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

@@ -148,56 +148,6 @@ def draw(
     return paths
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Map:
-    """Values over two axes: `values_Y_X[y][x]`, and places that are marked, by name."""
-
-    x_X: ArrayLike
-    y_Y: ArrayLike
-    values_Y_X: ArrayLike
-    marked: Mapping[str, tuple[float, float]] = dataclasses.field(
-        default_factory=dict[str, tuple[float, float]]
-    )
-
-
-def draw_map(
-    path: Path,
-    values: Map,
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    value_label: str,
-    size: SizeName = "page",
-) -> list[Path]:
-    """Draw values over two axes, as colours and contours; `value_label` says what they are.
-
-    Returns:
-        The files, as `draw`.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-        RunDirectoryError: They cannot be written.
-    """
-    with _figure(path, title, x_label, y_label, size) as (axes, paths, scale):
-        axes.grid(visible=False)
-        mesh = axes.pcolormesh(values.x_X, values.y_Y, values.values_Y_X, cmap="cividis")
-        bar = axes.figure.colorbar(mesh, ax=axes, label=_plain(value_label))
-        bar.outline.set_visible(False)
-        for marker, (name, (x, y)) in zip(_MARKERS[::-1], values.marked.items(), strict=False):
-            axes.plot(
-                *([x], [y]),
-                label=_plain(name),
-                marker=marker,
-                markersize=0.8 * scale.font,
-                color="white",
-                markeredgecolor="black",
-                linestyle="none",
-            )
-        _legend(axes, scale, is_below=True)
-    return paths
-
-
 def draw_bars(
     path: Path,
     bars: Mapping[str, Mapping[str, tuple[float, float, float]]],

@@ -1,9 +1,8 @@
 """The page as one file: markup, style, program and data, with nothing to fetch.
 
 The parts in `assets/` are put together as they stand. A content security policy lets nothing run
-but this program, by its digest, and nothing be requested; only a page that follows a run asks its
-own server. Data are gzip in base64, so that nothing of them can be taken for markup, and the
-program shows them as text.
+but this program, by its digest, and nothing be requested. Data are gzip in base64, so that nothing
+of them can be taken for markup, and the program shows them as text.
 """
 
 import base64
@@ -174,12 +173,8 @@ class _ReportWriter(Tracker):
             _logger.warning("no %s: %s: %s", path / REPORT, type(error).__name__, error)
 
 
-def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
-    """The page in parts.
-
-    With `follow` it asks its own server for what is new: the address to ask at, a space, and which
-    version of the contents these are.
-    """
+def page(data: Mapping[str, bytes]) -> Iterator[bytes]:
+    """The page in parts."""
     script, style = _script(), _style()
     policy = "; ".join(
         (
@@ -187,7 +182,6 @@ def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
             f"script-src '{_digest(script)}'",
             f"style-src '{_digest(style)}'",
             "img-src data:",
-            *(["connect-src 'self'"] if follow else []),
             "base-uri 'none'",
             "form-action 'none'",
         )
@@ -195,7 +189,6 @@ def page(data: Mapping[str, bytes], follow: str = "") -> Iterator[bytes]:
     parts = {
         "policy": policy.encode(),
         "style": style.encode(),
-        "follow": follow.encode(),
         "charts": base64.b64encode(data["charts"]),
         "rollouts": base64.b64encode(data["rollouts"]),
         "script": script.encode(),

@@ -1,12 +1,12 @@
 """Trackers of other libraries: Weights & Biases, TensorBoard, Trackio; each is imported when used.
 
     es-cookbook countdown trackers.wandb.wandb_project=mine
-    es-cookbook countdown trackers.tensorboard.rollouts_every=10     tensorboard --logdir runs
+    es-cookbook countdown trackers.tensorboard=True                  tensorboard --logdir runs
     es-cookbook countdown trackers.trackio.project=mine              trackio show
 
-Metrics have the names of `metrics.jsonl`; every few generations some rollouts follow, as text.
-What fails in such a library is a warning, said once; the library is left alone from then on, and
-the run goes on. What was measured is in `metrics.jsonl` in any case.
+Metrics have the names of `metrics.jsonl`; W&B also gets a table of rollouts every few generations.
+A failure in such a library is one warning; it is not used again, and the run goes on. All metrics
+are in `metrics.jsonl` in any case.
 """
 
 import contextlib
@@ -17,21 +17,17 @@ import json
 import logging
 import math
 import os
-import urllib.error
-import urllib.request
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.configs import FORMAT
 from es_cookbook.common.errors import not_installed
 from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import read_file
@@ -67,49 +63,29 @@ logger = logging.getLogger(__name__)
 
 
 class _LibraryTracker(Tracker, ABC):
-    """Hands metrics and some rollouts to a library that may fail.
+    """Passes metrics to a library that may fail; `name` is the library's, in the warning."""
 
-    Args:
-        name: of the library, in the warning.
-        run: what is tracked.
-        every: generations between rollouts; 0: none.
-        count: of rollouts, chosen at random.
-    """
-
-    def __init__(self, name: str, run: RunInfo, every: int = 0, count: int = 0) -> None:
+    def __init__(self, name: str, run: RunInfo) -> None:
         self._name = name
         self._run = run
-        self._every = every
-        self._count = count
-        self._rows: list[_Row] = []
         self._is_on = True
         self._try(self._open)
 
     @abstractmethod
     def _open(self) -> None:
-        """Begin, or go on."""
+        """Start the run in the library, or continue it."""
 
     @abstractmethod
-    def _log(self, generation: int, metrics: Mapping[str, float], rows: list[_Row]) -> None:
-        """Take a generation's metrics, and its rollouts as rows of `_COLUMNS`."""
+    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a generation."""
 
     @abstractmethod
     def _close(self) -> None:
         """Finish writing."""
 
     @override
-    def log_rollouts(
-        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
-    ) -> None:
-        if self._is_on and self._every and generation % self._every == 0:
-            seed, count = self._run.run_seed, self._count
-            chosen = choose_rollouts(seed, generation, groups_P, count)
-            self._rows = [_row(generation, sampled, decode) for sampled in chosen]
-
-    @override
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
-        rows, self._rows = self._rows, []
-        self._try(partial(self._log, generation, metrics, rows))
+        self._try(partial(self._log, generation, metrics))
 
     @override
     def close(self) -> None:
@@ -121,8 +97,8 @@ class _LibraryTracker(Tracker, ABC):
             return
         try:
             do()
-        # These raise anything from their own errors to those of sockets, disks and processes; none
-        # of them may stop a run.
+        # Libraries raise their own errors, and those of sockets, disks and processes; none of them
+        # may stop a run.
         except Exception as error:
             self._is_on = False
             name = type(error).__name__
@@ -197,20 +173,30 @@ class WandbTrackerBuilder(TrackerBuilder):
 class _WandbTracker(_LibraryTracker):
     def __init__(self, builder: WandbTrackerBuilder, run: RunInfo) -> None:
         self._builder = builder
-        super().__init__("W&B", run, builder.rollouts_every, builder.rollouts_per_table)
+        self._rows: list[_Row] = []
+        super().__init__("W&B", run)
 
     @override
     def _open(self) -> None:
         self._wandb = _start_wandb(self._builder, self._run)
 
     @override
-    def _log(self, generation: int, metrics: Mapping[str, float], rows: list[_Row]) -> None:
+    def log_rollouts(
+        self, generation: int, groups_P: Sequence[TrajectoryGroup], decode: Decode
+    ) -> None:
+        every, count = self._builder.rollouts_every, self._builder.rollouts_per_table
+        if self._is_on and every and generation % every == 0:
+            chosen = choose_rollouts(self._run.run_seed, generation, groups_P, count)
+            self._rows = [_row(generation, sampled, decode) for sampled in chosen]
+
+    @override
+    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
         logged: dict[str, object] = {**metrics, GENERATION: generation}
-        if rows:
+        if self._rows:
             import wandb
 
-            data: list[Iterable[object]] = [*rows]
-            logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=data)
+            logged["rollouts"] = wandb.Table(columns=list(_COLUMNS), data=[*self._rows])
+            self._rows = []
         self._wandb.log(logged, step=generation)
 
     @override
@@ -227,19 +213,18 @@ def _is_logged_in() -> bool:
 
 
 def _is_reachable() -> bool:
-    """Whether W&B's server answers, with anything at all."""
+    """Whether W&B's server answers, with any status."""
+    import httpx2
     import wandb
 
-    url = wandb.setup().settings.base_url  # Of the environment, and of W&B's own files.
+    url = wandb.setup().settings.base_url  # From the environment, or W&B's own files.
     try:
-        urllib.request.urlopen(url, timeout=_PATIENCE).close()
-    except urllib.error.HTTPError:  # An answer.
-        return True
-    except (OSError, ValueError) as error:
+        httpx2.head(url, timeout=_PATIENCE)
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         logger.warning(
             "W&B at %s is not reachable (%s): the run goes on, and is kept offline; `wandb sync` "
             "uploads it later",
-            *(url, getattr(error, "reason", error)),
+            *(url, error),
         )
         return False
     return True
@@ -269,7 +254,7 @@ def _start_wandb(builder: WandbTrackerBuilder, run: RunInfo) -> "wandb.Run":
         resume="allow",
         dir=run.path,
         mode=mode,
-        config=readable(run.config_json),
+        config=json.loads(run.config_json),
         settings=wandb.Settings(
             silent=True,
             console="off",
@@ -285,61 +270,34 @@ def _start_wandb(builder: WandbTrackerBuilder, run: RunInfo) -> "wandb.Run":
 
 @chz.chz
 class TensorboardTrackerBuilder(TrackerBuilder):
-    """Builds the tracker that writes files for TensorBoard.
+    """Builds the tracker that writes event files for TensorBoard.
 
-    A run that goes on begins another file, before which TensorBoard drops what an earlier one said
-    of the same and later generations. Its text panel renders Markdown, so the Config and rollouts
-    are indented: Markdown shows that as it stands.
+    A resumed run begins another file; TensorBoard drops what an earlier file has of the same and
+    later generations.
     """
-
-    rollouts_every: int = chz.field(default=20, doc="generations between rollouts as text; 0: none")
-    rollouts_shown: int = chz.field(default=8, doc="of them, chosen at random")
-
-    @chz.validate
-    def _ranges(self) -> None:
-        prefix = "trackers.tensorboard."
-        check_range(self, "rollouts_every", "rollouts_shown", at_least=0, prefix=prefix)
 
     @override
     def check(self) -> None:
         _require("tensorboard", "es-cookbook[tensorboard]")
 
     def __call__(self, run: RunInfo) -> Tracker:
-        return _TensorboardTracker(self, run)
+        return _TensorboardTracker("TensorBoard", run)
 
 
 class _TensorboardTracker(_LibraryTracker):
-    def __init__(self, builder: TensorboardTrackerBuilder, run: RunInfo) -> None:
-        super().__init__("TensorBoard", run, builder.rollouts_every, builder.rollouts_shown)
-
     @override
     def _open(self) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         first = self._run.start_generation
         self._writer: SummaryWriter = SummaryWriter(self._run.path / TENSORBOARD, purge_step=first)
-        config = json.dumps(readable(self._run.config_json), indent=2, ensure_ascii=False)
-        self._text("config", config, first)
 
     @override
-    def _log(self, generation: int, metrics: Mapping[str, float], rows: list[_Row]) -> None:
-        if rows:
-            told = (zip(_COLUMNS, row, strict=True) for row in rows)
-            texts = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in told]
-            self._text("rollouts", "\n\n".join(texts), generation)
+    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
         for key, value in metrics.items():
             if math.isfinite(value):
                 self._writer.add_scalar(key, value, generation)
         self._writer.flush()
-
-    def _text(self, tag: str, text: str, generation: int) -> None:
-        """Text as it stands: of Markdown an indented line is code."""
-        from tensorboard.plugins.text import summary_v2
-
-        texts: ModuleType = summary_v2  # It has no types.
-        assert self._writer.file_writer is not None
-        indented = "\n".join(f"    {line}" for line in text.split("\n"))
-        self._writer.file_writer.add_summary(texts.text_pb(tag, indented), generation)
 
     @override
     def _close(self) -> None:
@@ -384,12 +342,12 @@ class _TrackioTracker(_LibraryTracker):
     @override
     def _open(self) -> None:
         with _quiet():
-            # Trackio's notion of a current run stays in this context, or it would be ended again.
+            # Trackio's current run stays in this context; otherwise it would be ended again.
             context = contextvars.copy_context()
             self._trackio = context.run(_start_trackio, self._builder, self._run)
 
     @override
-    def _log(self, generation: int, metrics: Mapping[str, float], rows: list[_Row]) -> None:
+    def _log(self, generation: int, metrics: Mapping[str, float]) -> None:
         there = {key: value for key, value in metrics.items() if math.isfinite(value)}
         self._trackio.log(there, step=generation)
 
@@ -405,7 +363,7 @@ def _start_trackio(builder: TrackioTrackerBuilder, run: RunInfo) -> "trackio.run
     return trackio.init(
         project=builder.project,
         name=_name(builder.name, run),
-        config=readable(run.config_json),
+        config=json.loads(run.config_json),
         # Another run may have had the name: only what goes on is that run.
         resume="allow" if run.start_generation else "never",
         embed=False,
@@ -425,25 +383,6 @@ def _quiet() -> Generator[None]:
     """Inside, what the library prints for people is dropped: the live view has the terminal."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def readable(config_json: str) -> dict[str, object]:
-    """A Config as plain values: a part's class by its name, without its module, as `class`."""
-    return cast("dict[str, object]", _readable(json.loads(config_json)))
-
-
-def _readable(value: object) -> object:
-    if isinstance(value, list):
-        return [_readable(item) for item in cast("list[object]", value)]
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, object]", value)
-    if list(fields) == ["$tuple"]:
-        return _readable(fields["$tuple"])
-    found = {name: _readable(entry) for name, entry in fields.items() if name != FORMAT}
-    if isinstance(named := found.pop("$class", None), str):
-        return {"class": named.rpartition(":")[2], **found}
-    return found
 
 
 def _row(generation: int, sampled: SampledRollout, decode: Decode) -> _Row:

@@ -20,8 +20,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import EngineError
 from es_cookbook.engines.base import Progress, Top
-from es_cookbook.plugins.endpoint.app import application, serve
-from es_cookbook.plugins.endpoint.connections import MOST_BYTES
+from es_cookbook.plugins.endpoint.app import MOST_BYTES, application, serve
 from es_cookbook.plugins.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
 from es_cookbook.plugins.endpoint.limits import UnderWay
 from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest

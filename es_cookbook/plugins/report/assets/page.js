@@ -1,4 +1,4 @@
-// The page: its theme, how it begins, and how it follows a run that goes on.
+// The page: its theme, and how it begins.
 
 // ---- theme ---------------------------------------------------------------------------------------------------
 
@@ -63,41 +63,10 @@ function takeRollouts(packed) {
   byId("browser").hidden = !isThere;
   byId("rollouts-state").hidden = isThere;
   byId("rollouts-state").textContent = "No rollouts were recorded.";
-  if (browser) browser.take(report, rollouts);
-  else browser = new Browser(byId("browser"), report, rollouts);
+  browser = new Browser(byId("browser"), report, rollouts);
   const lengths = charts.find((chart) => chart.id === "lengths");
   lengths.update();
   lengths.draw();
-}
-
-async function follow(base, begun) {
-  const status = byId("following");
-  status.hidden = false;
-  let version = begun;
-  for (;;) {
-    try {
-      const answer = await fetch(`${base}version`, { cache: "no-store" });
-      if (!answer.ok) throw new Error(String(answer.status));
-      const latest = await answer.text();
-      if (latest !== version) {
-        const get = async (name) => unpacked(await (await fetch(base + name, { cache: "no-store" })).arrayBuffer());
-        const [found, packed] = [await get("charts"), await get("rollouts")];
-        takeReport(found);
-        takeRollouts(packed);
-      }
-      version = latest;
-      status.textContent = report.runs.some((run) => run.state === "running")
-        ? "following"
-        : report.runs.every((run) => run.state === "complete")
-          ? "complete"
-          : "waiting";
-      status.className = "on";
-    } catch {
-      status.textContent = "not connected";
-      status.className = "off";
-    }
-    await new Promise((resolve) => setTimeout(resolve, 1500));
-  }
 }
 
 async function begin() {
@@ -115,7 +84,6 @@ async function begin() {
   await new Promise((resolve) => setTimeout(resolve));
   takeRollouts(await embedded("rollouts-data"));
   document.documentElement.dataset.drawn = "all";
-  if (document.body.dataset.follow) await follow(...document.body.dataset.follow.split(" "));
 }
 
 begin().catch((error) => {

@@ -4,7 +4,6 @@
     ... runs/mine metric=reward/mean x=generations
     ... kind=pass_at_k before.json,after.json
     ... kind=fragility runs/markovian-study
-    ... kind=landscape runs/mine around.generation=20 around.genomes=3,8
 
 - `curves`: a metric over rollouts, generations, tokens or seconds, of runs of evolution strategies
   and of gradients alike. Runs that differ in their seed alone are one curve: their mean, and their
@@ -12,58 +11,40 @@
 - `pass_at_k`: of evaluations with several attempts (`es-cookbook evaluate output=...`), with 95 %
   intervals.
 - `fragility`: what damage to its thoughts costs a model, of studies of the recipe `markovian`.
-- `landscape`: the reward around the centre of a generation: that of centre + m · (what a genome
-  adds), for multiples m; along one genome a curve, along two a map. At m = 1 is the genome itself,
-  at -1 its mirror image, at 0 the centre. The run is brought back on its engine as `play` and
-  `evaluate` do; its held-out problems are attempted as an evaluation attempts them, greedily by
-  default, so the values differ by the weights and not by luck.
 
-What is read is only read.
+The files are only read.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import chz
 import numpy as np
-from numpy.typing import NDArray
 
 from es_cookbook.cli.evaluate.report import FORMAT
-from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
-from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
-from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.plugins.report.plots import (
     Line,
-    Map,
     SizeName,
     draw,
-    draw_map,
     lines_of,
     require_matplotlib,
 )
-from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.runs.directory.config_differences import flattened
-from es_cookbook.runs.files import cannot, replace_file
-from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
-from es_cookbook.runs.run_config import closing
-from es_cookbook.runs.signals import result_until_signal
+from es_cookbook.runs.files import cannot
 from es_cookbook.runs.tracking.curves import Spent, grouped, is_share
-from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, finite
+from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT
 from es_cookbook.runs.tracking.live import label
-from es_cookbook.runs.tracking.naming import task_of, task_of_dataset
+from es_cookbook.runs.tracking.naming import task_of
 from es_cookbook.runs.tracking.reading import read_run
 
-Kind = Literal["curves", "pass_at_k", "fragility", "landscape"]
+Kind = Literal["curves", "pass_at_k", "fragility"]
 _STUDY = "study.json"
 _MOST_VALUES = 2**23
 """In the file of an evaluation: of a hundred thousand problems."""
@@ -74,42 +55,8 @@ Lost: TypeAlias = Mapping[str, Mapping[float, tuple[float, float, float]]]
 
 
 @chz.chz
-class Around:
-    """What to measure for a landscape."""
-
-    generation: int | None = chz.field(
-        default=None,
-        doc="generation of the centre and the genomes; None: the last that has genomes",
-    )
-    genomes: tuple[int, ...] = chz.field(
-        default=(), doc="one or two genomes, which are the axes; empty: the fittest"
-    )
-    reach: float = chz.field(
-        default=3.0, doc="length of an axis to either side, in multiples of what a genome adds"
-    )
-    points: int = chz.field(default=13, doc="points per axis")
-    num_problems: int = chz.field(default=100, doc="number of held-out problems, from the first")
-    trust: tuple[str, ...] = chz.field(
-        default=(), doc="packages other than es_cookbook that config.json may import"
-    )
-    model_name: str | None = chz.field(
-        default=None, doc="base model, if it has moved since the run; None: where it was"
-    )
-
-    @chz.validate
-    def _ranges(self) -> None:
-        check_range(self, "reach", above=0, prefix="around.")
-        check_range(self, "points", at_least=3, prefix="around.")
-        check_range(self, "num_problems", at_least=1, prefix="around.")
-        if len(self.genomes) > 2 or len(set(self.genomes)) < len(self.genomes):
-            raise ConfigError(
-                f"around.genomes must be one or two different ones, found {self.genomes}"
-            )
-
-
-@chz.chz
 class Plot:
-    """Draw curves, pass@k, fragility or a landscape, as a PNG and an SVG for a paper."""
+    """Draw curves, pass@k or fragility, as a PNG and an SVG for a paper."""
 
     log_path: tuple[str, ...] = chz.field(
         doc="run directories; pass_at_k: files of evaluations; fragility: studies",
@@ -125,21 +72,11 @@ class Plot:
     size: SizeName = chz.field(
         default="column", doc="column: the width of one of two columns of a paper, at 300 dpi"
     )
-    around: Around = chz.field(
-        default_factory=Around, blueprint_unspecified=Around, doc="landscape: what to measure"
-    )
-    engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
-        "landscape: engine; None: the run's own"
-    )
 
     @chz.validate
     def _paths(self) -> None:
         if not self.log_path:
             raise ConfigError("log_path must name at least one, found none")
-        if self.kind == "landscape" and len(self.log_path) > 1:
-            raise ConfigError(
-                f"log_path: a landscape is of one run, found {len(self.log_path)} of them"
-            )
 
 
 def main(config: Plot) -> None:
@@ -163,8 +100,6 @@ def main(config: Plot) -> None:
             written = draw_pass_at_k(config, output, size)
         case "fragility":
             written = draw_fragility(config, output, size)
-        case "landscape":
-            written = draw_landscape(config, output, size)
     print(f"written to {', '.join(map(str, written))}")
 
 
@@ -318,112 +253,6 @@ def _line(of: Sequence[Mapping[float, tuple[float, float, float]]]) -> Line:
         [sum(each[x][part] for each in of) / len(of) for x in x_M] for part in range(3)
     )
     return Line(x_M, [value_M], (low_M, high_M) if len(of) == 1 else None)
-
-
-def draw_landscape(config: Plot, output: Path, size: SizeName) -> list[Path]:
-    """Measure, draw, and keep the numbers in a JSON file beside the plot.
-
-    Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
-        KeyboardInterrupt: It was stopped; nothing is written.
-    """
-    around = config.around
-    run = open_run(Path(config.log_path[0]), around.model_name, around.trust)
-    generation = run.last_with_genomes if around.generation is None else around.generation
-    numbers = around.genomes or _fittest(run, generation)
-    chosen = _chosen(run, generation, numbers)
-    side: list[float] = np.linspace(-around.reach, around.reach, around.points).tolist()
-    # A genome a point of the grid; along the first axis first.
-    along = [[_times(genome, m) for m in side] for genome in chosen]
-    second = along[1] if len(along) > 1 else [()]
-    grid = [Genome(one + other) for other in second for one in along[0]]
-    rewards_P_G = result_until_signal(
-        partial(_rewards, run, config.engine, generation, grid, around.num_problems),
-        "interrupted; nothing was written",
-    )
-    counts_G = np.maximum((~np.isnan(rewards_P_G)).sum(axis=0), 2)
-    means_G = np.nanmean(rewards_P_G, axis=0)  # Lost rollouts are left out.
-    errors_G = 1.96 * np.nanstd(rewards_P_G, axis=0) / np.sqrt(counts_G)
-    found = {
-        "generation": generation,
-        "genomes": list(numbers),
-        "multiples": side,
-        "rewards": finite(means_G.tolist()),
-        "intervals": finite(errors_G.tolist()),
-        "problems": len(rewards_P_G),
-    }
-    replace_file(output.with_suffix(".json"), [(json.dumps(found, indent=1) + "\n").encode()])
-    task = task_of_dataset(run.config.dataset)
-    title = config.title or f"{task}, around the centre of generation {generation}"
-    value, names = "mean held-out reward", [f"genome {number}" for number in numbers]
-    if len(names) == 1:
-        line = Line(side, [means_G], (means_G - errors_G, means_G + errors_G))
-        x_label = f"times what {names[0]} adds to the centre"
-        drawn = draw(output, {"": line}, title=title, x_label=x_label, y_label=value, size=size)
-    else:
-        marked = {"centre": (0.0, 0.0), names[0]: (1.0, 0.0), names[1]: (0.0, 1.0)}
-        drawn = draw_map(
-            output,
-            Map(side, side, means_G.reshape(len(side), len(side)), marked),
-            title=title,
-            x_label=f"times what {names[0]} adds",
-            y_label=f"times what {names[1]} adds",
-            value_label=value,
-            size=size,
-        )
-    return [*drawn, output.with_suffix(".json")]
-
-
-def _fittest(run: RecordedRun, generation: int) -> tuple[int, ...]:
-    """The genome of a generation that was the fittest; the first where that is not recorded."""
-    run.check_generation(generation)
-    if generation >= len(run.records):
-        return (0,)
-    fitness_G = run.records[generation].fitness_G
-    return (max(range(len(fitness_G)), key=lambda g: (not math.isnan(f := fitness_G[g]), f)),)
-
-
-def _chosen(run: RecordedRun, generation: int, numbers: Sequence[int]) -> list[Genome]:
-    """Genomes along which to go; refuses those along which there is nothing to see."""
-    chosen = [run.genome(generation, number) for number in numbers]
-    for number, genome in zip(numbers, chosen, strict=True):
-        if not genome.terms:
-            raise ConfigError(
-                f"around.genomes: genome {number} of generation {generation} is no sum of noise "
-                "(it is the centre, or a point with coordinates of its own); take another"
-            )
-    if len(chosen) > 1 and len({tuple(term.seed for term in each.terms) for each in chosen}) == 1:
-        raise ConfigError(
-            f"around.genomes: {numbers[0]} and {numbers[1]} of generation {generation} are a "
-            "mirrored pair, on one line with the centre; take genomes of two pairs"
-        )
-    return chosen
-
-
-def _times(genome: Genome, multiple: float) -> tuple[Term, ...]:
-    return tuple(Term(term.seed, multiple * term.coefficient) for term in genome.terms)
-
-
-async def _rewards(
-    run: RecordedRun,
-    engine: EngineBuilder | None,
-    generation: int,
-    genomes_G: Sequence[Genome],
-    num_problems: int,
-) -> NDArray[np.float64]:
-    """Bring the run back, and attempt its problems everywhere on the grid."""
-    rebuilt = await rebuild(run, engine)
-    async with closing(rebuilt.engine):
-        await rebuilt.go_to(run.centre_of(generation))
-        config, tokenizer = run.config, rebuilt.engine.tokenizer
-        problems_P = (await config.dataset(tokenizer)).test_P[:num_problems]
-        if not problems_P:
-            raise ConfigError("log_path: the run holds out no problems: there is none to attempt")
-        say(f"attempting {plural(len(problems_P), 'problem')} at {len(genomes_G)} points")
-        sampling = chz.replace(config.sampling, temperature=config.eval_temperature)
-        sampler = config.sampler(rebuilt.engine, sampling=sampling)
-        groups_P = await sampler.rollout(rebuilt.generation, problems_P, genomes_G)
-        return mean_rewards(groups_P)
 
 
 def cli() -> None:

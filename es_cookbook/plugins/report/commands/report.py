@@ -6,10 +6,12 @@
 
 One HTML file that needs no network and opens from the disk. Runs that differ in their seed alone
 are drawn as their mean and range; runs of gradients are drawn beside those of evolution strategies.
-With `watch=true` nothing is written: the page is served to this machine's browsers, and follows
-runs that go on.
+With `watch=true` the file is written again whenever the runs have changed; reload it in the
+browser.
 """
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import chz
@@ -18,9 +20,11 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import printable, say
-from es_cookbook.plugins.report.serving import ReportServer
 from es_cookbook.plugins.report.writing import MEGABYTES, write_report
-from es_cookbook.runs.directory.directory import REPORT
+from es_cookbook.runs.directory.directory import HISTORY, METRICS, REPORT, ROLLOUTS
+
+_SECONDS = 5.0
+"""Between two looks at runs that are watched."""
 
 
 @chz.chz
@@ -37,19 +41,15 @@ class Report:
     megabytes: float = chz.field(
         default=MEGABYTES, doc="maximum size of the file; longer texts are cut"
     )
-    watch: bool = chz.field(default=False, doc="serve the page and follow the runs, until Ctrl-C")
-    port: int = chz.field(default=0, doc="with watch=true: port; 0: any free one")
+    watch: bool = chz.field(
+        default=False, doc="write the file again when the runs have changed, until Ctrl-C"
+    )
 
     @chz.validate
     def _consistent(self) -> None:
-        check_range(self, "port", at_least=0, at_most=65535)
         check_range(self, "megabytes", at_least=1, at_most=500)
         if not any(self.log_path):
             raise ConfigError("log_path must name a run directory, found none")
-        if self.watch and self.output:
-            raise ConfigError("output is for a page that is written, and watch=true writes none")
-        if self.port and not self.watch:
-            raise ConfigError(f"port={self.port} is for watch=true; a page is written without it")
 
     @property
     def log_paths(self) -> list[Path]:
@@ -63,17 +63,21 @@ class Report:
 
 
 def main(report: Report) -> None:
-    if not report.watch:
-        say(f"reading {', '.join(map(str, report.log_paths[:3]))}")
-        done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
-        print(printable(done))
-        return
-    with ReportServer(report.log_paths, report.port, report.megabytes) as server:
-        print(f"{server.url}\nCtrl-C ends it", flush=True)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("no longer served") from None
+    seen = _sizes(report.log_paths)
+    say(f"reading {', '.join(map(str, report.log_paths[:3]))}")
+    done = write_report(report.log_paths, report.written, megabytes=report.megabytes)
+    print(printable(done), flush=True)
+    while report.watch:
+        time.sleep(_SECONDS)
+        if (sizes := _sizes(report.log_paths)) != seen:
+            seen = sizes
+            write_report(report.log_paths, report.written, megabytes=report.megabytes)
+
+
+def _sizes(log_paths: Sequence[Path]) -> Sequence[int]:
+    """Bytes of the files that runs append to."""
+    files = [path / name for path in log_paths for name in (HISTORY, METRICS, ROLLOUTS)]
+    return [file.stat().st_size if file.exists() else 0 for file in files]
 
 
 def cli() -> None:

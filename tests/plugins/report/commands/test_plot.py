@@ -133,7 +133,7 @@ def test_a_file_that_is_no_study_is_refused(tmp_path: Path, there: str) -> None:
 
 @pytest.fixture(scope="module")
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("landscape")
+    path = tmp_path_factory.mktemp("run")
     model = write_tiny_model(path / "model")
     config = TinyConfig(
         model_name=str(model),
@@ -143,32 +143,6 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     anyio.run(train, config)
     return path / "run"
-
-
-def test_a_landscape_goes_through_the_centre_along_a_genome_or_two(
-    real_run: Path, tmp_path: Path
-) -> None:
-    around = ["around.points=3", "around.reach=20", f"log_path={real_run}", "kind=landscape"]
-    typed("plot", *around, f"output={tmp_path}/one", "around.trust=tests")
-    found = json.loads((tmp_path / "one.json").read_text())
-    assert found["multiples"] == [-20.0, 0.0, 20.0]
-    assert len(found["rewards"]) == 3 and all(math.isfinite(r) for r in found["rewards"])
-    assert len(set(found["rewards"])) > 1, "the points are different models"
-    genomes = ["around.genomes=0,2", "around.generation=1", f"output={tmp_path}/two"]
-    typed("plot", *around, *genomes, "around.trust=tests")
-    found = json.loads((tmp_path / "two.json").read_text())
-    assert (found["generation"], found["genomes"]) == (1, [0, 2])
-    assert len(found["rewards"]) == 9
-    text = (tmp_path / "two.svg").read_text()
-    assert "<!-- genome 2 -->" in text and "generation 1 -->" in text
-
-
-def test_a_landscape_of_what_is_not_there_is_refused(real_run: Path) -> None:
-    options = [f"log_path={real_run}", "kind=landscape", "around.trust=tests"]
-    assert "there is no genome 9" in refused("plot", *options, "around.genomes=9")
-    assert "are a mirrored pair" in refused("plot", *options, "around.genomes=0,1")
-    assert "one or two different ones" in refused("plot", *options, "around.genomes=1,2,3")
-    assert "a landscape is of one run" in refused("plot", *options, "log_path=a,b")
 
 
 def test_pass_at_k_is_drawn_from_evaluations_with_several_attempts(

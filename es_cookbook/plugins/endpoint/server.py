@@ -1,0 +1,121 @@
+"""uvicorn, with limits on requests that do not end.
+
+uvicorn limits neither the time of a request's head nor the bytes of one read. A head gets
+`HEAD_SECONDS` and `_MOST_HEAD` bytes here, and reads are small, so that many small chunks of one
+client do not delay the others. The application limits bodies (`app`).
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.types import ASGIApp
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 8.0
+"""For a request's first line and headers."""
+_MOST_HEAD = 16 << 10
+"""Bytes of them; parsing takes 10 ms at worst."""
+_READ = 16 << 10
+"""Bytes of one read."""
+_IDLE_SECONDS = 75
+"""Between two requests of a connection: longer than programs usually wait."""
+_SECONDS_TO_ANSWER = 2
+"""For requests in progress when the process is told to end: an answer may take minutes."""
+_DESCRIPTORS = 1 << 14
+"""Files and connections of this process; the usual limit is 1,024."""
+
+
+class _Protocol(H11Protocol, asyncio.BufferedProtocol):
+    """A connection."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **options)
+        self._buffer = bytearray(_READ)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._time_head()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @override
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._buffer
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # A reply has begun, or may have no body.
+            self.transport.abort()
+
+    def _time_head(self) -> None:
+        """Limit the time of a head that has begun."""
+        in_head = self.conn.their_state is h11.IDLE
+        if in_head and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        elif not in_head and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals of the process to others."""
+
+    @override
+    def capture_signals(self) -> Any:
+        return contextlib.nullcontext()
+
+
+async def serve_at(bound: socket.socket, application: ASGIApp, *, until_told: bool) -> None:
+    """Answer at this socket until the process is told to end, or else until cancelled."""
+    options = uvicorn.Config(
+        application,
+        http=_Protocol,
+        ws="none",
+        log_level="error",  # Malformed requests are not worth a line each.
+        access_log=False,
+        lifespan="off",
+        h11_max_incomplete_event_size=_MOST_HEAD,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_SECONDS_TO_ANSWER,
+    )
+    _allow_descriptors()
+    # asyncio sets it only for sockets that were made with the protocol's number. Without it, a
+    # response of two writes waits 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = uvicorn.Server(options) if until_told else _Server(options)
+    try:
+        await server.serve([bound])
+    finally:  # Cancelled, it leaves the event loop listening at a socket that is closed then.
+        for listening in getattr(server, "servers", ()):
+            listening.close()
+
+
+def _allow_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # Some systems have a lower limit.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
