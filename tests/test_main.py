@@ -222,34 +222,3 @@ def test_a_command_ends_well_where_its_stdout_was_taken_away(
         with until_stdout_closes():
             monkeypatch.setattr(sys, "stdout", stdout)
         monkeypatch.undo()
-
-
-def test_what_cannot_be_printed_because_stdout_was_closed_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from es_cookbook.common.terminal import until_stdout_closes
-
-    with (tmp_path / "out").open("w") as closed:
-        pass
-    with pytest.raises(SystemExit) as ended, until_stdout_closes():
-        monkeypatch.setattr(sys, "stdout", closed)
-        print("0.0 -> 1.0")
-    assert ended.value.code == 1
-    said = "stdout cannot be written: what was called meanwhile closed it\n"
-    assert capsys.readouterr().err == said
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="of another"), until_stdout_closes():
-        raise ValueError("of another")
-
-
-def test_another_broken_pipe_than_stdout_is_not_hidden() -> None:
-    from es_cookbook.common.terminal import until_stdout_closes
-
-    reading, writing = os.pipe()
-    stranger, stranger_writing = os.pipe()
-    os.close(stranger)
-    with os.fdopen(reading), os.fdopen(writing, "w") as stdout, pytest.MonkeyPatch.context() as m:
-        m.setattr(sys, "stdout", stdout)
-        with pytest.raises(BrokenPipeError), until_stdout_closes():
-            os.write(stranger_writing, b"x")
-    os.close(stranger_writing)

@@ -172,12 +172,14 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
     unnamed = _unnamed_field(config)
     given: dict[str, str] = {}
     paths: list[str] = []
+    num_bare = 0
     for word in words:
         name, equals, value = word.partition("=")
         if word in skipped:
             continue
         if unnamed and ("/" in name or not (equals or word.startswith("-"))):
             paths.append(word)  # Directories may have a "=" in their names, options no slash.
+            num_bare += 1
         elif not equals:
             raise OptionError(f"an option is written name=value, found {word!r}; --help lists them")
         elif unnamed and name.lstrip("-") == unnamed.logical_name:
@@ -185,11 +187,12 @@ def typed_options(words: Sequence[str], config: object) -> dict[str, str]:
         else:
             given[name.lstrip("-")] = value
     if unnamed and paths:
-        if len(paths) > 1 and not _holds_several(unnamed):
+        holds_several = _holds_several(unnamed)
+        if num_bare > 1 and not holds_several:
             raise OptionError(
                 f"{unnamed.logical_name} is one path here, found {' and '.join(paths)}"
             )
-        given[unnamed.logical_name] = ",".join(paths)
+        given[unnamed.logical_name] = ",".join(paths) if holds_several else paths[-1]
     return given
 
 

@@ -8,8 +8,8 @@ Imports nothing heavy: `es-cookbook` alone lists its commands at once.
 """
 
 import contextlib
+import errno
 import os
-import select
 import shlex
 import signal
 import sys
@@ -68,7 +68,6 @@ def as_program() -> Generator[None]:
         yield
     finally:
         _is_program = before
-        done_saying()
 
 
 def is_program() -> bool:
@@ -81,58 +80,10 @@ def say(sentence: str) -> None:
 
     For what takes seconds, before it begins. Silent outside of a command.
     """
-    global _said_at
     if _is_program:
-        _said_at = time.monotonic()
-        _print(sentence)
-
-
-def _print(sentence: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
-        line = printable(sentence).replace("\n", r"\n")
-        print(f"{line}\n", end="", file=screen(), flush=True)  # Whole, whichever thread it is.
-
-
-_said_at: float | None = None
-"""When `say` said last what is done now; None when that is done."""
-
-
-def done_saying() -> None:
-    """What was said last is done: from now on something else shows that the command goes on."""
-    global _said_at
-    _said_at = None
-
-
-@contextlib.contextmanager
-def no_silence(patience: float = 2.0) -> Generator[None]:
-    """Inside, what `say` has announced is followed by how long it has been going on.
-
-    Whenever nothing was said for `patience` seconds, and less often after two minutes; until
-    `done_saying`.
-    """
-    is_over = threading.Event()
-    thread = threading.Thread(
-        target=_tick, args=(is_over, patience), name="no silence", daemon=True
-    )
-    thread.start()
-    try:
-        yield
-    finally:
-        done_saying()
-        is_over.set()
-        thread.join()
-
-
-def _tick(is_over: threading.Event, patience: float) -> None:
-    ticked_at = 0.0
-    while not is_over.wait(patience / 8):
-        said_at, now = _said_at, time.monotonic()
-        if said_at is None:
-            continue
-        elapsed = now - said_at
-        if now - max(ticked_at, said_at) >= max(patience, elapsed / 10 - 10):
-            ticked_at = now
-            _print(f"  … {elapsed:.0f} s")
+        with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
+            line = printable(sentence).replace("\n", r"\n")
+            print(f"{line}\n", end="", file=screen(), flush=True)  # Whole, from any thread.
 
 
 def say_once(sentence: str) -> None:
@@ -188,11 +139,11 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def until_stdout_closes() -> Generator[None]:
-    """Inside, it is an ordinary end that nobody reads stdout any more: `... --help | head -1`.
+    """Inside, a reader of stdout may leave, which ends the program: `... --help | head -1`.
 
     Raises:
         SystemExit: With the code by which a shell knows the end of such a program, 141; with 1
-            where stdout cannot be written or was closed meanwhile, which is said on stderr.
+            where stdout is full, which is said on stderr.
     """
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
@@ -201,21 +152,17 @@ def until_stdout_closes() -> Generator[None]:
         yield
         with contextlib.suppress(AttributeError, ValueError):  # A reward, say, has closed it.
             sys.stdout.flush()
-    except BaseException as error:
-        if isinstance(error, ValueError) and getattr(sys.stdout, "closed", False):
-            print("stdout cannot be written: what was called meanwhile closed it", file=sys.stderr)
-            raise SystemExit(1) from None
-        full = str(error.strerror) if type(error) is OSError and _is_full() else ""
-        if not (full or _is_closed()):
+    except OSError as error:
+        if type(error) is BrokenPipeError:
+            code = 128 + signal.SIGPIPE
+        elif type(error) is OSError and error.errno == errno.ENOSPC:
+            print(f"stdout cannot be written: {error.strerror}", file=sys.stderr)
+            code = 1
+        else:
             raise
         # What is still to be written goes nowhere, so that Python can end without complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            raise SystemExit(128 + signal.SIGPIPE) from None
-        if full:
-            print(f"stdout cannot be written: {full}", file=sys.stderr)
-            raise SystemExit(1) from None
-        raise
+        raise SystemExit(code) from None
 
 
 def _open_closed_streams() -> None:
@@ -229,29 +176,6 @@ def _open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
-def _is_closed() -> bool:
-    """Whether stdout is a pipe that nobody reads any more."""
-    poll = select.poll()
-    try:
-        poll.register(sys.stdout.fileno(), select.POLLOUT)
-    except (AttributeError, OSError, ValueError):  # There is none, or it is no file.
-        return False
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _is_full() -> bool:
-    """Whether a file that stdout is takes nothing more."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    try:
-        os.write(descriptor, b"\n")
-    except OSError:
-        return True
-    return False
 
 
 def is_screen(stream: TextIO) -> bool:

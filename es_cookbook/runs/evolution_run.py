@@ -16,7 +16,7 @@ from typing_extensions import override
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import trust_option
-from es_cookbook.common.terminal import command, no_silence, plural, say
+from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.scoring import Scoring, loaded
@@ -270,7 +270,6 @@ async def tried_sigmas(config: Config) -> "FoundSigma":
 
     await asyncio.to_thread(check_outside, config)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(no_silence())
         engine, datasets = await open_engine(config, stack)
         _check_problems(config, datasets.train)
         return await settled.find_sigma_for(config, engine, datasets.train)

@@ -15,7 +15,7 @@ from typing import cast
 import anyio
 
 from es_cookbook.common.spans import NO_SPANS, Spans
-from es_cookbook.common.terminal import done_saying, say
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.sampler import Seconds
 from es_cookbook.rl.rollouts import count_answers, count_tokens, lost_rollouts
@@ -91,7 +91,6 @@ class Recorder:
         if generation == last:
             self.tracker.log(last, {**self.evaluated, **self.progress.metrics()})
             self.tracker.recorded(last)
-        done_saying()
         self._began, self._stats = time.perf_counter(), self.engine.stats()
 
     def _say_evaluated(self, generation: int) -> None:

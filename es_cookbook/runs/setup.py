@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from es_cookbook.common.terminal import no_silence, say
+from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
@@ -101,12 +101,9 @@ async def opened(mover: Mover[_OpenRun]) -> AsyncGenerator[_OpenRun | None]:
             yield None
             return
         stack.enter_context(library_log(log_path / LOG))
-        announced = stack.enter_context(contextlib.ExitStack())
-        announced.enter_context(no_silence())
         run = await mover.open(stack)
         stack.enter_context(rare_garbage_collection())
         await run.recorder.begin(run.generations.start)
-        announced.close()  # The live view shows all that follows.
         yield run
         await run.recorder.finish()
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -11,12 +10,8 @@ from hypothesis import strategies as st
 
 from es_cookbook.common.terminal import (
     GIB,
-    as_program,
-    done_saying,
-    no_silence,
     one_line,
     printable,
-    say,
     show_bytes,
 )
 
@@ -51,20 +46,6 @@ def test_all_characters_at_once() -> None:
 def test_a_size_has_the_largest_unit_that_leaves_a_whole_part() -> None:
     sizes = [0, 1023, 1536, 3 << 20, 5000 * GIB]
     assert [*map(show_bytes, sizes)] == ["0 B", "1023 B", "1.5 KiB", "3.0 MiB", "5,000.00 GiB"]
-
-
-def test_what_takes_long_says_how_long_until_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    with as_program(), no_silence(patience=0.1):
-        time.sleep(0.3)
-        assert capsys.readouterr().err == "", "nothing goes on yet"
-        say("loading")
-        time.sleep(0.35)
-        told = capsys.readouterr().err.splitlines()
-        assert told[0] == "loading"
-        assert len(told) >= 3 and set(told[1:]) == {"  … 0 s"}
-        done_saying()
-        time.sleep(0.3)
-        assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

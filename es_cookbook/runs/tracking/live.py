@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from es_cookbook.common.terminal import done_saying, is_screen, plural, printable
+from es_cookbook.common.terminal import is_screen, plural, printable
 from es_cookbook.population.underway import Rollouts
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
@@ -85,7 +85,6 @@ class LiveTracker(Tracker):
             refresh_per_second=2,
             transient=True,
         )
-        done_saying()  # This view shows from now on that something happens.
         self._live.start()
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
