@@ -10,7 +10,7 @@ import chz
 from es_cookbook.cli import RECIPES
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED
-from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.names import Names
 from es_cookbook.common.references import load
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
@@ -117,22 +117,15 @@ def recipe_defaults(recipe: str) -> "Config":
     return cast("Callable[[], Config]", recipe_config(recipe))()
 
 
-def check_options(
-    paths: Iterable[str],
-    known: Collection[str],
-    command: str,
-    *,
-    refused: Mapping[str, str] = MappingProxyType({}),
-    prefix: str = "",
+def check_not_set(
+    paths: Iterable[str], command: str, refused: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Refuse options of a recipe's runs that are none, or that a command of many runs sets itself.
+    """Refuse options of runs that a command of many runs sets itself.
 
     Args:
         paths: the options, by dotted path.
-        known: what may stand before the first dot.
-        command: what it is, in a word.
-        refused: more options that it sets -> why, in words.
-        prefix: what the user typed before each path.
+        command: the command, in a word.
+        refused: more options that it sets -> why.
 
     Raises:
         ConfigError: The first such option.
@@ -145,12 +138,7 @@ def check_options(
     }
     for path in paths:
         if path in set_here:
-            raise ConfigError(f"{prefix}{path} cannot be given: {set_here[path]}")
-        if (first := path.partition(".")[0]) not in known:
-            raise ConfigError(
-                f"unknown option {prefix + path!r}: --help lists the {command}'s options, and "
-                f"train_cli's --help those of its runs{did_you_mean(first, known)}"
-            )
+            raise ConfigError(f"{path} cannot be given: {set_here[path]}")
 
 
 def by_label(

@@ -6,8 +6,8 @@ chosen.
 
 import functools
 import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import chz
 import chz.factories
@@ -21,7 +21,7 @@ from es_cookbook.common.registry import Registered
 _Class = TypeVar("_Class")
 
 
-class Names(chz.factories.MetaFactory):
+class Names(chz.factories.standard):
     """The names by which a user chooses a part of a config.
 
     Beside the names, the class's own name, any subclass that is already defined, and "module:Class"
@@ -34,7 +34,6 @@ class Names(chz.factories.MetaFactory):
         settings: name -> fields in which that choice differs from its class's own defaults; they
             hold on the command line and for `build_default` alike. `settings_of` may have more.
         functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
-        only: the names that are accepted; all if None.
     """
 
     def __init__(
@@ -44,24 +43,18 @@ class Names(chz.factories.MetaFactory):
         settings: Mapping[str, Mapping[str, object]] | None = None,
         *,
         functions: bool = False,
-        only: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self._functions = functions
         self._settings = dict(settings or {})
         self._accepted = accepted
-        self._only = only
         self._is_optional = False
         self.default = default
 
     @property
     def accepted(self) -> Mapping[str, str]:
         """Name -> "module:Class", as far as is known now; the default first."""
-        known = dict(self._accepted.items())
-        names = sorted(
-            known if self._only is None else self._only, key=lambda name: name != self.default
-        )
-        return {name: known[name] for name in names}
+        return dict(sorted(self._accepted.items(), key=lambda item: item[0] != self.default))
 
     def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
         """The field of a config for such a part, with the default, or None where there is none.
@@ -104,10 +97,7 @@ class Names(chz.factories.MetaFactory):
         try:
             if name := default or self._name_of(factory):
                 return self._load(name)
-            standard = chz.factories.standard(
-                annotation=self.field_annotation, default_module=self.field_module
-            )
-            return self._with_settings(cast(Callable[..., object], standard.from_string(factory)))
+            return self._with_settings(super().from_string(factory))
         except ConfigError as error:
             raise chz.factories.MetaFromString(str(error)) from error
         except chz.factories.MetaFromString as error:
@@ -169,7 +159,7 @@ def with_each(
         for name in registered:
             is_free = name.isidentifier() and not hasattr(config, name)
             if is_free and registered.first(name) != own:
-                part = Names(registered, default=name, only=(name,))
+                part = Names({name: registered.first(name)}, default=name)
                 doc = f"the {what} {name} of {registered.distribution(name)}; None leaves it out"
                 setattr(config, name, part.field(doc, optional=optional))
                 config.__annotations__[name] = kind | None

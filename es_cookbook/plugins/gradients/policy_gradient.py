@@ -153,7 +153,7 @@ class Weighted(Method):
 
 _METHODS = Names(Registered("methods"), default="group")
 plugs_in(Method, "methods")
-_OBJECTIVES = Names(OBJECTIVE_NAMES, default="mean", only=("mean", "pass_at_k"))
+_OBJECTIVES = Names({name: OBJECTIVE_NAMES[name] for name in ("mean", "pass_at_k")}, default="mean")
 
 
 @chz.chz

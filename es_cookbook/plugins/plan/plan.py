@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
     from es_cookbook.engines.torch.forward.cache_size import CacheSize
 
-_ENGINES = Names(ENGINE_NAMES, default="torch", only=("torch", "vllm"))
-_SEARCH_SPACES = Names(SEARCH_SPACE_NAMES, default="low_rank", only=("low_rank", "full_rank"))
+_ENGINES = Names({name: ENGINE_NAMES[name] for name in ("torch", "vllm")}, default="torch")
+_SEARCH_SPACES = Names(
+    {name: SEARCH_SPACE_NAMES[name] for name in ("low_rank", "full_rank")}, default="low_rank"
+)
 GPUS = {
     "a10": 24,
     "a100-40gb": 40,

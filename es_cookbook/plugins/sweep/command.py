@@ -21,13 +21,12 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli.options import check_options
-from es_cookbook.cli.train import built_for, config_class_of
+from es_cookbook.cli.options import check_not_set
+from es_cookbook.cli.train import built_for
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.sweep import Make, Range, Space, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.presets import SHORT
 
 _VALUES, _RANGE = "values", "range"
 
@@ -105,11 +104,8 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
     Raises:
         ConfigError: An option is none of the recipe's, or the sweep sets it.
     """
-    config_class = config_class_of(config.recipe)
     space, of_all = searched(fields)
-    known = [*chz.chz_fields(config_class), *chz.chz_fields(Sweep), _VALUES, _RANGE]
-    known += [*SHORT, "environment"]
-    check_options((*space, *of_all), known, "sweep")
+    check_not_set((*space, *of_all), "sweep")
 
     def make(options: Mapping[str, Value]) -> Config:
         given = {**of_all, **{name: str(value) for name, value in options.items()}}

@@ -73,7 +73,7 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
     ("options", "sentence"),
     [
         (["worker=2"], "unknown option 'worker'"),
-        (["value.seed=2"], "did you mean 'values'?"),
+        (["value.seed=2"], "unknown option 'value.seed'"),
         (["values.optimizer.sigmo=1,2"], "did you mean 'optimizer.sigma'?"),
         (["values.optimizer.sigma=1,x"], "optimizer.sigma=x: it must be float"),
         (["values.optimizer.sigma=0.1,0"], "optimizer.sigma must be"),

@@ -49,7 +49,7 @@ import chz
 from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
-from es_cookbook.common.errors import ConfigError, did_you_mean, nearest
+from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.files import LARGEST_TEXT, read_file
 from es_cookbook.common.terminal import markdown
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
@@ -194,7 +194,8 @@ def contestants(
     for name in compare.contestants:
         config, options = first_config(compare.recipe, name), of_all | of_one[name]
         own = {"factors": options.pop("factors")} if "factors" in options else {}
-        _check_options(name, config, options)
+        if path := next((path for path in options if path.partition(".")[0] in _SET_HERE), None):
+            raise ConfigError(f"{path} cannot be given: the comparison sets it")
         found[name] = changed(config, options), changed(compare, own).factors
     counts = {name: rollouts(config) for name, (config, _) in found.items()}
     if len(set(counts.values())) > 1 and compare.at_equal == "rollouts":
@@ -230,19 +231,6 @@ def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"text: {error}") from error
     return Finals(compare.pass_at, others, texts)
-
-
-def _check_options(name: str, config: AnyConfig, options: Mapping[str, str]) -> None:
-    known = chz.chz_fields(type(config))
-    for path in options:
-        first = path.partition(".")[0]
-        if first in _SET_HERE:
-            raise ConfigError(f"{path} cannot be given: the comparison sets it")
-        if first not in known:
-            raise ConfigError(
-                f"{path} is no option of {name}{did_you_mean(first, known)}; with a contestant's "
-                f"name before it, as in {name}.{path}, an option holds for that one alone"
-            )
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:

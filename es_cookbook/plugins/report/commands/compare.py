@@ -15,7 +15,6 @@ interrupted and skips complete runs, so an optimizer is added by naming it. The 
 and written to `comparison.md`, `.png` and `.svg` there.
 """
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +24,7 @@ import chz
 from es_cookbook.cli.options import (
     by_label,
     check_comparison,
-    check_options,
+    check_not_set,
     recipe_config,
 )
 from es_cookbook.common.cli import changed, run_with_fields
@@ -45,7 +44,6 @@ _REFUSED = {
     "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
     "OPTIMIZER.optimizer.NAME"
 }
-_check = functools.partial(check_options, command="comparison", refused=_REFUSED)
 
 
 @chz.chz
@@ -111,9 +109,8 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]
     """
     labels = [label for label, _ in compare.labelled]
     of_all, of_one = by_label(fields, labels, OPTIMIZER_NAMES, "an optimizer")
-    for label, own in of_one.items():
-        _check(own, compare.taken, prefix=f"{label}.")
-    _check(of_all, [*compare.taken, *of_one])
+    for options in (of_all, *of_one.values()):
+        check_not_set(options, "comparison", _REFUSED)
 
     default = compare.config_class(trackers=TrackersBuilder(live=None))
     found: dict[str, list[Config]] = {}

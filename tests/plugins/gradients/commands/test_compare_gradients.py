@@ -115,7 +115,10 @@ def test_an_option_holds_for_all_or_with_a_name_before_it_for_one() -> None:
         (["ppo.attempts=3"], "ppo.attempts is an option of a contestant that is not compared"),
         (["seed=3"], "seed cannot be given: the comparison sets it"),
         (["group.seed=3"], "seed cannot be given"),
-        (["learning_rate=0.1"], "learning_rate is no option of es"),
+        (
+            ["learning_rate=0.1"],
+            "unknown option 'learning_rate'; did you mean 'optimizer.learning_rate'?",
+        ),
         (["group.attempts=3"], "contestants must make the same number of rollouts"),
         (["second.dataset.num_test=1"], "second.dataset.num_test is an option of a contestant"),
         (["second=math", "second.dataset.nom_test=1"], "nom_test"),
