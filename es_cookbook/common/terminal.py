@@ -1,10 +1,9 @@
-"""This process as the person at the terminal sees it: what they typed, read and answer.
+"""Input and output of the terminal: what was typed, messages on stderr, and printable text.
 
-Text from a model, an Env or a file is data on its way there, never commands: an escape sequence
-could recolour a terminal, rewrite what stands above or worse. So nothing of it goes out but
-characters that can be seen, and newlines where the reader expects them.
+Text from a model, an Env or a file could hold escape sequences that recolour a terminal or rewrite
+earlier lines. So only printable characters are shown, and newlines where the reader expects them.
 
-Imports nothing heavy: `es-cookbook` alone lists its commands at once.
+Imports nothing heavy, because `es-cookbook` without a command prints its list at once.
 """
 
 import contextlib
@@ -23,10 +22,10 @@ from types import FrameType
 from typing import Any, TextIO
 
 BEGAN = time.monotonic()
-"""When this process did, as far as Python knows: whoever is called imports this module early."""
+"""When this process began, approximately: commands import this module early."""
 GIB = 1 << 30
 _LINE_ENDS = "\u2028\u2029"
-"""No control characters, but `str.splitlines` and some terminals end a line at them."""
+"""Not control characters, but `str.splitlines` and some terminals end a line at them."""
 
 
 def program() -> str:
@@ -42,7 +41,7 @@ def program() -> str:
 
 
 def command(name: str, **options: object) -> str:
-    """How another command is called, for sentences that say what to do next.
+    """The call of another command, for messages that say what to do next.
 
     >>> command("resume", log_path="my runs/a", num_generations=9).partition(" resume ")[2]
     "log_path='my runs/a' num_generations=9"
@@ -55,12 +54,12 @@ def command(name: str, **options: object) -> str:
 _is_program = False
 _screen: TextIO | None = None
 _said: set[str] = set()
-"""What `say_once` has said in this command."""
+"""Sentences of `say_once` in this command."""
 
 
 @contextlib.contextmanager
 def as_program() -> Generator[None]:
-    """Inside, this process is a command that somebody has started and looks at: `say` is heard."""
+    """Inside, this process is a command that was started in a terminal, and `say` prints."""
     global _is_program
     before, _is_program = _is_program, True
     _said.clear()
@@ -71,14 +70,14 @@ def as_program() -> Generator[None]:
 
 
 def is_program() -> bool:
-    """Whether this is inside of `as_program`; a script that uses parts of the package is not."""
+    """Whether this is inside `as_program`; False in a script that uses parts of the package."""
     return _is_program
 
 
 def say(sentence: str) -> None:
-    """Tell whoever has started this command what it does now, at once, in a line on stderr.
+    """Print a line on stderr, at once: what the command does now.
 
-    For what takes seconds, before it begins. Silent outside of a command.
+    Called before work that takes seconds. Does nothing outside `as_program`.
     """
     if _is_program:
         with contextlib.suppress(OSError, ValueError):  # Closed; the command goes on.
@@ -87,7 +86,7 @@ def say(sentence: str) -> None:
 
 
 def say_once(sentence: str) -> None:
-    """The same, but not again in this command."""
+    """The same, once per command."""
     if sentence not in _said:
         _said.add(sentence)
         say(sentence)
@@ -100,7 +99,7 @@ def screen() -> TextIO:
 
 @contextlib.contextmanager
 def stderr_into(stream: TextIO) -> Generator[None]:
-    """Inside, what is printed on stderr goes into `stream`, but for what is printed on `screen`."""
+    """Inside, stderr is written to `stream`, except for what is printed on `screen`."""
     global _screen
     before, _screen = _screen, screen()
     try:
@@ -114,7 +113,7 @@ def stderr_into(stream: TextIO) -> Generator[None]:
 def handled(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], Any]
 ) -> Generator[None]:
-    """Inside, these signals have this handler; only the main thread can say so."""
+    """Inside, these signals have this handler; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,11 +138,11 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def until_stdout_closes() -> Generator[None]:
-    """Inside, a reader of stdout may leave, which ends the program: `... --help | head -1`.
+    """Inside, the program ends quietly when its stdout is closed: `... --help | head -1`.
 
     Raises:
-        SystemExit: With the code by which a shell knows the end of such a program, 141; with 1
-            where stdout is full, which is said on stderr.
+        SystemExit: With the shell's code for a closed pipe, 141; with 1 and a sentence on stderr
+            if the disk is full.
     """
     _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
@@ -166,9 +165,9 @@ def until_stdout_closes() -> Generator[None]:
 
 
 def _open_closed_streams() -> None:
-    """Have standard streams that the process began without read nothing, and lose what is written.
+    """Open /dev/null in place of standard streams that the process was started without.
 
-    The next files to be opened would get their numbers, and what C code prints there.
+    Otherwise the next opened files get their descriptors, and the output of C code.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -182,14 +181,14 @@ def is_screen(stream: TextIO) -> bool:
     """Whether a stream is a terminal on which lines can be redrawn."""
     try:
         return stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # Somebody has closed it, or put nothing in its place.
+    except (AttributeError, ValueError):  # It was closed, or replaced by None.
         return False
 
 
 def choose(question: str, answers: Sequence[str], at_end: str) -> str:
-    """Ask until the answer is one of these, of which the first letter is enough.
+    """Ask until the answer is one of these, or its first letter.
 
-    Where the input ends, the answer is `at_end`.
+    At the end of the input the answer is `at_end`.
     """
     print(question)
     prompt = ", ".join(f"[{word[0]}]{word[1:]}" for word in answers) + "? "
@@ -204,7 +203,7 @@ def choose(question: str, answers: Sequence[str], at_end: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written in UTF-8: it has none of the bytes of an odd file name."""
+    """Whether a text can be encoded in UTF-8: it has no surrogates, as of undecodable names."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -213,7 +212,7 @@ def is_utf8(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    r"""Text that a terminal shows and never obeys: control characters are written out.
+    r"""Text with control characters escaped, so that a terminal shows and never obeys them.
 
     >>> printable("\x1b[31mred\n")
     '\\x1b[31mred\n'
@@ -225,7 +224,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""The same on one line: newlines are written out too, and backslashes, so it can be undone.
+    r"""The same on one line: newlines are escaped too, and backslashes, so it is reversible.
 
     >>> one_line("a\\b\n")
     'a\\\\b\\n'
