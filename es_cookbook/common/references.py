@@ -124,15 +124,14 @@ def load(text: str) -> Callable[..., object]:
 
 
 def source_of(text: str) -> Path | None:
-    """The file of a "module:name", of which only the packages around it are imported.
-
-    None if there is none, or one of the packages fails.
-    """
-    try:
-        found = importlib.util.find_spec(text.partition(":")[0])
-    except Exception:  # Whatever the code of a stranger's package raises.
+    """The file of a "module:name"; None if there is none. Nothing is imported."""
+    package, *parts = text.partition(":")[0].split(".")
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
         return None
-    return Path(found.origin) if found is not None and found.origin is not None else None
+    file = Path(found.origin).parent.joinpath(*parts) if parts else Path(found.origin)
+    candidates = (file, file.with_suffix(".py"), file / "__init__.py")
+    return next((each for each in candidates if each.is_file()), None)
 
 
 def is_own(text: str) -> bool:
