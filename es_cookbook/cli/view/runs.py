@@ -37,8 +37,7 @@ STYLES = {"running": "bold cyan", "complete": "green", "interrupted": "yellow", 
 _UNITS = (("day", 86_400), ("h", 3600), ("min", 60))
 _NAMES = ("run", "state", "kind", "generation", "best held-out", "updated")
 _SHORTEST = 16
-"""Columns of a run's path; in a terminal that has not as many, the last of `_LEFT_OUT` go first."""
-_LEFT_OUT = ("best held-out", "updated", "kind")
+"""Columns of a run's path in a narrow terminal."""
 
 
 @chz.chz
@@ -49,9 +48,9 @@ class Runs:
 
 
 def found_in(directory: Path) -> Iterator[RunFiles]:
-    """Every run in a directory and its folders, but for those within a run.
+    """Every run in a directory and its folders, without runs inside a run.
 
-    One of another version is told of in a warning.
+    Runs of another version are skipped with a warning.
 
     Raises:
         RunDirectoryError: There is no such directory.
@@ -92,19 +91,18 @@ def main(config: Runs) -> None:
 
 
 def _lines(columns: dict[str, list[str]], width: int | None) -> Iterator[Text]:
-    """The columns beside each other; in a terminal, of so many columns at most."""
+    """The columns side by side, cut to the width of a terminal."""
     widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
     if width is not None:
         room = width - sum(widths[name] + 2 for name in _NAMES[1:])
-        left_out = list(_LEFT_OUT)
-        while room < _SHORTEST and left_out:
-            room += widths.pop(left_out.pop()) + 2
         widths["run"] = min(widths["run"], max(room, _SHORTEST))
     for number in range(len(columns["run"])):
         text = Text(style="dim" if number == 0 else "")
         for name, wide in widths.items():
             cell = shortened(columns[name][number], wide)
             text.append(set_cell_size(cell, wide), STYLES.get(cell, "")).append("  ")
+        if width is not None:
+            text.truncate(width)
         yield text
 
 
@@ -134,7 +132,7 @@ def print_line(text: Text | str = "") -> None:
 
 
 class _Console(Console):
-    """Leaves it to `until_stdout_closes` that nobody reads any more."""
+    """Leaves a closed stdout to `until_stdout_closes`."""
 
     @override
     def on_broken_pipe(self) -> None:
@@ -142,7 +140,7 @@ class _Console(Console):
 
 
 def shortened(text: str, width: int) -> str:
-    """A name in so many columns; of a longer one, its end.
+    """A name cut to a number of columns; of a longer one, the end is kept.
 
     >>> shortened("runs/compare/es-seed0", 12)
     '…re/es-seed0'
@@ -169,7 +167,7 @@ def ago(seconds: float) -> str:
 
 
 def last_update(log_path: Path) -> float:
-    """When a run last wrote something, in seconds of `time.time`; 0 where that is not known."""
+    """When a run last wrote something, in seconds of `time.time`; 0 if unknown."""
     times = [0.0]
     for name in (HISTORY, METRICS, ROLLOUTS, CONFIG):
         try:
@@ -188,12 +186,12 @@ def kind(run: RunFiles) -> str:
 
 
 def generations(run: RunFiles) -> str:
-    """How far it is: generations that count, of all."""
+    """Recorded generations, of all."""
     return f"{run.generations_done}/{run.num_generations or '?'}"
 
 
 def shown_path(path: Path) -> str:
-    """A path as text that a terminal shows and never obeys."""
+    """A path without control characters."""
     return one_line(str(path)).replace("\\\\", "\\")
 
 

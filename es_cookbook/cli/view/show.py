@@ -1,15 +1,13 @@
-"""Print a summary of a run: what it is, how far it is, what it reached, and what of it is damaged.
+"""Print a summary of a run: what it is, its progress and results, and which files are damaged.
 
     python -m es_cookbook show runs/mine
 
-The run directory is only read, and the run may be in progress. Nothing that its config.json names
-is imported, but for the recipe of this package whose defaults it is compared with.
+The run directory is only read, and the run may be in progress. Of what its config.json names, only
+a recipe of this package is imported, to compare the Config with its defaults.
 """
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from es_cookbook.cli.view.runs import (
 )
 from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.terminal import one_line, show_bytes
+from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD
@@ -56,9 +54,9 @@ _ALWAYS = (
     *("optimizer.population_size", "learning_rate", "attempts", "sampling.temperature"),
     *("num_generations", "seed"),
 )
-"""Fields that are shown of a run that is no recipe's, in this order."""
+"""Fields that are shown of a run without a recipe, in this order."""
 _MOST = 16
-"""Fields of a Config that are shown."""
+"""Fields of a Config that are shown, at most."""
 _NARROW = 80
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -89,7 +87,6 @@ def main(config: Show) -> None:
         "held-out, before -> after": _gains(run),
         "to look at": map(one_line, all_findings(run.metrics)),
         "trends": _trends(run, (width or _NARROW) - 40),
-        "on the disk": _sizes(run.path),
         "could not be read": map(one_line, problems),
     }
     for title, lines in sections.items():
@@ -137,7 +134,7 @@ def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
 
 
 def _fields(run: RunFiles, defaults: Mapping[str, object] | None, width: float) -> list[str]:
-    """`field  value (default)`, of the fields that tell this run from others."""
+    """`field  value (default)`, for fields that differ from the recipe's defaults."""
     if defaults is None:
         found = {path: "" for path in _ALWAYS if path in run.config}
     else:
@@ -210,26 +207,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
     height = max(float(np.ptp(means)), 1e-9 * float(np.abs(means).max()), 1e-300)
     places = np.rint((len(_BARS) - 1) * (means - means.min()) / height).astype(int)
     return "".join(_BARS[place] for place in places)
-
-
-def _sizes(log_path: Path) -> Iterator[str]:
-    """What takes room, the largest first."""
-    sizes: dict[str, int] = {}
-    for entry in os.scandir(log_path):
-        with contextlib.suppress(OSError):  # A run that is in progress replaces its files.
-            sizes[entry.name] = _bytes_of(entry)
-    names = {name: one_line(name) for name in sizes}
-    wide = max(map(len, names.values()), default=0)
-    for name, size in sorted(sizes.items(), key=lambda entry: -entry[1])[:_MOST]:
-        yield f"{names[name]:<{min(wide, 40)}}  {show_bytes(size):>10}"
-
-
-def _bytes_of(entry: os.DirEntry[str]) -> int:
-    """A file's own, or of all files in a folder; links are not followed."""
-    if not entry.is_dir(follow_symlinks=False):
-        return entry.stat(follow_symlinks=False).st_size
-    paths = (Path(folder, name) for folder, _, names in os.walk(entry.path) for name in names)
-    return sum(path.lstat().st_size for path in paths)
 
 
 def cli() -> None:

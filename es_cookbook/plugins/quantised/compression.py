@@ -7,16 +7,12 @@ by the library `compressed-tensors` itself, in its format `pack-quantized`; floa
 `float-quantized`, as llm-compressor's FP8_DYNAMIC: vLLM rounds each token's activations too, which
 has kernels on more processors than weights alone, and the torch engine does not.
 
-What that cost is measured on texts of the model's own: from random first tokens it samples the
-rest, as LLM-QAT (arXiv:2305.17888) makes its data. The copy is read again from the disk for it.
-
 Left out: layers other than `nn.Linear` (the `Conv1D` of GPT-2, fused experts), which the library
 does not pack, and output heads, which vLLM wants whole.
 """
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,27 +34,21 @@ if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationArgs
 
 Dtype: TypeAlias = Literal["auto", "float16", "bfloat16", "float32"]
-TEXTS, LENGTH = 16, 32
-"""Of the texts that model and copy are compared on; lengths are in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """What was written, and how it compares with the model.
+    """What was written.
 
     Attributes:
-        rounded: linear layers that were.
-        left: those that were not -> why.
+        rounded: names of the rounded linear layers.
+        left: the other linear layers -> the reason.
         num_bytes: size of the weights, the model's and the copy's.
-        perplexity: of the model's own texts, the model's and the copy's.
-        divergence: mean KL divergence of the copy's next tokens from the model's, in nats.
     """
 
     rounded: tuple[str, ...]
     left: Mapping[str, str]
     num_bytes: tuple[int, int]
-    perplexity: tuple[float, float]
-    divergence: float
 
 
 def write_rounded(
@@ -98,8 +88,6 @@ def write_rounded(
     tokenizer = load_tokenizer(model_name)
     model = load_causal_lm(model_name, "auto", torch.device("cpu"))
     rounded, left = _layers(model, group_size, ignore)
-    tokens = _own_texts(model)
-    expected = _log_probabilities(model, tokens)
     before = _num_bytes(model)
     model.to(_dtype(model, dtype))  # pyright: ignore[reportArgumentType]
     arguments = QuantizationArgs(
@@ -114,11 +102,7 @@ def write_rounded(
             model.save_pretrained(directory)
         compressor.update_config(str(directory))
         tokenizer.save_pretrained(directory)
-        copy = load_causal_lm(str(directory), "auto", torch.device("cpu"))
-        found = _log_probabilities(copy, tokens)
-    divergence = (expected.exp() * (expected - found)).sum(-1).mean().item()
-    perplexity = _perplexity(expected, tokens), _perplexity(found, tokens)
-    return _Copy(tuple(rounded), left, (before, _num_bytes(model)), perplexity, divergence)
+    return _Copy(tuple(rounded), left, (before, _num_bytes(model)))
 
 
 def _layers(
@@ -203,29 +187,6 @@ def _dtype(model: PreTrainedModel, dtype: Dtype) -> torch.dtype:
     if dtype != "auto":
         return cast(torch.dtype, getattr(torch, dtype))
     return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
-
-
-def _own_texts(model: PreTrainedModel) -> torch.Tensor:
-    """Tokens (TEXTS, LENGTH) that the model samples after a first one drawn from all."""
-    generator = torch.Generator().manual_seed(0)
-    vocabulary = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[0]
-    tokens = torch.randint(0, vocabulary, (TEXTS, 1), generator=generator)
-    cache: object = None
-    for _ in range(LENGTH - 1):
-        out = model(input_ids=tokens[:, -1:], past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        probabilities = out.logits[:, -1].float().softmax(-1)
-        tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator)], 1)
-    return tokens
-
-
-def _log_probabilities(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Of every next token: (TEXTS, LENGTH - 1, vocabulary)."""
-    return model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
-
-
-def _perplexity(log_probabilities: torch.Tensor, tokens: torch.Tensor) -> float:
-    return math.exp(-log_probabilities.gather(2, tokens[:, 1:, None]).mean().item())
 
 
 def _num_bytes(model: PreTrainedModel) -> int:

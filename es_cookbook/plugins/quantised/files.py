@@ -10,18 +10,17 @@ A format is a `_Layout`: names of tensors, how numbers are packed, and what shar
 - compressed-tensors, as its own compressors write it: `weight_packed`, or `weight` where a number
   has a byte of its own, `weight_scale`, `weight_zero_point`. Its whole numbers are signed, and have
   2^(bits - 1) added where they are packed, along the inputs, and zero points along the outputs.
-  Floats of 4 bits (E2M1) are two in a byte, the first in its lower half. NVFP4's scales are floats
-  of 8 bits, divided by one `weight_global_scale`; MX formats' are powers of two (E8M0).
 - fp8, as transformers and vLLM read it: `weight` in float8_e4m3fn with `weight_scale_inv`, which
   multiplies all the same, for each block, or `weight_scale` for each tensor.
 
 Elsewhere n = 32 / bits numbers are in a 32-bit word, the first in its lowest bits.
 
-Left out: 3 bits, whose numbers cross words, other floats (nf4, e5m2), and formats of one kernel.
+Left out: 3 bits, whose numbers cross words, other floats (FP4, MX, nf4, e5m2), and formats of one
+kernel.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -38,12 +37,11 @@ from es_cookbook.plugins.quantised.layers import KINDS, CodesAndScales, Kind, la
 _ACCEPTED = (
     "accepted are gptq with 2, 4 or 8 bits, awq in the version gemm with 4 bits, fp8, and "
     "compressed-tensors with one group of settings in the formats pack-quantized, int-quantized, "
-    "float-quantized, naive-quantized, mxfp8-quantized, mxfp4-pack-quantized and "
-    "nvfp4-pack-quantized"
+    "float-quantized and naive-quantized"
 )
 _ALSO_COPIED = ("config.json", "generation_config.json", "model.safetensors.index.json")
 _SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_Numbers: TypeAlias = Literal["words", "int8", "float8", "float4"]
+_Numbers: TypeAlias = Literal["words", "int8", "float8"]
 _GPTQ_PACKAGES = "gptqmodel and optimum"
 _PACKAGES = {"gptq": _GPTQ_PACKAGES, "gptq_v2": _GPTQ_PACKAGES, "awq": "gptqmodel"}
 """Format -> what transformers needs to load it, where that is not compressed-tensors."""
@@ -51,21 +49,16 @@ _STORED_AS: Mapping[_Numbers, torch.dtype] = {
     "words": torch.int32,
     "int8": torch.int8,
     "float8": torch.float8_e4m3fn,
-    "float4": torch.uint8,
 }
-_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-_BYTES = {*_STORED_AS.values(), torch.float8_e5m2} - {torch.int32}
-_STORED: Mapping[tuple[object, object], tuple[_Numbers, tuple[int, ...], tuple[str, ...]]] = {
-    ("pack-quantized", "int"): ("words", (2, 4, 8), ("weight_shape",)),
-    ("int-quantized", "int"): ("int8", (4, 8), ()),
-    ("naive-quantized", "int"): ("int8", (4, 8), ()),
-    ("float-quantized", "float"): ("float8", (8,), ()),
-    ("naive-quantized", "float"): ("float8", (8,), ()),
-    ("mxfp8-quantized", "float"): ("float8", (8,), ()),
-    ("mxfp4-pack-quantized", "float"): ("float4", (4,), ()),
-    ("nvfp4-pack-quantized", "float"): ("float4", (4,), ("weight_global_scale",)),
+_BYTES = {torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2}
+_STORED: Mapping[tuple[object, object], tuple[_Numbers, tuple[int, ...]]] = {
+    ("pack-quantized", "int"): ("words", (2, 4, 8)),
+    ("int-quantized", "int"): ("int8", (4, 8)),
+    ("naive-quantized", "int"): ("int8", (4, 8)),
+    ("float-quantized", "float"): ("float8", (8,)),
+    ("naive-quantized", "float"): ("float8", (8,)),
 }
-"""compressed-tensors' format and type -> how codes are stored, bits, and what is beside them."""
+"""compressed-tensors' format and type -> how codes are stored, and bits."""
 _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale")
 _IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -78,7 +71,7 @@ class _Layout:
     Attributes:
         format: as config.json calls it.
         names: suffix of the tensor that has the codes, the scales, the zero points.
-        numbers: how codes are stored: some in a 32-bit word, or one or two in a byte.
+        numbers: how codes are stored: some in a 32-bit word, or one in a byte.
         shares: outputs and inputs that share a scale; 0 is all of them.
         symmetric: no zero points, or none that count.
         others: suffixes of tensors that are no weights of the model either.
@@ -110,7 +103,7 @@ class _Layout:
     @property
     def kinds(self) -> list[Kind]:
         """What search spaces may move."""
-        if self.numbers in ("float8", "float4"):
+        if self.numbers == "float8":
             return []
         return [kind for kind in KINDS if kind != "zeros" or not self.symmetric]
 
@@ -158,7 +151,7 @@ class _Layout:
                 )
             return tensor.reshape(rows, groups).contiguous()
 
-        scales = fitting("scales", self._scales(layer, upright("scales"), get))
+        scales = fitting("scales", self._scales(layer, upright("scales")))
         if not scales.is_meta and not (scales.isfinite().all() and _is_finite(codes)):
             raise ModelError(f"model_name: scales or codes of {layer} are NaN or infinite")
         zeros = None
@@ -195,24 +188,13 @@ class _Layout:
                 return (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
             case "float8":
                 return words
-            case "float4":
-                table = torch.cat([_E2M1, -_E2M1]).to(torch.float8_e4m3fn).to(words.device)
-                return table[torch.stack([words & 15, words >> 4], -1).flatten(1).int()]
 
-    def _scales(
-        self, layer: str, scales: torch.Tensor, get: Callable[[str], torch.Tensor]
-    ) -> torch.Tensor:
-        has_global = "weight_global_scale" in self.others
-        if has_global and scales.dtype == torch.float8_e4m3fn:
-            return scales.float() / get("weight_global_scale").float()
-        if has_global or scales.dtype not in _SCALE_DTYPES:
-            if has_global or self.kinds or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
-                raise ModelError(
-                    f"model_name: the scales of {layer} are {scales.dtype}, and {self.format}, as "
-                    "config.json has it, stores float16, bfloat16 or float32, of MX formats uint8, "
-                    "and of NVFP4 float8_e4m3fn"
-                )
-            return scales.view(torch.float8_e8m0fnu).float()
+    def _scales(self, layer: str, scales: torch.Tensor) -> torch.Tensor:
+        if scales.dtype not in _SCALE_DTYPES:
+            raise ModelError(
+                f"model_name: the scales of {layer} are {scales.dtype}, and {self.format}, as "
+                "config.json has it, stores float16, bfloat16 or float32"
+            )
         return scales
 
     def _zeros(self, zeros: torch.Tensor, rows: int) -> torch.Tensor:
@@ -497,7 +479,6 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
         "tensor": (0, 0),
         "channel": _group(None),
         "group": _group(size),
-        "tensor_group": _group(size),
         "block": (block[0], block[1]),
     }
     strategy = weights.get("strategy") or ("group" if size else "tensor")
@@ -505,7 +486,7 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
         return f"its strategy is {strategy}"
     if stored[0] == "words" and shares[strategy][0] != 1:
         return f"its strategy is {strategy}, with several numbers in a word"
-    packed = stored[0] in ("words", "float4")
+    packed = stored[0] == "words"
     return _Layout(
         format=str(form),
         names={
@@ -516,7 +497,7 @@ def _compressed_tensors(how: Mapping[str, Any]) -> _Layout | str:
         numbers=stored[0],
         bits=bits,
         shares=shares[strategy],
-        symmetric=stored[0] in ("float8", "float4") or bool(weights.get("symmetric", True)),
-        others=(*_OF_ACTIVATIONS, *stored[2]),
+        symmetric=stored[0] == "float8" or bool(weights.get("symmetric", True)),
+        others=(*_OF_ACTIVATIONS, *(("weight_shape",) if packed else ())),
         group_of_input="weight_g_idx",
     )

@@ -2,7 +2,7 @@
 
     W[o, i] = (code[o, i] - zero[r(o), g(i)]) · scale[r(o), g(i)]
 
-Codes are whole numbers of a few bits, 0 ... 2^bits - 1, or floats of 8 or 4 bits, which have no
+Codes are integers of a few bits, 0 ... 2^bits - 1, or floats of 8 bits, which have no
 zero points. A scale is shared by outputs r and inputs g: those of one output in groups (GPTQ,
 Frantar et al. 2022, arXiv:2210.17323; AWQ, arXiv:2306.00978), all of it, blocks of both axes
 (DeepSeek-V3, arXiv:2412.19437), or everything. Whole numbers without zero points have them all in

@@ -62,7 +62,7 @@ class QuantiseConfig:
 
 
 def main(config: QuantiseConfig) -> None:
-    """Write the copy, and say what it is and how close it comes.
+    """Write the copy, and say what it is.
 
     Raises:
         ConfigError: The output is there already, a package is missing, or nothing can be quantised.
@@ -72,7 +72,7 @@ def main(config: QuantiseConfig) -> None:
     floats = "floats of " if config.number == "float" else ""
     say(f"rounding {config.model_name} to {floats}{config.bits} bits")
     # torch, which the options do without.
-    from es_cookbook.plugins.quantised.compression import LENGTH, TEXTS, write_rounded
+    from es_cookbook.plugins.quantised.compression import write_rounded
 
     output.parent.mkdir(parents=True, exist_ok=True)
     copy = write_rounded(
@@ -88,11 +88,6 @@ def main(config: QuantiseConfig) -> None:
     for line in _left(copy.left):
         print(line)
     before, after = map(show_bytes, copy.num_bytes)
-    print(
-        f"on {TEXTS} texts of {LENGTH} tokens that the model wrote: perplexity "
-        f"{copy.perplexity[0]:.3f} -> {copy.perplexity[1]:.3f}, KL divergence "
-        f"{copy.divergence:.4f} nats per token"
-    )
     print(f"{plural(len(copy.rounded), 'layer')} quantised, {before} -> {after}: {output}")
 
 

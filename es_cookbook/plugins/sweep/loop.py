@@ -4,8 +4,8 @@ Each worker takes the next run as soon as it is free. The run directories are th
 complete is not repeated, what was interrupted continues, and a run that fails is reported at the
 end while the others go on. The results are a line per trial in `results.md`, and a row per run for
 the trackers of the runs (the report writes `results.parquet`). A run's value is the last one of the
-metric; the spread over seeds is the sample standard deviation. Runs that were stopped early or
-failed are listed, and do not count.
+metric; the spread over seeds is the sample standard deviation. Runs that failed are listed, and do
+not count.
 """
 
 import collections
@@ -13,11 +13,9 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Literal, TypeAlias
 
 import anyio
@@ -41,15 +39,11 @@ from es_cookbook.runs.directory.directory import CONFIG, METRICS
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.signals import result_until_signal
-from es_cookbook.runs.tracking.base import GENERATION, TrackerBuilder
+from es_cookbook.runs.tracking.base import TrackerBuilder
 from es_cookbook.runs.tracking.curves import is_share
 from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 
-Curve: TypeAlias = Sequence[tuple[int, float]]
-"""(generation, metric) of a run, in order; no NaN."""
-State: TypeAlias = Literal[
-    "waiting", "running", "interrupted", "complete", "pruned", "skipped", "failed"
-]
+State: TypeAlias = Literal["waiting", "running", "interrupted", "complete", "failed"]
 Make: TypeAlias = Callable[[Mapping[str, Value]], Config]
 """Builds the Config of a trial's options; the sweep sets its seed and log_path."""
 OUTPUT = "output"
@@ -60,7 +54,7 @@ _LOOKS_BETWEEN_READINGS = 10
 
 @chz.chz
 class SweepSettings:
-    """Seeds, sampler, workers and pruning of a sweep."""
+    """Seeds, sampler and workers of a sweep."""
 
     log_path: str = chz.field(default="runs/sweep", doc="directory of all runs")
     seeds: tuple[int, ...] = chz.field(
@@ -80,16 +74,10 @@ class SweepSettings:
     devices: tuple[str, ...] = chz.field(
         default=(), doc="GPUs assigned to the workers in turn, as in CUDA_VISIBLE_DEVICES"
     )
-    prune: Literal["none", "median"] = chz.field(
-        default="none", doc="stop a run that is below the median of the others"
-    )
-    prune_after: int = chz.field(
-        default=4, doc="prune: number of other runs that must have come as far"
-    )
 
     @chz.validate
     def _fields(self) -> None:
-        check_range(self, "trials", "workers", "prune_after", at_least=1)
+        check_range(self, "trials", "workers", at_least=1)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"seeds must be one or more different ones, found {self.seeds}")
         if len(set(self.devices)) < len(self.devices):
@@ -105,7 +93,6 @@ class Result:
     Attributes:
         run: name of its directory.
         trial: number of its trial.
-        state: pruned: it was stopped early; skipped: another seed of its trial was.
         generations: how many are recorded.
         final: the metric's last value; NaN where it was not measured.
         best: the metric's highest value.
@@ -183,7 +170,6 @@ class _Run:
     config: Config
     state: State = "waiting"
     problem: str = ""
-    curve: Curve = ()
 
     @property
     def path(self) -> Path:
@@ -191,7 +177,7 @@ class _Run:
 
     def result(self, metric: str) -> Result:
         rows = measured(self.path)
-        values = [value for _, value in curve(rows, metric)]
+        values = [row[metric] for row in rows if math.isfinite(row.get(metric, math.nan))]
         return Result(
             run=self.path.name,
             trial=self.trial.number,
@@ -208,7 +194,7 @@ class _Run:
 
 
 class _Sweep:
-    """A sweep in progress; `tell` takes a trial that is over, its value, and if it was pruned."""
+    """A sweep in progress; `tell` takes a trial that is over and its value."""
 
     def __init__(
         self,
@@ -217,7 +203,7 @@ class _Sweep:
         trackers: TrackerBuilder,
         trials: Iterator[Trial],
         num_trials: int,
-        tell: Callable[[Trial, float, bool], None] | None = None,
+        tell: Callable[[Trial, float], None] | None = None,
     ) -> None:
         self._settings = settings
         self._make = make
@@ -285,26 +271,20 @@ class _Sweep:
                 self._waiting.extend(_runs_of(trial, self._settings, self._make))
                 self._runs += self._waiting
             run = self._waiting.popleft()
-            run.curve = curve(measured(run.path), self._settings.metric)
-            if any(other.trial.name == run.trial.name for other in self._in("pruned")):
-                self._end(run, "skipped")
-            elif is_complete(run.config):
-                self._end(run, "complete")
-            elif self._is_behind(run):
-                self._end(run, "pruned")
-            else:
+            if not is_complete(run.config):
                 return run
+            self._end(run, "complete")
 
     async def _train(self, run: _Run, share: worker.Share) -> None:
         """Have a process train a run; interrupt it when this task is cancelled."""
         process = worker.start(run.config, share, self._output(run))
-        is_pruned = False
+        is_measured = False
         try:
             for look in itertools.count(1):
                 if process.poll() is not None:
                     break
-                if look % _LOOKS_BETWEEN_READINGS == 0 and not is_pruned:
-                    is_pruned = self._stops(run, process)
+                if look % _LOOKS_BETWEEN_READINGS == 0 and not is_measured:
+                    is_measured = self._is_measured(run)
                 await anyio.sleep(_SECONDS_BETWEEN_LOOKS)
         except BaseException:
             run.state = "interrupted"
@@ -314,8 +294,6 @@ class _Sweep:
                 await worker.end(process)
         if is_complete(run.config):
             self._end(run, "complete")
-        elif is_pruned:
-            self._end(run, "pruned")
         else:
             run.problem = self._why(run, process.returncode)
             self._end(run, "failed")
@@ -328,29 +306,20 @@ class _Sweep:
             return f"it ended, and {run.path} does not hold this run as this program knows it"
         return worker.last_words(self._output(run))
 
-    def _stops(self, run: _Run, process: subprocess.Popen[bytes]) -> bool:
-        """Interrupt a run that falls behind; refuse a metric that it does not measure."""
-        if self._settings.prune == "none" and run.curve:
-            return False  # It measures the metric, and nothing else depends on it yet.
-        rows = measured(run.path)
-        run.curve = curve(rows, self._settings.metric)
-        if rows and not run.curve:
-            self._refuse_metric(run)
-        if stops := self._is_behind(run):
-            process.send_signal(signal.SIGINT)
-        return stops
+    def _is_measured(self, run: _Run) -> bool:
+        """Whether a run measures the metric; False if it has measured nothing yet.
 
-    def _is_behind(self, run: _Run) -> bool:
-        if self._settings.prune == "none":
-            return False
-        others = [other.curve for other in self._runs if other.trial.name != run.trial.name]
-        at_least, length = self._settings.prune_after, run.config.num_generations
-        return falls_behind(run.curve, others, at_least, length)
+        Raises:
+            ConfigError: It has measured other metrics only.
+        """
+        rows = measured(run.path)
+        if rows and not any(self._settings.metric in row for row in rows):
+            self._refuse_metric(run)
+        return bool(rows)
 
     def _end(self, run: _Run, state: State) -> None:
         metric, run.state = self._settings.metric, state
         result = run.result(metric)
-        run.curve = curve(measured(run.path), metric)
         said = f", {metric} {result.final:.4g}" if state == "complete" else ""
         why = f": {run.problem}" if run.problem else ""
         print(f"{run.path}: {state} after {result.generations} generations{said}{why}", flush=True)
@@ -360,7 +329,7 @@ class _Sweep:
         states = {each.state for each in of_trial}
         if self._tell is not None and not states & {"waiting", "running"}:
             value = mean_of_complete([each.result(metric) for each in of_trial])
-            self._tell(run.trial, value, "pruned" in states)
+            self._tell(run.trial, value)
 
     def _refuse_metric(self, run: _Run) -> None:
         keys = dict.fromkeys(key for row in measured(run.path) for key in row)
@@ -379,42 +348,11 @@ class _Sweep:
         return results, text, self._trackers.summarise(self._path, rows, is_over=is_over)
 
 
-def falls_behind(
-    curve: Curve, others: Sequence[Curve], at_least: int, num_generations: int
-) -> bool:
-    """Whether a run is below the median of the others where its curve ends (Golovin et al. 2017).
-
-    Each run counts with the best that it has measured up to that generation. The first measurement
-    is left out, because all runs begin at the same base.
-
-    Args:
-        curve: of the run.
-        others: of all others, including those that are over.
-        at_least: number of others that must have come as far.
-        num_generations: of the whole run.
-    """
-    generation = curve[-1][0] if curve else 0
-    reached = [other for other in others if other and other[-1][0] >= generation]
-    if not 0 < generation < num_generations or len(reached) < at_least:
-        return False
-    return _standing(curve, generation) < median(_standing(each, generation) for each in reached)
-
-
-def _standing(curve: Curve, generation: int) -> float:
-    return max((value for at, value in curve if 0 < at <= generation), default=-math.inf)
-
-
 def measured(log_path: Path) -> list[dict[str, float]]:
     """The metrics of a run, which may be in progress; none where they cannot be read."""
     with contextlib.suppress(HistoryError):
         return read_metrics(log_path / METRICS)
     return []
-
-
-def curve(rows: Sequence[Mapping[str, float]], metric: str) -> Curve:
-    """(generation, metric), where it was measured."""
-    pairs = [(row.get(GENERATION, math.nan), row.get(metric, math.nan)) for row in rows]
-    return [(int(g), value) for g, value in pairs if math.isfinite(g) and math.isfinite(value)]
 
 
 def _row(result: Result) -> dict[str, object]:

@@ -182,16 +182,15 @@ class Study:
             seen.add(new.name)
             yield new
 
-    def tell(self, trial: Trial, value: float, is_pruned: bool) -> None:
+    def tell(self, trial: Trial, value: float) -> None:
         """Record a trial's value: the mean over its runs, NaN if there is none."""
         from optuna.trial import TrialState
 
         if trial.number in self._over:
             return
         self._over.add(trial.number)
-        if is_pruned or math.isnan(value):
-            state = TrialState.PRUNED if is_pruned else TrialState.FAIL
-            self._study.tell(trial.number, state=state)
+        if math.isnan(value):
+            self._study.tell(trial.number, state=TrialState.FAIL)
         else:
             self._study.tell(trial.number, value)
 
@@ -202,7 +201,7 @@ class Study:
             trial = Trial(drawn.number, options)
             if trial.name not in seen:
                 return trial
-            self.tell(trial, math.nan, is_pruned=False)
+            self.tell(trial, math.nan)
         return None
 
 

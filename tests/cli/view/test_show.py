@@ -29,7 +29,7 @@ def shown(log_path: Path) -> dict[str, list[str]]:
     return sections
 
 
-def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
+def test_a_summary_has_state_settings_gains_and_trends(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     held_out = [row["test/env/all/correct"] for row in rows if "test/env/all/correct" in row]
     found = shown(run)
@@ -46,11 +46,6 @@ def test_a_summary_has_state_settings_gains_trends_and_sizes(run: Path) -> None:
         for line in found["held-out, before -> after"]
     )
     assert [line.split()[0] for line in found["trends"]] == ["reward", "held-out", "answers/s"]
-    assert {line.split()[0] for line in found["on the disk"]} >= {
-        "config.json",
-        "history.jsonl",
-        "metrics.jsonl",
-    }
     assert "could not be read" not in found
 
 

@@ -33,13 +33,6 @@ GENOMES_G.append(Genome((Term(7, 0.1), Term(8, 0.3))))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1, 2)
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 STATIC = {"type": "float", "strategy": "tensor"}
-NV = {
-    "num_bits": 4,
-    "type": "float",
-    "strategy": "tensor_group",
-    "group_size": 16,
-    "scale_dtype": "torch.float8_e4m3fn",
-}
 HOW: dict[str, How | ByLibrary] = {
     "gptq": How("gptq"),
     "gptq with zeros": How("gptq", symmetric=False, dtype=torch.float16),
@@ -51,7 +44,6 @@ HOW: dict[str, How | ByLibrary] = {
 FLOATS = {
     "fp8 by block": How("fp8", bits=8, group=16),
     "fp8 by output": ByLibrary("float-quantized", INT8 | {"type": "float"}, INT8 | STATIC),
-    "nvfp4": ByLibrary("nvfp4-pack-quantized", NV),
 }
 SPACES = {
     "scales": QuantScales(),

@@ -11,11 +11,10 @@ pytest.importorskip("compressed_tensors", reason="it comes with vLLM, and with e
 
 from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer
 from es_cookbook.checkpoints.quantised import quantised_layers
-from es_cookbook.common.errors import ConfigError, ModelError
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Step, Term
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
-from es_cookbook.plugins.quantised import compression
 from es_cookbook.plugins.quantised.compression import write_rounded
 from es_cookbook.plugins.quantised.spaces import QuantCodes, QuantScales
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
@@ -71,9 +70,6 @@ async def test_the_quantised_spaces_evolve_the_bundled_model(
 ) -> None:
     copy = write_rounded(str(BUNDLED_MODEL), tmp_path / "copy")
     assert len(copy.rounded) == 4 * 7 and copy.left == {}, "its head is tied to the embedding"
-    assert 0.001 < copy.divergence < 0.1
-    assert copy.perplexity[1] == pytest.approx(copy.perplexity[0], rel=0.1)
-    assert copy.perplexity[0] < 4, "of 28: it knows what it wrote"
     engine = await TorchEngineBuilder()(model_name=str(tmp_path / "copy"), search_space=space)
     try:
         step = await engine.apply(Step((Term(5, 0.3),)))
@@ -104,8 +100,11 @@ def test_more_bits_and_smaller_groups_lose_less(tmp_path: Path) -> None:
         write_rounded(str(BUNDLED_MODEL), tmp_path / str(i), bits=bits, group_size=size)
         for i, (bits, size) in enumerate([(4, None), (4, 32), (8, 32)])
     ]
-    losses = [copy.divergence for copy in copies]
-    assert losses == sorted(losses, reverse=True) and losses[2] < 0.001
+    name = "model.layers.0.self_attn.q_proj.weight"
+    whole = load_causal_lm(str(BUNDLED_MODEL), "float32", CPU).get_parameter(name)
+    models = (load_causal_lm(str(tmp_path / str(i)), "float32", CPU) for i in range(3))
+    losses = [float((model.get_parameter(name) - whole).norm()) for model in models]
+    assert losses == sorted(losses, reverse=True) and losses[2] < losses[0] / 10
     sizes = [copy.num_bytes[1] for copy in copies]
     assert sizes == sorted(sizes)
 
@@ -140,19 +139,4 @@ def test_what_cannot_be_rounded_so_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         write_rounded(str(BUNDLED_MODEL), tmp_path / "copy", **how)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_copy_that_cannot_be_read_again_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(model_name: str, *others: object) -> object:
-        if model_name == str(BUNDLED_MODEL):
-            return load_causal_lm(model_name, "auto", CPU)
-        assert (Path(model_name) / "model.safetensors").is_file()
-        raise ModelError("unreadable")
-
-    monkeypatch.setattr(compression, "load_causal_lm", load)
-    with pytest.raises(ModelError, match="unreadable"):
-        write_rounded(str(BUNDLED_MODEL), tmp_path / "copy")
     assert list(tmp_path.iterdir()) == []

@@ -21,9 +21,6 @@ INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 STATIC, DYNAMIC = FP8 | {"strategy": "tensor"}, FP8 | {"strategy": "token", "dynamic": True}
-MX = {"type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
-FP4 = MX | {"num_bits": 4, "scale_dtype": "torch.uint8"}
-NV = FP4 | {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
 LIBRARY = {
     "int4 as llm-compressor's AWQ": ByLibrary("pack-quantized", INT4, dtype=torch.float16),
     "int4 by output": ByLibrary("pack-quantized", INT8 | {"num_bits": 4}),
@@ -39,9 +36,6 @@ LIBRARY = {
         "float-quantized", FP8 | {"strategy": "block", "block_structure": [16, 32]}, DYNAMIC
     ),
     "fp8 naive": ByLibrary("naive-quantized", FP8 | {"strategy": "channel"}, dtype=torch.float32),
-    "mxfp8": ByLibrary("mxfp8-quantized", MX | {"num_bits": 8, "scale_dtype": "torch.uint8"}),
-    "mxfp4": ByLibrary("mxfp4-pack-quantized", FP4),
-    "nvfp4": ByLibrary("nvfp4-pack-quantized", NV),
 }
 WHOLE = [
     How("gptq"),
@@ -231,6 +225,14 @@ def test_its_parameters_are_listed_after_each_quantised_weight(
         (
             {
                 "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "its format is nvfp4-pack-quantized, with 4 bits of type float",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
                 "format": "pack-quantized",
                 "config_groups": {"g": {"weights": {"num_bits": 8, "strategy": "token"}}},
             },
@@ -251,7 +253,7 @@ def test_other_formats_are_refused_with_those_that_are_accepted(
 
 
 GPTQ, AWQ, BLOCKS = How("gptq"), How("awq", symmetric=False), How("fp8", bits=8, group=16)
-NVFP4, W8A8 = LIBRARY["nvfp4"], LIBRARY["w8a8 int"]
+W8A8 = LIBRARY["w8a8 int"]
 
 
 @pytest.mark.parametrize(
@@ -274,9 +276,6 @@ NVFP4, W8A8 = LIBRARY["nvfp4"], LIBRARY["w8a8 int"]
         (BLOCKS, "weight_scale_inv", None, r"float8_e4m3fn and has no scales.*weight_scale_inv"),
         (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
         (BLOCKS, "weight", lambda t: t.to(torch.float8_e5m2), "is torch.float8_e5m2 of shape"),
-        (NVFP4, "weight_scale", lambda t: t[:, :3], r"shape \(96, 3\).*must be \(96, 4\)"),
-        (NVFP4, "weight_global_scale", lambda t: t * 0, "NaN or infinite"),
-        (NVFP4, "weight_global_scale", None, "lacks model.layers.0.mlp.up_proj.weight_global"),
         (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
         (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
     ],
@@ -310,8 +309,6 @@ def test_a_damaged_layer_is_named(
         (BLOCKS, GPTQ, r"says that it is quantised as gptq, and its files have no tensor named"),
         (BLOCKS, How("fp8", group=0), r"quantised as fp8, .* no tensor named \*.weight_scale$"),
         (W8A8, LIBRARY["fp8 naive"], "is torch.int8 of shape .* stores torch.float8_e4m3fn"),
-        (NVFP4, LIBRARY["mxfp4"], "are torch.float8_e4m3fn, and mxfp4-pack-quantized, as config"),
-        (LIBRARY["int4 by output"], NVFP4, r"is torch.int32 of shape .* stores torch.uint8"),
     ],
 )
 def test_a_config_that_names_another_format_than_the_files_have_is_refused(

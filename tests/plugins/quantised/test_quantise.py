@@ -12,13 +12,12 @@ from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.said import typed
 
 
-def test_it_says_what_it_left_and_how_close_the_rest_comes(tmp_path: Path) -> None:
+def test_it_says_what_it_left(tmp_path: Path) -> None:
     output = tmp_path / "new" / "copy"
     said = typed("quantise", f"model_name={BUNDLED_MODEL}", f"output={output}", "group_size=128")
-    left, compared, done = said.stdout.splitlines()
+    left, done = said.stdout.splitlines()
     assert left.startswith("not quantised (group_size=128 does not divide 448 inputs): model.")
     assert left.endswith("model.layers.2.mlp.down_proj and 1 more")
-    assert compared.startswith("on 16 texts of 32 tokens that the model wrote: perplexity 2.")
     assert done == f"24 layers quantised, 3.4 MiB -> 789.7 KiB: {output}"
     assert said.stderr == f"rounding {BUNDLED_MODEL} to 4 bits\n", "no bars"
     how = json.loads((output / "config.json").read_text())["quantization_config"]

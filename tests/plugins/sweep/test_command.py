@@ -94,7 +94,6 @@ def test_lists_and_ranges_are_read_as_they_are_typed() -> None:
         (["range.optimizer.sigma=-1:1", "sampler=optuna"], "optimizer.sigma must be"),
         (["sampler=gird"], "did you mean 'grid'?"),
         (["recipe=count"], "unknown recipe 'count': did you mean 'countdown'?"),
-        (["prune=medium"], "did you mean 'median'?"),
         (["workers=0"], "workers must be at least 1"),
     ],
 )

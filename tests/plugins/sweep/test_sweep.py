@@ -21,7 +21,6 @@ from es_cookbook.common.errors import ConfigError, RunDirectoryError, SweepError
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.frames import frames
 from es_cookbook.plugins.sweep import Range, SweepSettings, Value, Values, sweep
-from es_cookbook.plugins.sweep.loop import Curve, falls_behind
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.lock import RunLock
 from es_cookbook.runs.history.store import read_history
@@ -158,23 +157,6 @@ def test_an_interrupted_sweep_leaves_nothing_running_and_goes_on(tmp_path: Path)
 
 @QUICK
 @pytest.mark.slow
-def test_a_run_that_falls_behind_is_stopped_and_its_trial_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    how = settings(tmp_path, metric="optimizer/sigma", prune="median", prune_after=1, seeds=(0, 1))
-    space = {"sigma": Values((0.2, 0.1))}
-    held = tmp_path / "held"
-    held.touch()
-    long = functools.partial(make, generations=4, held_by={0.1: held})
-    results = sweep(how, long, space)
-    assert [result.state for result in results] == ["complete"] * 2 + ["pruned", "skipped"]
-    assert results[2].generations == 2
-    assert "| 0.1 | – | – | 1 pruned, 1 skipped |" in capsys.readouterr().out
-    assert sweep(how, long, space) == results
-
-
-@QUICK
-@pytest.mark.slow
 def test_a_run_that_fails_is_told_in_the_end_and_the_others_are_made(tmp_path: Path) -> None:
     def without_model(options: Mapping[str, Value]) -> Config:
         config = make(options)
@@ -289,35 +271,3 @@ def test_a_run_ends_with_the_process_of_its_sweep(tmp_path: Path) -> None:
     assert worker.wait(30) == 130
     assert b"interrupted after generation" in worker.stderr.read()
     assert len(list(read_history(history))) < 10_000
-
-
-GOOD = [(0, 0.1), (10, 0.5), (20, 0.6), (27, 0.7)]
-FAIR = [(0, 0.1), (10, 0.3), (20, 0.4)]
-POOR = [(0, 0.1), (10, 0.2), (20, 0.2)]
-
-
-@pytest.mark.parametrize(
-    ("curve", "others", "expected"),
-    [
-        (POOR, [GOOD, FAIR], True),
-        (FAIR, [GOOD, FAIR, POOR], False),
-        (GOOD, [FAIR, POOR], False),
-        (POOR, [GOOD], False),
-        (POOR[:1], [GOOD, FAIR], False),
-        ([], [GOOD, FAIR], False),
-        ([(0, 0.0)], [[(0, 1.0)], [(0, 1.0)]], False),
-        ([(10, 0.4), (20, 0.0)], [FAIR, POOR], False),
-        (POOR, [GOOD, FAIR[:2]], False),
-        (POOR, [[(20, 0.1)], [(27, 0.9)]], False),
-        ([(0, 0.9), *POOR[1:]], [GOOD, FAIR], True),
-    ],
-    ids=[
-        *("below", "at the median", "above", "too few others", "the base is nobody's fault"),
-        *("nothing yet", "only the base", "its best counts", "others are not there yet"),
-        *("what others measure later does not count", "nor does its own base"),
-    ],
-)
-def test_a_run_below_the_median_of_the_others_is_stopped(
-    curve: Curve, others: list[Curve], expected: bool
-) -> None:
-    assert falls_behind(curve, others, at_least=2, num_generations=27) is expected

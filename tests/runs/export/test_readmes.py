@@ -85,7 +85,7 @@ FLOATS = {
     if name.startswith("fp8") or (isinstance(how, ByLibrary) and how.weights["type"] == "float")
 }
 """Those whose own numbers no run moves."""
-ALIKE = ("gptq_v2", "naive-quantized", "mxfp8-quantized", "mxfp4-pack-quantized")
+ALIKE = ("gptq_v2", "naive-quantized")
 """Those that are read otherwise than one of the others, and then written as that is."""
 BASES = ("directory", "file", "run", *QUANTISED)
 _WITH_BASE = ("adapter", "fitted", "fitted file")
