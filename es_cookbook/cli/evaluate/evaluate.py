@@ -335,7 +335,7 @@ def _metric(config: EvaluateConfig, evaluation: Evaluation) -> str:
     results = evaluation.results
     of_votes = VOTE if evaluation.voters else ""
     metric = of_votes or config.metric or results.solved_metric or REWARD
-    results.values(metric)  # Refused if nobody reported it; if all are lost, nobody could.
+    results.values(metric)  # Refused unless an Env reported it.
     return metric if metric in results.metrics else REWARD
 
 

@@ -135,7 +135,7 @@ def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "
     """A run at the generation in which somebody is asked for, or a model, on an engine.
 
     Raises:
-        ESCookbookError: There is no such run, or nobody like that in it.
+        ESCookbookError: There is no such run, or no such genome in it.
     """
     if not config.log_path:
         name = str(config.model_name)

@@ -118,7 +118,7 @@ def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
     """How many of the problems were trained on, where that matters and is not none."""
     name, known = evaluation.name, evaluation.trained_on
     if setting.split == "train" or known == 0 or (known is None and not evaluation.generation):
-        return ""  # Of a model nobody expects to know it.
+        return ""
     if known is None:
         return _wrapped(f"Which of these problems {name} trains on is not known.")
     count = plural(len(evaluation.results.names_P), "problem")

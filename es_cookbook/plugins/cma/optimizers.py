@@ -1,25 +1,24 @@
-"""CMA-ES, with a full or a diagonal covariance: optimizers that name points by coordinates.
+"""CMA-ES with a full or a diagonal covariance: optimizers that name points by coordinates.
 
-CMA-ES learns in which directions steps pay, so its genomes are no multiples of fixed noise: each
-carries its coordinates (`Genome.offsets`, what is added to the base), and a step puts the centre on
-the new mean of the distribution (`OffsetsRule`). The history thus holds the mean of every
-generation, 5.3 bytes a parameter (float32 in base64), and engines are sent 4 bytes a parameter for
-each genome: this is for spaces of 10² to 10⁶ parameters.
+CMA-ES learns the scale of directions, so its genomes are not multiples of fixed noise: each carries
+its coordinates (`Genome.offsets`, added to the base), and a step puts the centre on the new mean of
+the distribution (`OffsetsRule`). The history holds the mean of every generation, 5.3 bytes per
+parameter (float32 in base64), and engines receive 4 bytes per parameter and genome: this is for
+spaces of 10² to 10⁶ parameters.
 
-What is told is ranks, best first, ties in the order of the population. CMA-ES sees no more of the
-fitness anyway. A lost genome (NaN) ranks below all others: its region fails, as far as anybody
-knows, and the libraries want the whole population ranked. Where no two genomes differ, or all are
-lost, there is nothing to rank: nothing is told, and the step is empty.
+CMA-ES uses only ranks, best first, ties in the order of the population. A lost genome (NaN) ranks
+last, because the libraries need the whole population ranked. If no two genomes differ, or all are
+lost, nothing is told, and the step is empty.
 
-`sigma_schedule` multiplies σ on top of what CMA-ES adapts. The paths by which it adapts are in
-units of σ, so they stay what they are.
+`sigma_schedule` multiplies σ on top of what CMA-ES adapts. Its evolution paths are in units of σ,
+so they are not affected.
 
 The state is rebuilt by asking and telling the recorded generations again. The libraries compute
-with NumPy and LAPACK, so the same bits come back where those are the same; elsewhere the recorded
-steps still give the same centre, but going on may be refused, with the advice to fork.
+with NumPy and LAPACK, so the bits are the same where those are the same. Elsewhere the recorded
+steps still give the same centre, but continuing may be refused, with the advice to fork.
 
-The distribution begins around the base, or in a fork around the mean that the other run's
-CMA-ES came to, with `sigma` and no covariance learned yet.
+The distribution begins around the base, or in a fork around the last mean of the other run, with
+`sigma` and no learned covariance.
 """
 
 import importlib
@@ -54,7 +53,7 @@ _SMALLEST_POPULATION = 4
 
 @chz.chz
 class _OffsetsBuilder(OptimizerBuilder):
-    """What they share; `name` is what users type, `package` the library."""
+    """Options of both; `name` is the name that users type, `package` the library."""
 
     name = package = ""
     sigma: float = chz.field(
@@ -92,10 +91,10 @@ class _OffsetsBuilder(OptimizerBuilder):
 
     @abstractmethod
     def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
-        """Build it for so many parameters.
+        """Build it for a number of parameters.
 
         Raises:
-            ConfigError: They are too many, or too few.
+            ConfigError: There are too many or too few.
         """
 
     @override
@@ -126,7 +125,7 @@ class _OffsetsBuilder(OptimizerBuilder):
 
 
 class _OffsetsOptimizer(Optimizer):
-    """Asks and tells a distribution that a subclass keeps."""
+    """Asks and tells a distribution, which a subclass holds."""
 
     def __init__(
         self, config: _OffsetsBuilder, run_seed: int, num_generations: int, dimension: int
@@ -135,7 +134,7 @@ class _OffsetsOptimizer(Optimizer):
         self._run_seed = run_seed
         self._num_generations = num_generations
         self._factor = 1.0
-        """By which the distribution's σ has been multiplied, in all."""
+        """The factor on the distribution's σ so far."""
         refuse_zero_sigma(self._factor_at, num_generations)
         self._sigma = config.sigma
         self._asked: int | None = None
@@ -145,7 +144,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @abstractmethod
     def start(self, mean: Floats) -> None:
-        """Begin with a round distribution about this mean, which is not to be written."""
+        """Begin with an isotropic distribution around this mean, which must not be changed."""
 
     @abstractmethod
     def scale(self, factor: float) -> None:
@@ -165,7 +164,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @override
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """The last step that moves has to name the centre."""
+        """The last step that moves must name the centre by coordinates."""
         moving = [step for step in steps if step.terms or step.decay or step.rule]
         if not moving:
             return
@@ -180,7 +179,7 @@ class _OffsetsOptimizer(Optimizer):
 
     @override
     def ask(self, generation: int) -> list[Genome]:
-        """A population around the mean, none of it the mean itself."""
+        """A population around the mean."""
         if self._asked != generation:
             factor = self._factor_at(generation)
             self.scale(factor / self._factor)
@@ -199,7 +198,7 @@ class _OffsetsOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """To the new mean; nothing where the fitness ranks nobody."""
+        """The step to the new mean; empty if the fitness ranks no genome."""
         check_fitness(fitness_G)
         self.ask(generation)
         if len(genomes_G) != len(self._points_G):
@@ -224,7 +223,7 @@ class _OffsetsOptimizer(Optimizer):
 
 
 _MATRICES = 4
-"""Of n² float64 that are alive at once: C, its eigenvectors, and what LAPACK works in."""
+"""Arrays of n² float64 that are alive at once: C, its eigenvectors, LAPACK's work space."""
 
 
 @chz.chz

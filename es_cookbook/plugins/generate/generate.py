@@ -48,7 +48,7 @@ from es_cookbook.runs.files import LineFile, replace_file
 PARTS = ".parts"
 """Ends the name of the file with the answers as they came."""
 HOPELESS = 16
-"""After so many questions in a row without an answer, no more are asked."""
+"""Consecutive questions without an answer after which no more are asked."""
 
 
 class _Answers:
@@ -217,7 +217,7 @@ def _key(prompt: str, replica: int) -> str:
 
 
 def _missing(config: GenerateConfig, prompts: Collection[str], answers: _Answers) -> list[Asked]:
-    """What is not answered yet, replica by replica."""
+    """The unanswered questions, replica by replica."""
     found = [
         (key, prompt, None if config.seed is None else _seed(config.seed, key))
         for replica in range(config.replicas)

@@ -1,63 +1,61 @@
 """A genetic algorithm on seeds: individuals breed, and the fittest of them is the centre.
 
 Deep GA (Such et al. 2017, arXiv:1712.06567) with crossover, species (Stanley and Miikkulainen 2002)
-and islands. A child has the genes of a parent, or of two crossed, and one new mutation:
+and islands. A child has the genes of one parent, or of two crossed, and one new mutation:
 
     child = cross(tournament, tournament) or tournament;   child <- child + σ ε(new seed)
 
-The centre is the champion, the fittest of the last generation whose fitness was not all equal:
-exactly the base plus its genes' terms, in the order of birth. A genome is how another individual
-differs from it (`difference`), so shared genes cost nothing, and long genealogies fit
-into an engine that hosts few terms a genome. An individual that differs from the champion by
-`max_terms` genes or more does not breed, and of a cross that would the first parent breeds alone.
-An island on which nobody may breed begins again from the champion.
-
-An individual is a set of genes: a gene is a seed and its coefficient, and an individual's weights
+An individual is a set of genes. A gene is a seed and its coefficient, and an individual's weights
 are the base plus its genes' terms in the order of their birth. That order is the same in all
-individuals, so equal sets are equal weights, to the bit, however they were bred. What two
-individuals share, how far apart they are and what a child of both may have is set arithmetic.
+individuals, so equal sets have equal weights, to the bit, however they were bred. Shared genes,
+distances and crossover are set arithmetic.
+
+The centre is the champion: the fittest individual of the last generation whose fitness was not all
+equal. A genome is the difference between an individual and the champion (`difference`), so shared
+genes cost nothing, and long genealogies fit into an engine that hosts few terms per genome. An
+individual that differs from the champion by `max_terms` genes or more does not breed; if a cross
+would differ that much, the first parent breeds alone. An island without parents restarts from the
+champion.
 
 A generation of equal fitness changes neither champion nor parents; the next one has other children
 of the same parents. Lost genomes (NaN) do not breed.
 
-Tournaments use order alone, so how rewards were shaped into fitness does not matter. Species keep a
-niche alive while it is still worse than the best: similar individuals compete with each other, and
-the number of a species' children follows from its *mean*, not from its size. That is fitness
-sharing, over ranks, because centred fitness is negative for half of them.
+Tournaments use only the order, so the shaping of rewards into fitness does not matter. Species keep
+a niche alive while it is still worse than the best: similar individuals compete with each other,
+and the number of a species' children follows from its *mean* rank, not from its size (fitness
+sharing, over ranks because centred fitness is negative for half of them).
 
-Individuals are similar in genes, which tell relatives from strangers, or (`species_by=behaviour`)
-in what they solve, as in novelty search (Lehman and Stanley 2011): the mean |difference| of scores
-over the problems that both have tells those who solve some problems from those who solve others,
-even one mutation apart. Behaviour is only compared within a generation, where all attempt the same
-problems; all parents, migrants too, are from one generation.
+Similarity is by genes, which tells relatives from strangers, or (`species_by=behaviour`) by what
+individuals solve, as in novelty search (Lehman and Stanley 2011): the mean |difference| of scores
+over the problems that both have. Behaviour is compared within a generation only, where all attempt
+the same problems.
 
 `es_weight` mixes in evolution strategies: α/N · Σ fitness · ε over the new mutations, with their
-mean fitness as the baseline, is added to a trunk of terms that all share, so no genome grows. This
-α is the one rate there is, and `es_weight_schedule` is a factor on it.
+mean fitness as the baseline, is added to a trunk of terms that all individuals share. α is
+`es_weight` times its schedule.
 
 `merge_every` replaces the population by one individual (`es.merged`): each inherited gene with the
 mean of its holders' coefficients, and the new mutations by fitness, as in an ES step of α
-`es_weight`. It becomes the trunk, and everybody begins there again without genes.
+`es_weight`. It becomes the trunk, and all individuals restart there without genes.
 
 Traps:
 
 - Two lines that parted t generations ago differ by 2 t genes, so `max_terms` also limits how long a
   niche or an island stays apart. Strong selection (truncation, larger tournaments, fewer elites)
-  keeps relatives near.
+  keeps relatives close.
 - The champion is the best of many that were tried on few problems, and so partly lucky. Elites are
   tried again, on the next problems.
-- Sampled answers vary, so `species_distance` by behaviour must be more than an individual differs
-  from itself. Who is alone in a species breeds, so many small species select little.
+- Sampled answers vary, so `species_distance` by behaviour must be larger than the difference
+  between two attempts of one individual. Small species select little.
 - In a merge, a gene that one individual holds counts as much as one that all hold: merge after
   selection has left few lines.
 
-Cost: the noise of one term a generation while the champion's line goes on; when another line takes
-over, that of all its genes (with `es_weight`, of the whole trunk too), in time and in the history.
-Loading takes the noise of the terms of all genomes. Memory: a few megabytes of genes.
+Cost: the noise of one term per generation while the champion's line goes on; when another line
+takes over, that of all its genes (with `es_weight`, of the whole trunk too), in time and in the
+history. Loading takes the noise of the terms of all genomes. Memory: a few megabytes of genes.
 
-Left out: a step of a policy gradient as a parent, which would merge models by weights as surveyed
-in arXiv:2408.07666. Genes are seeds and a gradient is none: of its squared length in d dimensions,
-K seeds hold K/d in expectation, which is nothing for a thousand seeds and 10^8 weights. A run may
+Left out: a step of a policy gradient as a parent (model merging, surveyed in arXiv:2408.07666).
+Genes are seeds, and K seeds hold only K/d of a gradient's squared length in d dimensions. A run may
 begin from a gradient's checkpoint instead, and a gradient from a run (`model_name=runs/mine`).
 """
 
@@ -88,7 +86,7 @@ from es_cookbook.evolution.optimizers.es import merged, weighted_sum
 from es_cookbook.evolution.spaces.base import SearchSpace
 
 _CHANCE = 2.0**63
-"""Above what `derive_seed` gives."""
+"""The exclusive upper bound of `derive_seed`."""
 
 
 class Gene(NamedTuple):
@@ -106,9 +104,9 @@ class Gene(NamedTuple):
 
 
 Individual: TypeAlias = frozenset[Gene]
-"""At most one gene a birth."""
+"""At most one gene per birth."""
 BASE: Individual = frozenset()
-"""The base model, which everybody descends from."""
+"""The base model, from which all individuals descend."""
 
 
 def terms(genes: Iterable[Gene]) -> tuple[Term, ...]:
@@ -117,9 +115,9 @@ def terms(genes: Iterable[Gene]) -> tuple[Term, ...]:
 
 
 def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
-    """What a genome adds to the centre to be this individual, oldest first.
+    """The terms that turn the centre into this individual, oldest first.
 
-    What it has and the centre has not, and the negative of what the centre has and it has not.
+    Genes that the centre lacks, and the negative of genes that only the centre has.
     >>> difference(frozenset({Gene(0, 7, 0.5), Gene(2, 9, 0.5)}), frozenset({Gene(0, 7, 0.5)}))
     (Term(seed=9, coefficient=0.5),)
     """
@@ -130,35 +128,31 @@ def difference(individual: Individual, centre: Individual) -> tuple[Term, ...]:
 
 
 def distance(a: Individual, b: Individual) -> int:
-    """Genes in which two individuals differ: the terms of their `difference`.
+    """Number of genes in which two individuals differ (Stanley and Miikkulainen 2002).
 
-    The measure of Stanley and Miikkulainen (2002), but not divided by the number of genes: a share
-    would shrink as genealogies grow, though relatives stay as far apart.
+    It is not divided by the number of genes: that share would shrink as genealogies grow.
     """
     return len(a ^ b)
 
 
 def uniform(a: Individual, b: Individual, from_a: Callable[[int], bool]) -> Individual:
-    """Every seed as `a` has it, or has it not, where the coin `from_a(birth)` says so; else as `b`.
+    """Uniform crossover: each gene as in `a` if the coin `from_a(birth)` says so, else as in `b`.
 
-    What both have is always kept.
+    Genes of both are always kept.
     """
     return (a & b) | {gene for gene in a ^ b if (gene in a) == from_a(gene.birth)}
 
 
 def in_order(trunk: Sequence[Gene], individual: Individual) -> list[Gene]:
-    """All that makes an individual's weights from the base, as it is added: by birth.
-
-    `trunk` is what all individuals have beside their own genes, by birth.
-    """
+    """All genes of an individual in the order of their terms: those of the trunk and its own."""
     return sorted((*trunk, *individual), key=lambda gene: gene.birth)
 
 
 def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
-    """How a centre that is exactly `before` becomes exactly `after`; both `in_order`.
+    """The step from a centre of the genes `before` to one of the genes `after`; both `in_order`.
 
-    Where the one goes on from the other, what is new is added. Otherwise back to the base, which is
-    exact, and all terms again: subtracting terms would leave their rounding behind.
+    New genes at the end are added. Otherwise the step returns to the base and adds all terms again:
+    subtracting terms would leave their rounding behind.
     """
     if after[: len(before)] == before:
         return Step(terms(after[len(before) :]))
@@ -166,15 +160,14 @@ def step_between(before: Sequence[Gene], after: Sequence[Gene]) -> Step:
 
 
 class Parent(NamedTuple):
-    """Someone of a population, who may breed.
+    """An individual of a population.
 
     Attributes:
         individual: its genes.
-        fitness: of the generation that it was tried in; NaN before, and if it was lost.
-        scores_P: its behaviour, on that generation's problems: NaN where it has none. Empty where
-            nobody looks at it.
-        island: where it was tried.
-        mutation: what was new in it then; None for an elite.
+        fitness: fitness in its generation; NaN before it was tried, and if it was lost.
+        scores_P: its behaviour, NaN where a score is missing; empty if species go by seeds.
+        island: index of its island.
+        mutation: its new gene; None for an elite.
     """
 
     individual: Individual
@@ -185,15 +178,15 @@ class Parent(NamedTuple):
 
 
 def genes_apart(a: Parent, b: Parent) -> float:
-    """How far apart two are by their seeds: genes in which they differ, 0 on."""
+    """Distance of two individuals by genes."""
     return distance(a.individual, b.individual)
 
 
 def behaviour_apart(a: Parent, b: Parent) -> float:
-    """How far apart two of a generation are by what they do: mean |difference| of rewards.
+    """Distance of two individuals of a generation by behaviour: mean |difference| of rewards.
 
-    The mean is over the problems on which both have a reward; infinity if there are none. Of
-    rewards 0 and 1 it is the share of problems that one of them solves and the other does not.
+    The mean is over the problems on which both have a reward; infinity if there are none. For
+    rewards 0 and 1 it is the share of problems that exactly one of them solves.
 
     >>> behaviour_apart(Parent(frozenset(), 0.5, (1.0, 0.0)), Parent(frozenset(), 0.5, (0.5, 1.0)))
     0.75
@@ -207,26 +200,25 @@ DISTANCES: Mapping[str, Callable[[Parent, Parent], float]] = {
     "seeds": genes_apart,
     "behaviour": behaviour_apart,
 }
-"""What species can go by."""
+"""Distances for species."""
 
 
 def best_first(parents: Sequence[Parent]) -> list[Parent]:
-    """By fitness; equals stay in their order."""
+    """Sorts by fitness; equals keep their order."""
     return sorted(parents, key=lambda parent: -parent.fitness)
 
 
 def tournament(parents: Sequence[Parent], draws: Sequence[int]) -> Parent:
-    """The fittest of those drawn, by integers far above their number; of equals the first."""
+    """The fittest of the drawn parents; `draws` are large integers; the first of equals."""
     return max((parents[draw % len(parents)] for draw in draws), key=lambda parent: parent.fitness)
 
 
 def species_of(
     parents: Sequence[Parent], apart: Callable[[Parent, Parent], float], threshold: float | None
 ) -> list[list[Parent]]:
-    """Clusters of the similar: each joins the first species whose best member is near enough.
+    """Clusters: each parent joins the first species whose best member is within `threshold`.
 
-    Near is at most `threshold` apart; None for one species. The parents are best first, and so are
-    the species by their best members, and each species' members.
+    None makes one species. The parents are sorted best first, and so are species and members.
     """
     if threshold is None:
         return [list(parents)]
@@ -242,7 +234,7 @@ def species_of(
 
 
 def elites(species: Sequence[Sequence[Parent]], number: int) -> list[Parent]:
-    """The best of each species, then the second best of each, and so on, each time best first."""
+    """The best of each species, then the second best of each, and so on."""
     places = [(place, -p.fitness) for members in species for place, p in enumerate(members)]
     flat = [parent for members in species for parent in members]
     order = sorted(range(len(flat)), key=places.__getitem__)
@@ -250,18 +242,18 @@ def elites(species: Sequence[Sequence[Parent]], number: int) -> list[Parent]:
 
 
 def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
-    """How many children each species has: in proportion to its mean rank, the worst having rank 1.
+    """Children of each species, in proportion to its mean rank; the worst rank is 1.
 
     >>> one, other = [Parent(frozenset(), f) for f in (1.0, 1.0)], [Parent(frozenset(), 4.0)]
     >>> quotas([other, one], 9)
     [6, 3]
     """
     of_species = [np.array([parent.fitness for parent in members]) for members in species]
-    everybody = np.concatenate(of_species)
-    means = [float((average_ranks(fitness, everybody) + 1).mean()) for fitness in of_species]
+    of_all = np.concatenate(of_species)
+    means = [float((average_ranks(fitness, of_all) + 1).mean()) for fitness in of_species]
     shares = [number * mean / sum(means) for mean in means]
     counts = [int(share) for share in shares]
-    # What is left over goes to the largest remainders.
+    # The rest goes to the largest remainders.
     by_remainder = sorted(range(len(shares)), key=lambda s: counts[s] - shares[s])
     for s in by_remainder[: number - sum(counts)]:
         counts[s] += 1
@@ -271,7 +263,7 @@ def quotas(species: Sequence[Sequence[Parent]], number: int) -> list[int]:
 def parents_of(
     species: Sequence[Sequence[Parent]], number: int, truncation: float
 ) -> list[Sequence[Parent]]:
-    """For each child, who may be its parents: the best `truncation`, rounded up, of a species."""
+    """For each child, its possible parents: the best `truncation` of a species, rounded up."""
     return [
         members[: math.ceil(truncation * len(members))]
         for members, quota in zip(species, quotas(species, number), strict=True)
@@ -280,9 +272,9 @@ def parents_of(
 
 
 def migrated(islands: Sequence[Sequence[Parent]]) -> list[list[Parent]]:
-    """In a ring, each island's best also joins the next one, in place of the worst there.
+    """Each island's best also joins the next island of the ring, in place of the worst there.
 
-    Islands are best first; whoever is alone on one stays.
+    Islands are sorted best first; the only parent of an island stays.
     """
     if len(islands) == 1:
         return [list(parents) for parents in islands]
@@ -333,7 +325,8 @@ class Genetic(OptimizerBuilder):
         default=5, doc="generations after which each island's best also joins the next island"
     )
     es_weight: float = chz.field(
-        default=0.0, doc="α of an ES step over the new mutations that moves everybody; 0: none"
+        default=0.0,
+        doc="α of an ES step over the new mutations, for all individuals; 0: none",
     )
     es_weight_schedule: Schedule = schedule_field("factor on es_weight over the run")
     merge_every: int = chz.field(
@@ -383,9 +376,9 @@ class Genetic(OptimizerBuilder):
 
 
 class _Population(NamedTuple):
-    """A generation: everybody, in the order of the genomes.
+    """A generation, in the order of the genomes.
 
-    `outgrown` did not breed, or were crossed and not born, because of `max_terms`.
+    `outgrown` counts parents and crosses that `max_terms` excluded.
     """
 
     generation: int
@@ -395,10 +388,10 @@ class _Population(NamedTuple):
 
 
 class _GeneticOptimizer(Optimizer):
-    """What it asks depends on the run seed, the generation and what was told.
+    """The genomes depend on the run seed, the generation and what was told before.
 
     Attributes:
-        champion: the centre's own genes.
+        champion: the centre's genes without the trunk.
     """
 
     def __init__(self, config: Genetic, run_seed: int, num_generations: int) -> None:
@@ -430,7 +423,7 @@ class _GeneticOptimizer(Optimizer):
         return self._config.max_terms
 
     def begin_after(self, steps: Sequence[Step]) -> None:
-        """Take what these steps added to the base as the trunk: everybody has it."""
+        """Take the terms that these steps added to the base as the trunk of all individuals."""
         plain = True
         for step in steps:
             if step.decay == 1.0:
@@ -447,7 +440,7 @@ class _GeneticOptimizer(Optimizer):
         self._centre = list(self._trunk)
 
     def ask(self, generation: int) -> list[Genome]:
-        """Island after island, each with its elites first, as differences from the champion."""
+        """The individuals as differences from the champion, by island, elites first."""
         members_G = self.population(generation).members_G
         return [Genome(difference(member.individual, self.champion)) for member in members_G]
 
@@ -458,7 +451,7 @@ class _GeneticOptimizer(Optimizer):
         scores_P_G: Floats | None,
         fitness_G: Floats,
     ) -> Step:
-        """From the champion before to the champion now, and the ES step if there is one."""
+        """The step from the old champion to the new one, with the ES step if there is one."""
         check_fitness(fitness_G)
         asked = self.population(generation)
         told = self._told(asked.members_G, scores_P_G, fitness_G)
@@ -477,17 +470,17 @@ class _GeneticOptimizer(Optimizer):
         return step_between(before, self._centre)
 
     def metrics(self) -> Mapping[str, float]:
-        """How many had outgrown `max_terms`, and how many species there were."""
+        """Numbers of outgrown individuals and of species."""
         return self._metrics
 
     def population(self, generation: int) -> _Population:
-        """Everybody of a generation, island after island, each with its elites first."""
+        """All individuals of a generation, by island, elites first."""
         if self._latest is None or self._latest.generation != generation:
             self._latest = self._bred(generation)
         return self._latest
 
     def _bred(self, generation: int) -> _Population:
-        """On each island: its elites, and children of those near enough to be hosted."""
+        """The elites of each island, and children of parents that can be hosted."""
         config, apart = self._config, DISTANCES[self._config.species_by]
         members_G: list[Parent] = []
         outgrown = num_species = 0
@@ -511,7 +504,7 @@ class _GeneticOptimizer(Optimizer):
     def _child(
         self, generation: int, n: int, pool: Sequence[Parent]
     ) -> tuple[Individual, Gene, bool]:
-        """What a generation's child n inherits, its mutation, and whether a cross had outgrown."""
+        """Inherited genes and mutation of child n, and whether its cross had outgrown."""
         config = self._config
 
         def derived(purpose: str, *indices: int) -> int:
@@ -535,17 +528,17 @@ class _GeneticOptimizer(Optimizer):
         return parent, mutation, True
 
     def _is_near(self, individual: Individual) -> bool:
-        """Whether it can be hosted with a mutation more."""
+        """Whether it can be hosted with one more mutation."""
         return distance(individual, self.champion) < self._config.max_terms
 
     def _birth(self, generation: int, n: int) -> int:
-        """The birth of a generation's child n; of its ES step if n is the population's size."""
+        """The birth of child n of a generation; n = population_size is the ES step."""
         return generation * (self._config.population_size + 1) + n
 
     def _told(
         self, members_G: Sequence[Parent], scores_P_G: Floats | None, fitness_G: Floats
     ) -> list[Parent]:
-        """Those who were not lost, with their scores only where species go by them."""
+        """The members that were not lost, with scores if species go by them."""
         behaviour_G: Sequence[Sequence[float]] = [()] * len(members_G)
         if self.records_scores:
             if scores_P_G is None:
@@ -559,7 +552,7 @@ class _GeneticOptimizer(Optimizer):
         ]
 
     def _select(self, told: Sequence[Parent]) -> None:
-        """The fittest is the champion; of equals the champion stays, or else it is the first."""
+        """The fittest becomes the champion; among equals the champion stays, or else the first."""
         best = max(told, key=lambda parent: (parent.fitness, parent.individual == self.champion))
         self.champion = best.individual
         self._islands = [
@@ -568,7 +561,7 @@ class _GeneticOptimizer(Optimizer):
         ]
 
     def _merge(self, generation: int, told: Sequence[Parent]) -> None:
-        """Everybody's genes, as `es.merged` has them, join the trunk, where all begin again."""
+        """Merge all genes into the trunk (`es.merged`), from which all individuals restart."""
         new = {parent.mutation.seed for parent in told if parent.mutation is not None}
         births = {gene.seed: gene.birth for parent in told for gene in parent.individual}
         genomes_G = [Genome(terms(sorted(parent.individual))) for parent in told]
@@ -580,7 +573,7 @@ class _GeneticOptimizer(Optimizer):
         self._islands = [[Parent(BASE, 0.0)] for _ in self._islands]
 
     def _es_step(self, generation: int, told: Sequence[Parent]) -> list[Gene]:
-        """What the new mutations say about the trunk, their mean fitness being the baseline."""
+        """An ES step over the new mutations, with their mean fitness as the baseline."""
         tried = [(p.mutation, p.fitness) for p in told if p.mutation is not None]
         if not tried:
             return []
@@ -592,7 +585,7 @@ class _GeneticOptimizer(Optimizer):
 
 
 def _is_due(every: int, generation: int) -> bool:
-    """Whether what happens every so many generations, if that is not 0, follows this one."""
+    """Whether an event of this period follows this generation; 0: never."""
     return every > 0 and (generation + 1) % every == 0
 
 

@@ -6,17 +6,15 @@
     echo 'What is 2 + 2?' | python -m es_cookbook play runs/mine genome=base
 
 In a terminal a line is a prompt, or a command (`/help` lists them). Through a pipe there is no
-decoration: one line per answer, with newlines and control characters escaped as in a Python string,
-and for `/problem` a line of JSON with the keys of `rollouts.jsonl`.
-A line that ends in a backslash continues on the next, so a prompt may hold newlines. Prompts are
-independent: there is no conversation.
+decoration: one line per answer or problem, with newlines and control characters escaped as in a
+Python string. A line that ends in a backslash continues on the next, so a prompt may hold newlines.
+Prompts are independent: there is no conversation.
 
 The run directory is only read; the run may be in progress.
 """
 
 import contextlib
 import importlib
-import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -39,7 +37,7 @@ from es_cookbook.runs.recorded import Played, RebuiltRun, Split, open_run, rebui
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 _USERS_MISTAKES = (ConfigError, DataError, RequestError)
-"""After these the next prompt may well be answered."""
+"""After these the next prompt can be answered."""
 
 _Result = TypeVar("_Result")
 
@@ -74,9 +72,6 @@ COMMANDS = {
     "base": ("", "answer as the base model"),
     "generation": ("[T]", "go to the centre after T generations, or to the latest"),
     "problem": ("[train|test] I", "play problem I of the run through its Env"),
-    "temperature": ("X", "sample at temperature X; 0 is greedy"),
-    "max_tokens": ("N", "sample at most N tokens"),
-    "seed": ("N", "seed of the sampling"),
     "help": ("", "this list"),
     "quit": ("", "exit; so does the end of the input"),
 }
@@ -96,7 +91,7 @@ def is_at_terminal() -> bool:
 
 
 def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
-    """An attempt at a problem; `which` has its generation, genome, split and number."""
+    """An attempt at a problem, without control characters; `which` has its split and number."""
     name = f" ({played.problem})" if played.problem else ""
     lines = [f"{which['split']} problem {which['problem']}{name}"]
     rollout = played.rollout
@@ -114,30 +109,8 @@ def problem_text(played: Played, decode: Decode, which: Mapping[str, object]) ->
         if len(rollout.transitions) > 1:
             lines.append(f"reward of all turns {played.reward:g}")
     if played.without_group_reward:
-        lines.append("without the reward that compares genomes: nobody else attempted it")
+        lines.append("without the reward that compares genomes: no other genome attempted it")
     return printable("\n".join(lines))
-
-
-def problem_json(played: Played, decode: Decode, which: Mapping[str, object]) -> str:
-    """The same as a line of JSON."""
-    what = {**which, "name": played.problem, "reward": played.reward}
-    rollout = played.rollout
-    if isinstance(rollout, LostRollout):
-        what |= {"lost": rollout.reason, "reward": None}
-    else:
-        what["turns"] = [
-            {
-                kind: decode(new_T),
-                "action": turn.action.text,
-                "stop_reason": turn.action.stop_reason,
-                "reward": turn.reward,
-                "metrics": dict(turn.metrics),
-                "logs": dict(turn.logs),
-            }
-            for turn, (kind, new_T) in zip(rollout.transitions, rollout.seen, strict=True)
-        ]
-    # In ASCII JSON escapes all that could be a command, except for DEL.
-    return json.dumps(what).replace("\x7f", r"\u007f")
 
 
 def _indented(text: str) -> str:
@@ -145,9 +118,9 @@ def _indented(text: str) -> str:
 
 
 class _Session:
-    """What is set now, and what the commands do, for a person or a script.
+    """The settings and commands of a dialogue, with a person or a script.
 
-    The engine's event loop is behind `portal`, in another thread: this one reads.
+    The engine's event loop runs behind `portal`, in another thread; this thread reads.
     """
 
     def __init__(self, config: PlayConfig, rebuilt: RebuiltRun, portal: BlockingPortal) -> None:
@@ -156,15 +129,15 @@ class _Session:
         if self._person:
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")  # Gives `input` arrow keys and a memory.
-        # Bytes that are no text in this encoding, and characters that it lacks, stop nothing.
+        # Bytes and characters that the encoding lacks are replaced.
         for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors=errors)
         self._chat, self._seed = config.chat, config.seed
         self._who: Target = "centre"
-        self._overrides: dict[str, object] = {}
-        self._override("temperature", config.temperature)
-        self._override("max_tokens", config.max_tokens)
+        given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        self._overrides = {name: value for name, value in given.items() if value is not None}
+        self._sampling = chz.replace(rebuilt.run.config.sampling, **self._overrides)
         self._run_stop: tuple[str, ...] | None = None
         self._num_lines = 0
         self._over = False
@@ -188,8 +161,8 @@ class _Session:
         played = self._call(lambda: rebuilt.play(who, split, number, self._overrides, self._seed))
         decode = rebuilt.engine.tokenizer.decode
         which = {"generation": rebuilt.generation, "genome": who, "split": split, "problem": number}
-        shown = problem_text if self._person else problem_json
-        print(shown(played, lambda tokens_T: str(decode(list(tokens_T))), which), flush=True)
+        text = problem_text(played, lambda tokens_T: str(decode(list(tokens_T))), which)
+        self._show(text)
 
     def run(self, split: Split) -> None:
         """Answer until the input ends; `split` has the problems that are played by number alone."""
@@ -197,7 +170,9 @@ class _Session:
             try:
                 self._handle(text, split)
             except _USERS_MISTAKES as error:
-                if not self._person:  # Whoever counts lines would take the next answer for this.
+                if (
+                    not self._person
+                ):  # A script that counts lines would mistake the next answer for this.
                     raise type(error)(f"line {self._num_lines}: {error}") from error
                 print(printable(str(error)), flush=True)
             except KeyboardInterrupt:
@@ -257,12 +232,6 @@ class _Session:
                 self.play(split, _whole(name, number))
             case "problem", [("train" | "test") as other, number]:
                 self.play(other, _whole(name, number))
-            case "temperature", [number]:
-                self._override(name, _number(name, number, float))
-            case "max_tokens", [number]:
-                self._override(name, _whole(name, number))
-            case "seed", [number]:
-                self._seed = _whole(name, number)
             case "help", []:
                 print(_HELP, flush=True)
             case "quit", []:
@@ -274,14 +243,15 @@ class _Session:
     def _answer(self, text: str) -> None:
         rebuilt = self._rebuilt
         tokens_T = render_prompt(rebuilt.engine.tokenizer, text, chat=self._chat)
-        params = chz.replace(rebuilt.run.config.sampling, **self._overrides)
         seed = derive_seed(self._seed or 0, "play")
         observation = Observation(tokens_T, usual_stop=self._usual_stop())
-        action = self._call(lambda: rebuilt.answer(self._who, observation, params, seed))
-        shown = printable(action.text)
-        print(shown if self._person else shown.replace("\n", r"\n"), flush=True)
+        action = self._call(lambda: rebuilt.answer(self._who, observation, self._sampling, seed))
+        self._show(printable(action.text))
         if self._person and action.stop_reason == "length":
             print(f"[cut after {plural(len(action.tokens_T), 'token')}]")
+
+    def _show(self, text: str) -> None:
+        print(text if self._person else text.replace("\n", r"\n"), flush=True)
 
     def _usual_stop(self) -> tuple[str, ...]:
         """As in the run; only plain prompts have any."""
@@ -307,15 +277,9 @@ class _Session:
         self.answer_as(number)
 
     def say(self, text: str) -> None:
-        """Tell a person something that is no answer."""
+        """Print a remark, for a person only."""
         if self._person:
             print(printable(text), flush=True)
-
-    def _override(self, name: str, value: float | None) -> None:
-        """Set a sampling parameter, if it can be; None leaves it."""
-        if value is not None:
-            chz.replace(self._rebuilt.run.config.sampling, **{name: value})
-            self._overrides[name] = value
 
     def _call(self, function: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run it on the engine's event loop; a Ctrl-C cancels it."""
@@ -329,16 +293,11 @@ class _Session:
             raise
 
 
-def _number(what: str, text: str, kind: type[float] = int) -> float:
-    try:
-        return kind(text)
-    except ValueError as error:
-        wanted = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"/{what} takes {wanted}, found {text!r}") from error
-
-
 def _whole(what: str, text: str) -> int:
-    return int(_number(what, text))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f"/{what} takes a whole number, found {text!r}") from error
 
 
 def main(config: PlayConfig) -> None:

@@ -123,7 +123,7 @@ class CodesAndScales(QuantisedWeight):
 
 
 def layer_and_kind(name: str) -> tuple[str, Kind]:
-    """The inverse of `parameter_name`; a ValueError where there is none."""
+    """The inverse of `parameter_name`; raises ValueError for other names."""
     layer, _, kind = name.rpartition(".")
     if kind not in KINDS:
         raise ValueError(f"{name} is no parameter of a quantised layer")

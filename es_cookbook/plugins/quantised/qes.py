@@ -82,7 +82,7 @@ class QES(ES):
         if self.weight_decay:
             raise ConfigError(
                 f"weight_decay must be 0 with qes, found {self.weight_decay}: codes are whole "
-                "numbers, and a share of the way back to the base is none"
+                "numbers, which cannot move a share of the way back to the base"
             )
 
     @override

@@ -149,7 +149,7 @@ class QuantCodes(_OfQuantised):
     beyond its range is taken to the end of it where it is used (`QuantisedWeight.moved`).
 
     What an optimizer would add to weights is a thousandth of a code in a step. Plain ES here leaves
-    every such step to chance, with a noise of its own that no fitness asked for; the optimizer
+    every such step to chance, which adds noise that does not depend on fitness; the optimizer
     `qes` adds up what was tried and rounds the sum (`es_cookbook.plugins.quantised.qes`). It is
     what this space is for.
 

@@ -1,11 +1,11 @@
-"""Many Configs: in turn, or several at a time over a space of options, with a table in the end.
+"""Many runs: a search over options on several workers, or a list of Configs one after the other.
 
-`sweep` tries options (`search`) under several seeds, each run in a process of its own with its
-share of the cores (`worker`), stops those that fall behind and makes a table of what came out.
-`run_all` runs any Configs one after the other in this process.
+`sweep` tries options (`search`) under several seeds, each run in a separate process with its share
+of the cores (`worker`), and prints a table of the results. `run_all` runs any Configs in this
+process.
 
-A run directory says by itself whether its run is complete, so all of it is repeated until it is
-done: nothing is run twice, and what was interrupted goes on.
+A run directory says whether its run is complete, so the same call continues an interrupted sweep:
+nothing is run twice.
 """
 
 from es_cookbook.plugins.sweep.in_turn import (

@@ -48,10 +48,10 @@ class Sweep(SweepSettings):
 
 
 def searched(fields: Mapping[str, str]) -> tuple[Space, dict[str, str]]:
-    """What is varied, and the options that hold for every run.
+    """The space of varied options, and the options of every run.
 
     Raises:
-        ConfigError: No such list or range, or an option is given twice.
+        ConfigError: A list or range is invalid, or an option is given twice.
     """
     space: dict[str, Values | Range] = {}
     of_all: dict[str, str] = {}
@@ -76,7 +76,7 @@ def _values(text: str) -> Values:
 
 
 def _as_number(text: str) -> int | float | None:
-    """A number, for tables, if it would be typed so again: no version 1.10, and no name 007."""
+    """The number that a text stands for, unless it would print otherwise (1.10, 007)."""
     with contextlib.suppress(ConfigError):
         number = _number(text)
         if text in (str(number), f"{number:g}") or ("e" in text and text[0] in "123456789"):
@@ -99,10 +99,10 @@ def _number(text: str) -> float:
 
 
 def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
-    """What makes a trial's Config, and the space of trials; only inside `run_cli`.
+    """The function that builds a trial's Config, and the space of trials; only inside `run_cli`.
 
     Raises:
-        ConfigError: An option is none of the recipe's, or the sweep sets it.
+        ConfigError: An option does not exist, or the sweep sets it.
     """
     space, of_all = searched(fields)
     check_not_set((*space, *of_all), "sweep")
@@ -115,7 +115,7 @@ def maker(config: Sweep, fields: Mapping[str, str]) -> tuple[Make, Space]:
 
 
 def main(config: Sweep, fields: Mapping[str, str]) -> None:
-    """Run what is not complete yet; print and write the table."""
+    """Run the incomplete runs; print and write the table."""
     make, space = maker(config, fields)
     log_path = config.log_path or str(Path("runs") / f"sweep-{config.recipe}")
     sweep(chz.replace(config, log_path=log_path), make, space)

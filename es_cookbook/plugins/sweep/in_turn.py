@@ -1,13 +1,12 @@
-"""Configs one after the other, in this process; whether a run is complete, and runs comparable.
+"""Runs Configs one after the other in this process; checks that runs are complete and comparable.
 
     runs = {"plain": [config_a0, config_a1], "tuned": [config_b0, config_b1]}
     refuse_unequal_rollouts(runs)
     run_all([config for configs in runs.values() for config in configs])
 
-What is compared makes the same number of rollouts, however each run divides them.
-What is complete is not run again, and an interrupted run goes on where it stopped: the same call is
-repeated until all is done. What came out is then read from the run directories
-(`es_cookbook.runs.tracking.curves`), never from memory.
+Runs that are compared make the same number of rollouts, however each divides them. Complete runs
+are skipped and interrupted ones continue, so the same call is repeated until all are complete. The
+results are then read from the run directories (`es_cookbook.runs.tracking.curves`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +29,10 @@ from es_cookbook.runs.tracking.jsonl import read_metrics
 
 
 def run_all(configs: Sequence[Config]) -> None:
-    """Run each to its end, in this order; go on with what is recorded, skip what is complete.
+    """Run each to its end, in this order; continue recorded runs, skip complete ones.
 
     Args:
-        configs: each with a log_path of its own; `behavior_if_log_dir_exists` does not matter.
+        configs: each with a different log_path; `behavior_if_log_dir_exists` does not matter.
 
     Raises:
         KeyboardInterrupt: It was stopped; says how to go on.
@@ -58,7 +57,7 @@ def run_all(configs: Sequence[Config]) -> None:
 
 
 def is_complete(config: Config) -> bool:
-    """Whether this very run, and not another one in its place, was recorded to its end."""
+    """Whether this run, and not another one in its place, was recorded to its end."""
     log_path = Path(config.log_path)
     rows = read_metrics(log_path / METRICS)
     if not rows or rows[-1].get(GENERATION) != config.num_generations:
@@ -68,7 +67,7 @@ def is_complete(config: Config) -> bool:
 
 
 def _is_same(config: Config, log_path: Path) -> bool:
-    """Whether the recorded Config is this one; if not, to resume it says what differs."""
+    """Whether the recorded Config equals this one."""
     try:
         recorded = recorded_config(log_path, trust_of(config_to_json(config)))
     except (ConfigError, RunDirectoryError):  # Of a script's own classes, say; or none.
@@ -78,10 +77,10 @@ def _is_same(config: Config, log_path: Path) -> bool:
 
 
 def refuse_unequal_rollouts(runs: Mapping[str, Sequence[Config]]) -> None:
-    """What is compared gets the same number of rollouts, however it divides them.
+    """Refuse to compare runs with different numbers of rollouts.
 
     Args:
-        runs: name -> its runs. Their datasets must be the same but for `problems_per_generation`.
+        runs: name -> its runs. Only `problems_per_generation` of their datasets may differ.
 
     Raises:
         ConfigError: Runs that differ in problems or in rollouts.
@@ -103,7 +102,7 @@ def refuse_unequal_rollouts(runs: Mapping[str, Sequence[Config]]) -> None:
 
 
 def _dataset(config: Config, like: Config) -> RLDatasetBuilder:
-    """Its dataset, with another one's number of problems a batch where both say that."""
+    """Its dataset, with the other's number of problems per batch if both have one."""
     count = batch_of(like.dataset)
     if count is None or batch_of(config.dataset) is None:
         return config.dataset
@@ -111,18 +110,18 @@ def _dataset(config: Config, like: Config) -> RLDatasetBuilder:
 
 
 def batch_of(dataset: RLDatasetBuilder) -> int | None:
-    """Problems of a generation, where the dataset builder says that."""
+    """Problems per generation, if the dataset builder has that field."""
     return cast("int | None", getattr(dataset, "problems_per_generation", None))
 
 
 def _batch(config: Config) -> int | None:
-    """Problems that a genome attempts in a generation."""
+    """Problems that a genome attempts in a generation, if known."""
     found = batch_of(config.dataset)
     return None if found is None else found // (config.num_pairs or 1)
 
 
 def rollouts_of(config: Config) -> int:
-    """Of all its generations; for each problem of a batch where the dataset says not how many."""
+    """Rollouts of all generations; per problem of a batch if the size of a batch is not known."""
     return _genomes(config) * config.num_generations * config.attempts * (_batch(config) or 1)
 
 

@@ -18,11 +18,11 @@ from types import FrameType
 import pytest
 
 import es_cookbook
-from es_cookbook.cli.view import runs, show
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.plugins.hub.push import files_to_push
 from es_cookbook.plugins.report.frames import frames
 from es_cookbook.plugins.report.writing import contents
+from es_cookbook.plugins.view import runs, show
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS
 from tests.runs.directory.test_damaged_directories import RUNS, forked, read, resumed, rewound
 
@@ -154,8 +154,13 @@ ROOMS = (
     "plugins/report",
     "plugins/gguf",
     "plugins/quantised",
+    "plugins/branches",
+    "plugins/play",
+    "plugins/sweep",
+    "plugins/view",
 )
 OWN = {
+    "plugins/sweep/worker.py": "output of processes of its own",
     "cli/__init__.py": "the first lines of commands",
     "runs/files.py": "writes a new file",
     "plugins/hub/sets.py": "the cache of datasets, and files of data",

@@ -119,7 +119,7 @@ def _row(run: RunFiles) -> tuple[str, ...]:
 
 
 def screen_width() -> int | None:
-    """Columns of the terminal that stdout is now; None where it is none."""
+    """Width of the terminal; None if stdout is not one."""
     console = _Console(file=sys.stdout)
     return console.width if console.is_terminal else None
 

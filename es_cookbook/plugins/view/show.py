@@ -17,7 +17,10 @@ from rich.text import Text
 
 from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_defaults
-from es_cookbook.cli.view.runs import (
+from es_cookbook.common.cli import UNNAMED, run_cli
+from es_cookbook.common.configs import config_to_json
+from es_cookbook.common.terminal import one_line
+from es_cookbook.plugins.view.runs import (
     STYLES,
     generations,
     print_line,
@@ -25,9 +28,6 @@ from es_cookbook.cli.view.runs import (
     shown_path,
     updated,
 )
-from es_cookbook.common.cli import UNNAMED, run_cli
-from es_cookbook.common.configs import config_to_json
-from es_cookbook.common.terminal import one_line
 from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD
