@@ -119,18 +119,6 @@ class Results:
         """Whether any attempt has an answer that can be compared with others'."""
         return any(answer is not None for answers in self.answers_P for answer in answers)
 
-    def of(self, problems: Sequence[int]) -> "Results":
-        """The results of some of the problems, by their places."""
-        chosen, found = list(problems), self.outcomes
-        metrics = {metric: values[chosen] for metric, values in found.metrics.items()}
-        return Results(
-            [self.names_P[p] for p in chosen],
-            [self.tags_P[p] for p in chosen],
-            Outcomes(found.rewards_P_G_K[chosen], found.tokens_P_G_K[chosen], metrics),
-            [self.lost_P[p] for p in chosen],
-            [self.answers_P[p] for p in chosen] if self.answers_P else (),
-        )
-
     def values(self, metric: str) -> NDArray[np.float64]:
         """`values_P_K`; NaN where an attempt was lost or did not report the metric.
 

@@ -125,15 +125,6 @@ def test_a_population_is_made_of_the_noise_of_its_generations_seed(
 
 
 @both
-def test_who_is_told_without_having_been_asked_makes_the_same_step(
-    builder: OptimizerBuilder,
-) -> None:
-    asked, told = build(builder, 8), build(builder, 8)
-    genomes_G, fitness_G = asked.ask(0), np.arange(12.0)
-    assert told.tell(0, genomes_G, None, fitness_G) == asked.tell(0, genomes_G, None, fitness_G)
-
-
-@both
 def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OptimizerBuilder) -> None:
     (_, first), (_, second) = run(build(builder, 10), sphere, range(2))
     assert isinstance(second.rule, OffsetsRule)
@@ -154,13 +145,6 @@ def test_a_schedule_multiplies_the_sigma_that_adapts(builder: OptimizerBuilder) 
         )
         assert narrower == pytest.approx(factor * around, rel=1e-4, abs=1e-6)
         assert scheduled.sigma(generation) == pytest.approx(factor * plain.sigma(generation))
-
-
-@both
-def test_a_fork_begins_with_the_schedule_of_its_generation(builder: OptimizerBuilder) -> None:
-    forked = build(chz.replace(builder, sigma_schedule=TABLE), 2000)
-    forked.begin_after([])
-    assert np.sqrt(np.mean(points(forked.ask(1)) ** 2)) == pytest.approx(0.25 * 0.5, rel=0.02)
 
 
 @pytest.mark.parametrize("schedule", [Linear(final=0.3), WarmUp(over=20, then=Linear(final=0.3))])

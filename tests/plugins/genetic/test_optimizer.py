@@ -27,10 +27,8 @@ from es_cookbook.plugins.genetic.optimizer import (
     behaviour_apart,
     difference,
     distance,
-    elites,
     genes_apart,
     in_order,
-    migrated,
     quotas,
     species_of,
     step_between,
@@ -214,30 +212,11 @@ def test_behaviour_is_apart_by_the_mean_gap_over_the_problems_that_both_have(
     assert behaviour_apart(a, b) == behaviour_apart(b, a) == apart
 
 
-def test_species_by_behaviour_part_relatives_and_join_strangers() -> None:
-    best = Parent(genes(0, 1, 2, 3), 3.0, (1, 1, 0, 0))
-    sister = Parent(genes(0, 1, 2, 3, 4), 2.0, (0, 0, 1, 1))
-    stranger = Parent(genes(6, 7, 8), 1.0, (1, 0, 0, 0))
-    everybody = [best, sister, stranger]
-    assert species_of(everybody, behaviour_apart, 0.25) == [[best, stranger], [sister]]
-    assert species_of(everybody, genes_apart, 1) == [[best, sister], [stranger]]
-    assert species_of(everybody, behaviour_apart, 1.0) == [everybody]
-    lost = Parent(genes(0, 1, 2, 3), 0.0, (NAN,) * 4)
-    assert species_of([*everybody, lost], behaviour_apart, 1.0) == [everybody, [lost]]
-
-
 def test_children_go_by_the_mean_rank_of_a_species_and_not_by_its_size() -> None:
     five, two = parents(9.0, 1.0, 1.0, 1.0, 1.0), parents(5.0, 4.0)
     assert quotas([five, two], 17) == [6, 11], "mean ranks are 3.4 and 5.5"
     assert quotas([parents(2.0), parents(1.0)], 2) == [1, 1]
     assert quotas([parents(0.0, 0.0, 0.0), parents(0.0)], 10) == [5, 5]
-
-
-def test_elites_are_the_best_of_each_species_before_the_second_best() -> None:
-    a, b = parents(9.0, 8.0), parents(5.0)
-    assert elites([a, b], 1) == [a[0]]
-    assert elites([a, b], 2) == [a[0], b[0]]
-    assert elites([a, b], 9) == [a[0], b[0], a[1]]
 
 
 # The whole.
@@ -395,23 +374,6 @@ def test_those_that_outgrew_do_not_breed_and_are_counted() -> None:
     assert optimizer.metrics() == {"genetic/outgrown": 4, "genetic/species": 1}
 
 
-def test_crosses_that_had_outgrown_are_counted_too() -> None:
-    optimizer = build(at_chance(8, max_terms=3, crossover="union", crossover_rate=1.0))
-    tell(optimizer, 0, *map(float, range(8)))
-    # All parents are near: the base is one gene from the champion, others are two.
-    tell(optimizer, 1, *map(float, range(8)))
-    assert 0 < optimizer.metrics()["genetic/outgrown"] < 8
-
-
-def test_where_the_es_step_has_no_weight_nothing_moves_by_it() -> None:
-    optimizer = build(at_chance(3, merge_every=1))
-    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(), "new mutations count by their fitness alone"
-    nothing = Table(generations=(0, 1), factors=(0.0, 1.0))
-    optimizer = build(at_chance(3, es_weight=0.8, es_weight_schedule=nothing))
-    first = optimizer.ask(0)[1]
-    assert tell(optimizer, 0, 0.0, 3.0, 1.0) == Step(first.terms)
-
-
 def test_es_moves_everybody_by_the_new_mutations() -> None:
     optimizer = build(at_chance(3, es_weight=0.8, truncation=0.1))
     _, first, second = (genome.terms for genome in optimizer.ask(0))
@@ -463,13 +425,6 @@ def test_islands_breed_by_themselves_until_their_best_move_on() -> None:
         optimizer.tell(generation, optimizer.ask(generation), None, rng.standard_normal(12))
 
 
-def test_migrants_go_round_the_ring_and_replace_the_worst() -> None:
-    a, b, c = parents(9.0, 1.0), parents(5.0, 4.0, 3.0), parents(6.0)
-    assert migrated([a, b, c]) == [[a[0], c[0]], [a[0], b[0], b[1]], [c[0], b[0]]]
-    assert migrated([a]) == [a]
-    assert migrated([a, []]) == [[a[0]], [a[0]]]
-
-
 def test_an_island_that_outgrew_begins_again_from_the_champion() -> None:
     optimizer = build(
         Genetic(population_size=8, num_islands=2, migration_every=100, max_terms=3, sigma=0.5)
@@ -507,39 +462,6 @@ def test_es_mixed_in_climbs_a_quadratic_further() -> None:
         return sum((t.coefficient * noise(t.seed, 20) for t in terms), np.zeros(20))
 
     assert left(es_weight=0.3) < left(es_weight=0.0)
-
-
-def test_it_is_less_easily_deceived_than_random_search() -> None:
-    def rastrigin(x: np.ndarray) -> float:
-        return -float(10 * len(x) + (x**2 - 10 * np.cos(2 * np.pi * x)).sum())
-
-    found, at_random = [], []
-    for run_seed in range(5):
-        config = Genetic(population_size=30, sigma=0.5)
-        optimizer, _ = evolved(config, lambda x: rastrigin(3 + x), 5, 100, run_seed)
-        found.append(rastrigin(3 + point(optimizer.champion, 5)))
-        rng = np.random.Generator(np.random.PCG64(run_seed))
-        at_random.append(max(map(rastrigin, rng.uniform(-5.12, 5.12, (3000, 5)))))
-    assert np.median(found) > np.median(at_random) + 5
-
-
-def test_species_keep_two_niches_where_plain_selection_loses_one() -> None:
-    def two_peaks(x: np.ndarray) -> float:
-        high = math.exp(-np.square(x - 2).sum() / 4)
-        return max(high, 0.9 * math.exp(-np.square(x + 2).sum() / 4))
-
-    def both_alive(species_distance: int | None) -> int:
-        fields: dict[str, Any] = {"truncation": 0.5, "species_distance": species_distance}
-        config = Genetic(population_size=40, sigma=0.5, max_terms=80, **fields)
-        count = 0
-        for run_seed in range(8):
-            _, points_G = evolved(config, two_peaks, 2, 30, run_seed)
-            near = [(np.linalg.norm(points_G - peak, axis=1) < 1).any() for peak in (2, -2)]
-            count += all(near)
-        return count
-
-    assert both_alive(None) == 0
-    assert both_alive(8) >= 4
 
 
 def solves_the_others(individual: Individual) -> bool:
@@ -581,21 +503,6 @@ def test_niches_of_relatives_are_kept_by_behaviour_and_lost_by_seeds(
 BY_BEHAVIOUR = at_chance(
     6, num_islands=2, migration_every=1, species_by="behaviour", species_distance=0.0
 )
-
-
-def test_behaviour_is_that_of_the_last_generation_that_said_anything() -> None:
-    optimizer = build(BY_BEHAVIOUR)
-    with pytest.raises(ValueError, match="with species_by=behaviour, tell needs scores_P_G"):
-        tell(optimizer, 0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
-    scores_P_G = np.array([[0.0, 0.0, 1.0, 1.0, 1.0, 0.0], [NAN, 0.0, 1.0, 1.0, 1.0, 1.0]])
-    optimizer.tell(0, optimizer.ask(0), scores_P_G, np.array([NAN, 1.0, 2.0, 3.0, 4.0, 5.0]))
-    asked = optimizer.population(1)
-    # Genomes 5 and 2 are on the first island now; 5, 4 and 2 on the second, 2 and 4 as one species.
-    assert asked.num_species == 2 + 2
-    assert optimizer.tell(1, optimizer.ask(1), np.zeros((5, 6)), np.full(6, 7.0)) == Step()
-    assert optimizer.population(1) == asked
-    with pytest.raises(ValueError, match="tell needs scores_P_G"):
-        tell(optimizer, 1, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 
 
 def test_species_by_seeds_need_no_recorded_scores() -> None:

@@ -30,7 +30,7 @@ def test_it_says_what_it_left(tmp_path: Path) -> None:
     ("option", "said"),
     [
         ("output={here}", "is there already; give another one"),
-        ("model_name={here}/nowhere", "model_name: there is no directory"),
+        ("model_name={here}/nowhere", "/nowhere"),
         ("model_name={here}", "has no tokenizer"),
         ("bits=3", "bits=3: accepted: 4, 8"),
         ("number=float", "it needs bits=8 group_size=None symmetric=True"),
