@@ -6,11 +6,13 @@ Which genomes an engine runs changes no rollout, so none of it is in a run's his
 """
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from statistics import fmean
 from types import TracebackType
 from typing import Generic, TypeAlias, TypeVar
 
@@ -20,42 +22,6 @@ from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Step
 
 _T = TypeVar("_T")
-_TRUSTED = 0.25
-"""An engine is as expected if its block took at most as much more or less, as a share."""
-_MOST_FIXED = 0.8
-"""Share of a block's time that is put down to no genome, at most: times are noisy."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Engine:
-    """What was seen of one engine.
-
-    Attributes:
-        each: seconds that a genome adds to a block.
-        fixed: seconds of a block besides.
-        size: genomes of its last block.
-        took: seconds of that.
-        is_steady: it was as expected.
-    """
-
-    each: float
-    fixed: float
-    size: int
-    took: float
-    is_steady: bool
-
-    def seconds(self, num_genomes: int) -> float:
-        return self.fixed + self.each * num_genomes
-
-    def ran(self, size: int, took: float) -> "_Engine":
-        """What is known after one more block."""
-        expected = self.seconds(size)
-        is_steady = abs(took - expected) <= _TRUSTED * expected
-        fixed = self.fixed
-        if size != self.size:  # Two points of a line; no part of it goes downwards.
-            each = (took - self.took) / (size - self.size)
-            fixed = min(max(took - each * size, 0.0), _MOST_FIXED * took)
-        return _Engine((took - fixed) / size, fixed, size, took, is_steady)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -70,18 +36,13 @@ class _Block:
 class BlockScheduler:
     """Hands out the genomes of generation after generation, so that unequal engines end together.
 
-    No genome belongs to an engine before the engine takes it. A free engine takes the genomes that
-    it could finish by the time at which all could end: busy engines until their blocks are expected
-    to end, and then everybody at the speed that it had. A block takes some seconds however small it
-    is (its longest answer, with little to batch), and so many more a genome; both are taken from
-    the blocks that the engine last ran. An engine that kept to its expected time takes its whole
-    share at once, which batches best. One whose speed is not known, or was not as expected, takes
-    half, and what it leaves goes to whoever is free first; but not if half would take less than a
-    block does anyway.
+    No genome belongs to an engine before the engine takes it. A free engine takes its share of the
+    generation: by its speed, which is that of its last block. An engine whose speed is not known
+    takes half of its share. What is left after that is shared in the same way by those that are
+    free first.
 
-    Where generations overlap nobody has to end together, since whoever is free begins the next one.
-    All shares are whole then: a block lasts at least as long as its longest answer, so many small
-    blocks would be many tails.
+    Where generations overlap they need not end together, since a free engine begins the next one.
+    So no share is halved: a block lasts at least as long as its longest answer.
 
     Args:
         clock: seconds.
@@ -89,21 +50,24 @@ class BlockScheduler:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._engines: dict[str, _Engine] = {}
-        self._busy: dict[_Block, None] = {}
+        self._speeds: dict[str, float] = {}
+        """Genomes per second, by label."""
+        self._taken: collections.Counter[str] = collections.Counter()
+        """Genomes of this generation that each engine has taken."""
         self._num_genomes = 0
         self._next = 0
         self._is_whole = False
 
     @property
     def num_left(self) -> int:
-        """Genomes that nobody has taken."""
+        """Genomes that no engine has taken."""
         return self._num_genomes - self._next
 
     def begin(self, num_genomes: int, *, overlapping: bool = False) -> None:
         """Another generation; if they overlap, blocks of the one before may still be running."""
         self._num_genomes = num_genomes
         self._next = 0
+        self._taken.clear()
         self._is_whole = overlapping
 
     def take(self, label: str, num_engines: int, capacity: int) -> _Block:
@@ -114,58 +78,28 @@ class BlockScheduler:
             num_engines: that there are, this one and busy ones too.
             capacity: most genomes of a block.
         """
-        now = self._clock()
-        share = self._share(label, num_engines, now)
-        engine = self._engines.get(label)
-        is_whole = self._is_whole or num_engines == 1
-        if engine is not None:
-            is_whole |= engine.is_steady or engine.each * share / 2 < engine.fixed
-        if not is_whole:
+        share = self._share(label, num_engines)
+        if label not in self._speeds and num_engines > 1 and not self._is_whole:
             share /= 2
-        count = min(max(math.ceil(share), 1), capacity, self.num_left)
-        block = _Block(range(self._next, self._next + count), label, now)
+        wanted = share * self._num_genomes - self._taken[label]
+        if wanted <= 0:
+            wanted = share * self.num_left
+        count = min(max(math.ceil(wanted), 1), capacity, self.num_left)
+        block = _Block(range(self._next, self._next + count), label, self._clock())
         self._next += count
-        self._busy[block] = None
+        self._taken[label] += count
         return block
 
     def end(self, block: _Block) -> None:
         """An engine has run a block, and is free."""
-        self._busy.pop(block, None)
-        now = self._clock()
-        size, took = len(block.range_G), max(now - block.began, 1e-9)
-        engine = self._engines.get(block.label)
-        first = _Engine(took / size, 0.0, size, took, is_steady=False)
-        self._engines[block.label] = first if engine is None else engine.ran(size, took)
+        took = max(self._clock() - block.began, 1e-9)
+        self._speeds[block.label] = len(block.range_G) / took
 
-    def _share(self, label: str, num_engines: int, now: float) -> float:
-        """How many of the genomes that are left an engine can finish until all could end."""
-        known = self._engines
-        count = max(len(known), 1)
-        each = sum(e.each for e in known.values()) / count or 1.0
-        typical = _Engine(each, sum(e.fixed for e in known.values()) / count, 1, 0.0, False)
-
-        def of(label: str) -> _Engine:
-            return known.get(label, typical)
-
-        def ends(block: _Block) -> float:
-            return max(now, block.began + of(block.label).seconds(len(block.range_G)))
-
-        free = [(ends(block), of(block.label)) for block in self._busy]
-        taken = {label, *(block.label for block in self._busy)}
-        idle = [e for name, e in known.items() if name not in taken]
-        num_idle = max(num_engines - len(free) - 1, 0)
-        free += [(now, e) for e in (idle + [typical] * num_idle)[:num_idle]]
-        # All could end at `until`: each engine adds its genomes from when its block has begun.
-        own = of(label)
-        rate, work = 1 / own.each, self.num_left + own.fixed / own.each
-        until = now + work / rate
-        for begins, engine in sorted((at + e.fixed, e.each) for at, e in free):
-            if begins >= until:
-                break
-            work += (begins - now) / engine
-            rate += 1 / engine
-            until = now + work / rate
-        return (until - now - own.fixed) / own.each
+    def _share(self, label: str, num_engines: int) -> float:
+        """An engine's part of the speed of all; unknown speeds are the mean of those known."""
+        others = [speed for name, speed in self._speeds.items() if name != label]
+        own = self._speeds.get(label) or (fmean(others) if others else 1.0)
+        return own / (own + (num_engines - 1) * (fmean(others) if others else own))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

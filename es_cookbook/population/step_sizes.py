@@ -18,10 +18,10 @@ on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, w
 
 The search keeps to a time by the clock: that of two generations as far as the centre's answers tell
 it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. A σ under way when it is up is finished.
-Where all of this does not fit, answers are cut when a third of that has gone (`centre_answers`, as
-soon as something was said), and as few genomes, tokens and answers are read as fit in; the loss of
-an answer is taken to grow with its length. σ then goes straight to where the power law has `LOSS`,
-and the search ends when it is within a factor of two of that, or there is no time for another σ.
+If the time is short, answers are cut when a third of it has gone (`centre_answers`, as soon as
+something was said), and as few genomes, tokens and answers are read as fit in; the loss of an
+answer is taken to grow with its length. The next σ is where the power law through the last losses
+has `LOSS`, and the search ends when a loss is near that, or there is no time for another σ.
 
 α follows: plain ES's step has an RMS of α/√N for fitness of unit variance, and most of it is noise;
 other fitness is told in units of its RMS (`optimizers.spread`). The noise of steps whose rates a
@@ -29,7 +29,6 @@ schedule multiplies by f adds up to α/√N · √Σf², which is made `DRIFT` �
 genome stands from the centre.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
@@ -61,20 +60,19 @@ _PAIRS = 2
 """Of genomes that read the centre's answers, at each σ."""
 _ANSWERING = 7  # With the centre an even number, which games want.
 """Genomes that answer themselves, at the σ that is taken."""
-_FIRST, _FACTOR = 2.0**-12, 4.0
+_FIRST, _FARTHEST = 2.0**-8, 16.0
+"""The first σ, and the largest factor to the next one."""
+_NEAR = 1.25
+"""Largest factor between `LOSS` and the loss that ends the search."""
 _RANGE = 2.0**-24, 2.0**8
 _LARGEST = 1e3
 """Of losses: a model may be so far off that its log-probabilities are no numbers."""
-_USUAL = 6
+_USUAL = 4
 """Sigmas that are tried, as a rule."""
 LEAST_SECONDS, MOST_SECONDS = 30.0, 45.0
 """Of the search, whatever a generation takes; the σ under way then is finished."""
 _BATCHED = 0.25
 """Of the time of a rollout among few, what one among many takes."""
-_FIRST_OF_FEW, _FARTHEST = 2.0**-8, 16.0
-"""Where time is short: the first σ, and the largest factor to the next one."""
-_FEW = 3
-"""Sigmas that are tried then, as a rule."""
 _LEAST_TOKENS, _LEAST_ANSWERS = 32, 4
 """Fewer answers only where a single σ would take more than all of the time left."""
 
@@ -213,39 +211,35 @@ class _Search:
         Raises:
             ConfigError: At no σ of a wide range.
         """
-        if await self._has_time_for_all():
-            say(f"  about {_USUAL} sigmas are tried, {self._each} each")
-            with contextlib.suppress(_NoTimeLeftError):
-                return await self._by_brackets()
-        self._shorten(self.seconds_left / (_FEW + 1))
-        say(f"  about {_FEW} sigmas are tried, {self._each} each; {self.shortened}")
-        return await self._by_power_law()
+        await self._plan()
+        left_out = f"; {self.shortened}" if self.shortened else ""
+        seconds = max(self._seconds_of_sigma, 0.1)
+        say(f"  about {_USUAL} sigmas are tried, about {seconds:.1f} s each{left_out}")
+        sigma, known = _FIRST, None
+        while True:
+            loss = await self.loss_at(sigma)
+            estimate = self._estimate(sigma)
+            if LOSS / 50 <= loss <= 50 * LOSS:  # The power law goes on from there.
+                known = estimate
+            if LOSS / _NEAR <= loss <= LOSS * _NEAR or estimate in self.losses:
+                return estimate
+            if self.seconds_left < self._seconds_of_sigma:
+                if known is None:
+                    self.shortened += f"; sigma is a guess, since no loss was near {LOSS:g}"
+                return known or estimate
+            sigma = estimate
 
     @property
     def _seconds_of_sigma(self) -> float:
         return self._seconds_each * (1 + 2 * self._num_pairs) * self._read.cost
 
-    @property
-    def _each(self) -> str:
-        return f"about {max(self._seconds_of_sigma, 0.1):.1f} s"
-
-    async def _has_time_for_all(self) -> bool:
-        """Measures how long reading takes, in as much of it as the centre's answers suggest."""
-        if self.answers.rewards_P is None:  # Cut already.
-            await self._measure(2)
-            return False
-        # Whoever reads an answer takes no longer than who gave it.
-        num_readers = 1 + 2 * _PAIRS
-        if (most := num_readers * self.answers.seconds) > self.seconds_left / _USUAL:
-            await self._measure(2 + int(self.seconds_left / most))
-            return _USUAL * self._seconds_of_sigma < self.seconds_left
-        await self.loss_at(_FIRST)
-        return (_USUAL - 1) * self._seconds_of_sigma < self.seconds_left
-
-    async def _measure(self, num_answers: int) -> None:
-        """Have the centre read so many of its answers, or their beginnings."""
-        some = self.answers.shortened(num_answers, 2 * _LEAST_TOKENS)
-        await self._timed(some, [Genome()])
+    async def _plan(self) -> None:
+        """Have so much read that about `_USUAL` sigmas fit into the time."""
+        # Reading an answer takes no longer than giving it.
+        self._seconds_each = self.answers.seconds / self.answers.cost
+        if self.answers.rewards_P is None or self._seconds_of_sigma > self.seconds_left / _USUAL:
+            await self._timed(self.answers.shortened(2, 2 * _LEAST_TOKENS), [Genome()])
+        self._shorten(self.seconds_left / (_USUAL + 1))
 
     async def _timed(self, read: CentreAnswers, genomes_G: Sequence[Genome]) -> NDArray[np.float64]:
         began = time.perf_counter()
@@ -258,7 +252,9 @@ class _Search:
 
         Genomes tell the least: their losses differ little, those of answers much.
         """
-        self._read, self._num_pairs = self.answers, 1
+        if self._seconds_of_sigma <= seconds:
+            return
+        self._num_pairs = 1
         num_answers, num_tokens = len(self._read.answers_P), self._read.longest
         while self._seconds_of_sigma > seconds:
             if num_tokens > _LEAST_TOKENS:
@@ -291,8 +287,6 @@ class _Search:
                 "number"
             )
         if sigma not in losses:
-            if self._num_pairs == _PAIRS and losses and self.seconds_left < 0:
-                raise _NoTimeLeftError
             tried_G = _genomes(self.seeds_G[: self._num_pairs], sigma)
             genomes_G = [Genome(), *tried_G, *map(mirrored, tried_G)]
             scores_P_G = await self._timed(self._read, genomes_G)
@@ -300,50 +294,6 @@ class _Search:
             losses[sigma] = min(lost, _LARGEST) if math.isfinite(lost) else _LARGEST
             say(f"  sigma {sigma:<9.2g} {losses[sigma]:.3f} nats, {self.seconds_left:.0f} s left")
         return losses[sigma]
-
-    async def _by_brackets(self) -> float:
-        low = _FIRST
-        while await self.loss_at(low) >= LOSS:
-            low /= _FACTOR
-        while await self.loss_at(low * _FACTOR) < LOSS:
-            low *= _FACTOR
-        middle = low * math.sqrt(_FACTOR)
-        if await self.loss_at(middle) < LOSS:
-            low, high = middle, low * _FACTOR
-        else:
-            high = middle
-        return _crossing(low, self.losses[low], high, self.losses[high])
-
-    async def _by_power_law(self) -> float:
-        known = [each for each, loss in self.losses.items() if _is_known(loss)]
-        sigma = self._estimate(known[-1]) if known else _FIRST_OF_FEW
-        while True:
-            was_tried = sigma in self.losses
-            loss = await self.loss_at(sigma)
-            is_late = self.seconds_left < self._seconds_of_sigma
-            if LOSS / 2 <= loss <= 2 * LOSS or was_tried:
-                return await self._by_more(self._estimate(sigma))
-            if is_late:
-                return self._when_late(sigma)
-            sigma = self._estimate(sigma)
-
-    def _when_late(self, sigma: float) -> float:
-        """The estimate by the last loss that the power law goes on from, or by that of `sigma`."""
-        known = [each for each, loss in self.losses.items() if _is_known(loss)]
-        if not known:
-            self.shortened += f"; sigma is a guess, since no loss was near {LOSS:g}"
-        return self._estimate(known[-1] if known else sigma)
-
-    async def _by_more(self, sigma: float) -> float:
-        """Try the estimate as well, and read twice as much or more, if there is time for that."""
-        before, said = self._read.cost, self.shortened
-        self._shorten(self.seconds_left / 2)
-        if self._read.cost < 2 * before or sigma in self.losses:
-            self.shortened = said
-            return sigma
-        self.shortened += " at the last sigma, less before"
-        loss = await self.loss_at(sigma)
-        return sigma * math.sqrt(LOSS / loss) if _is_known(loss) else sigma
 
     def _estimate(self, sigma: float) -> float:
         """Where the loss is `LOSS`, by the losses on both sides of it, or by the last one alone."""
@@ -354,15 +304,6 @@ class _Search:
             return _crossing(low, self.losses[low], high, self.losses[high])
         factor = math.sqrt(LOSS / max(self.losses[sigma], LOSS / _FARTHEST**2))
         return sigma * max(factor, 1 / _FARTHEST)
-
-
-class _NoTimeLeftError(Exception):
-    """Trying σ in full took longer than it promised to."""
-
-
-def _is_known(loss: float) -> bool:
-    """Whether the power law goes on from it."""
-    return LOSS / 50 <= loss <= 50 * LOSS
 
 
 def _genomes(seeds_G: Sequence[int], sigma: float) -> list[Genome]:

@@ -71,7 +71,7 @@ class NearPoolBuilder(EngineBuilder):
         settings = Ledger(
             *(LightEngineBuilder(), "none", LowRank(), cast(Cluster, cluster), 2, 5.0, 5.0)
         )
-        pool = RayPool(settings, self.num_engines)
+        pool = RayPool(settings)
         await pool.add_engines(self.num_engines)
         self.made.append(pool)
         cluster.dies_in = ["fetch", "apply", "load"] if self.dies else []
@@ -129,17 +129,8 @@ async def test_an_engine_that_is_done_begins_the_next_generation(
     plain_load, plain_sample = LightEngine.load, LightEngine.sample
     monkeypatch.setattr(LightEngine, "load", load)
     monkeypatch.setattr(LightEngine, "sample", sample)
-    fields: dict[str, Any] = {"num_generations": 4, "profile": True}
-    assert await history(tmp_path / "many", NearPoolBuilder(), **fields) == alone
+    assert await history(tmp_path / "many", NearPoolBuilder(), num_generations=4) == alone
     assert len(set(held[1])) == 2
-    # The block of generation 1 that was held went on from generation 0, and is idle in neither.
-    events = json.loads((tmp_path / "many/profile.json").read_text())["traceEvents"]
-    spans = {e["name"]: e["ts"] + e["dur"] for e in events if e["name"].startswith("generation ")}
-    samples = [e for e in events if e["name"] == "sample"]
-    there = pytest.approx(spans["generation 0"], abs=0.3)  # starts and lengths are rounded to 0.1
-    until = [e for e in samples if e["ts"] + e["dur"] == there]
-    after = [e for e in samples if e["ts"] == there]
-    assert {e["tid"] for e in until} & {e["tid"] for e in after}
 
 
 @pytest.mark.parametrize("recorded", [1, 2, 4, 5, 6, 11])
@@ -296,7 +287,14 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
         ({"surrogate": Surrogate(attempts=2)}, "max_staleness is about genomes' own answers"),
         ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),
         (
-            {"optimizer": ES(evaluate_centre=True, adaptive_sigma=AdaptiveSigma())},
+            {
+                "optimizer": ES(
+                    sigma=0.1,
+                    learning_rate=0.05,
+                    evaluate_centre=True,
+                    adaptive_sigma=AdaptiveSigma(),
+                )
+            },
             "max_staleness=1: ES asks for genomes by",
         ),
     ],

@@ -93,9 +93,6 @@ def test_what_was_found_is_in_the_header_and_is_what_the_run_has(recorded: Path)
     rows = read_metrics(recorded / "metrics.jsonl")
     assert [row["optimizer/sigma"] for row in rows[:2]] == [sigma, sigma]
     assert rows[0]["optimizer/learning_rate"] == rate / rows[0]["fitness/rms"]  # Of fitness=raw.
-    assert 0 < rows[0]["time/find_sigma"] < rows[0]["time/total"]
-    assert rows[0]["time/total"] > rows[0]["time/find_sigma"] + rows[0]["time/sample"]
-    assert "time/find_sigma" not in rows[1]
     assert read_run(recorded).config["optimizer.sigma"] == sigma
     genome = open_run(recorded, trust=["tests"]).genome(1, 0)
     assert abs(genome.terms[0].coefficient) == sigma
@@ -197,7 +194,7 @@ async def test_a_search_without_time_tries_one_sigma_and_says_what_it_left_out(
     assert last.endswith(" in each; sigma is a guess, since no loss was near 1")
     said = [line for line in capsys.readouterr().err.splitlines() if "sigma" in line]
     assert "looking for sigma: the centre answers" in said[0]
-    assert "about 3 sigmas are tried, about " in said[1] and last.split("; ")[0] in said[1]
+    assert "about 4 sigmas are tried, about " in said[1] and last.split("; ")[0] in said[1]
     tried = [float(line.split()[1]) for line in said[2:]]
     assert tried == pytest.approx(list(quick.losses), rel=0.1)
 
@@ -252,25 +249,20 @@ async def test_a_search_with_little_time_goes_by_the_power_law(
     assert found.shortened.endswith("2 genomes read 4 answers, 4 tokens of about 4 in each")
 
 
-async def test_a_search_with_time_brackets_the_loss_and_goes_by_the_power_law(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_search_with_time_reads_all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await found_slowly(SlowEngine(seconds=1e-6, one=0.02), monkeypatch)
-    tried = [2.0**-12, 2.0**-10, 2.0**-8, 2.0**-6, 2.0**-4, 2.0**-5]
-    assert list(found.losses) == tried
+    tried = [2.0**-8, 0.02]
+    assert list(found.losses) == pytest.approx(tried)
     assert list(found.losses.values()) == pytest.approx([(each / 0.02) ** 2 for each in tried])
     assert (found.sigma, found.shortened) == (0.02, "")
     assert found.rewards_P_G.shape == (4, 8)
-    lower = await found_slowly(SlowEngine(seconds=1e-6, one=0.01), monkeypatch)
-    assert list(lower.losses) == [2.0**-12, 2.0**-10, 2.0**-8, 2.0**-6, 2.0**-7]
-    assert lower.sigma == 0.01
 
 
 @pytest.mark.parametrize(
     ("one", "said"),
     [
-        (math.inf, "no sigma from 0.00024 to 2.6e\\+02 cost .* 1 nats; they cost 0 to 0;"),
-        (1e-12, "no sigma from 6e-08 to 0.00024 cost .* 1 nats; they cost 1e\\+03 to 1e\\+03;"),
+        (math.inf, "no sigma from 0.0039 to 2.6e\\+02 cost .* 1 nats; they cost 0 to 0;"),
+        (1e-12, "no sigma from 6e-08 to 0.0039 cost .* 1 nats; they cost 1e\\+03 to 1e\\+03;"),
     ],
 )
 async def test_where_no_sigma_of_a_wide_range_changes_answers_so_much_it_is_said(
@@ -283,14 +275,14 @@ async def test_where_no_sigma_of_a_wide_range_changes_answers_so_much_it_is_said
 @pytest.mark.parametrize(
     ("seconds", "said", "num_rollouts", "expected"),
     [
-        (0.03, 4, 0, ("3.6", ["26", "22", "18", "15", "11", "8"], "")),
-        (0.1, 4, 0, ("7.2", ["18", "11"], "4 answers, 4 tokens of about 4 in each")),
-        (0.2, 4, 0, ("14.4", ["7"], "4 answers, 4 tokens of about 4 in each")),
-        (0.2, 4, 64, ("14.4", ["16", "1"], "4 answers, 4 tokens of about 4 in each")),
-        (0.2, 4, 999, ("14.4", ["22", "8"], "4 answers, 4 tokens of about 4 in each")),
+        (0.03, 4, 0, ("3.6", ["26", "22"], "")),
+        (0.1, 4, 0, ("7.2", ["19", "12"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 0, ("14.4", ["8"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 64, ("14.4", ["17", "2"], "4 answers, 4 tokens of about 4 in each")),
+        (0.2, 4, 999, ("14.4", ["23", "9"], "4 answers, 4 tokens of about 4 in each")),
         (0.02, 80, 0, ("8.0", ["13", "4"], "4 answers, 32 tokens of about 80 in each")),
         (0.05, 80, 0, ("5.0", ["2"], "1 answer, 32 tokens of about 80 in each")),
-        (0.013, 40, 0, ("5.3", ["20", "15"], "4 answers, 32 tokens of about 40 in each")),
+        (0.013, 40, 0, ("5.3", ["21", "16"], "4 answers, 32 tokens of about 40 in each")),
         (0.01, 80, 50, ("5.0", ["20", "15"], "4 answers, 40 tokens of about 80 in each")),
     ],
 )
@@ -317,7 +309,7 @@ async def test_a_search_keeps_to_its_time(
 @pytest.mark.parametrize(
     ("power", "sigma", "tried"),
     [
-        (1.0, 0.016, [0.00390625, 0.00883883, 0.0132957]),
+        (1.0, 0.018, [0.00390625, 0.00883883, 0.0132957, 0.0163069]),
         (3.0, 0.02, [0.00390625, 0.0452548, 0.02]),
         (4.0, 0.02, [0.00390625, 0.0625, 0.02]),
         (6.0, 0.011, [0.00390625, 0.0625, 0.0113137]),
@@ -333,26 +325,6 @@ async def test_a_search_with_little_time_goes_by_losses_on_both_sides(
     found = await found_slowly(engine, monkeypatch)
     assert list(found.losses) == pytest.approx(tried, rel=1e-3)
     assert found.sigma == sigma
-
-
-class UnevenEngine(SlowEngine):
-    """Of answers behind the fourth, each loses four times as much."""
-
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        later = 4 if request.prompt_T[0] > 4 else 1
-        return [later * each for each in await super().logprobs(request)]
-
-
-async def test_where_time_is_left_at_the_last_sigma_more_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = UnevenEngine(seconds=0.05, one=0.004)
-    found = await found_slowly(engine, monkeypatch, num_problems=8)
-    assert list(found.losses) == [2.0**-8, pytest.approx(0.004)]
-    assert list(found.losses.values()) == pytest.approx([(2.0**-8 / 0.004) ** 2, (1 + 4) / 2])
-    assert found.sigma == 0.0025, "0.004 / √2.5"
-    said = "2 genomes read 8 answers, 4 tokens of about 4 in each at the last sigma, less before"
-    assert found.shortened.endswith(said)
 
 
 @pytest.mark.parametrize("one", [math.inf, 1e-4, 0.02])
