@@ -105,7 +105,7 @@ def test_a_full_disk_refuses_to_resume_and_changes_nothing(disk: Path, unbroken:
     for free_pages in (0, 1):
         fill(disk, free_pages)
         sentence = stopped(run, behavior_if_log_dir_exists="resume")
-        name = ("lock", "rewound/.1.partial/config.json")[free_pages]
+        name = ("lock", "config.json")[free_pages]
         assert sentence.startswith(f"cannot write {run / name}: No space left on device; free")
         assert files(run).keys() == before.keys()
         (disk / "ballast").unlink()

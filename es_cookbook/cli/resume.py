@@ -16,7 +16,8 @@ import chz
 from es_cookbook.cli.options import Recorded
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.terminal import BEGAN
-from es_cookbook.runs.config import MAY_DIFFER, recorded_config
+from es_cookbook.runs.config import MAY_DIFFER, Config, config_of_kind
+from es_cookbook.runs.directory.directory import check_has_config, locked
 from es_cookbook.runs.program import train_and_tell
 
 
@@ -27,10 +28,13 @@ class Resume(Recorded):
 
 def main(resume: Resume, fields: dict[str, str]) -> None:
     """Train on, with these fields of the run's Config, and say in one line what it brought."""
-    recorded = recorded_config(Path(resume.log_path), resume.trust, fields)
-    config = changed(recorded, fields)
-    config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
-    train_and_tell(config, began=BEGAN)
+    log_path = Path(resume.log_path)
+    check_has_config(log_path)
+    with locked(log_path) as recorded:
+        recorded.check()
+        config = changed(config_of_kind(Config, recorded, resume.trust, fields), fields)
+        config = chz.replace(config, log_path=resume.log_path, behavior_if_log_dir_exists="resume")
+        train_and_tell(config, began=BEGAN, recorded=recorded)
 
 
 def cli() -> None:

@@ -1,18 +1,15 @@
-"""Files and directories that are there whole or not at all, and files that strangers made.
+"""Files and directories that appear complete or not at all, and files from strangers.
 
-What is written is made beside its final name, synced and renamed.
+What is written is made beside its final name, fsynced and renamed.
 
-What is read may be anything: a pipe, which is waited for, a device without end, a link to a file of
-somebody else, a file of terabytes that takes no room on the disk. So whatever comes from a run
-directory or a model directory is opened by `opened` (or by `opened_descriptor`, for appending): a
-regular file, of a stated size at most, and, in a run directory, with no link on the way. Lines are
-read by `lines`, of a stated length at most.
+A file from a stranger may be a pipe that blocks, a device without end, a link to a private file, or
+a terabyte. So files of a run or model directory are opened by `opened` (or by `opened_descriptor`,
+for appending): regular files of a limited size, and in a run directory without a link on the way.
+Lines are read by `lines`, which limits their length.
 
-Left out: a directory that somebody else changes at that very moment.
+Left out: a directory that somebody changes at the same moment.
 """
 
-import contextlib
-import errno
 import json
 import math
 import os
@@ -21,6 +18,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -31,27 +29,22 @@ LARGEST_CONFIG = 4 * 2**20
 LARGEST_TEXT = 256 * 2**20
 """Bytes of a file that is read at once: a tokenizer, an evaluation, an index of weights."""
 LONGEST_LINE = 16 * 2**20
-"""Bytes of a line of a history, metrics or rollouts: a million scores."""
+"""Bytes of a line of metrics or rollouts."""
 ANY_SIZE = 2**62
-"""For what is read piece by piece: histories, rollouts, weights."""
+"""For files that are read piece by piece: histories, rollouts, weights."""
 MOST_VALUES = 2**21
 """Of a text in JSON, an object counted as four; as Python's objects they take 100 MB."""
-_HOLES = 64 * 2**20
-"""Bytes of a file that need not be on the disk: a crash may leave some behind the last line."""
 _SAFE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _KINDS = {
     stat.S_IFREG: "a regular file",
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a link",
 }
 
 PARTIAL_SUFFIX = ".partial"
-"""Ends the name of what is being written; whoever finds one may delete it."""
+"""Ends the name of a file or directory that is being written; one that is left may be deleted."""
 
 
 def fsync(path: Path) -> None:
@@ -63,9 +56,9 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
+@contextmanager
 def whole_directory(path: Path) -> Generator[Path]:
-    """A directory to fill, beside its final name: on the disk and renamed in the end, or gone."""
+    """A directory to fill beside its final name; renamed at the end, or deleted after a failure."""
     beside = path.with_name(f".{path.name}{PARTIAL_SUFFIX}")
     shutil.rmtree(beside, ignore_errors=True)
     try:
@@ -86,13 +79,13 @@ _unfinished: set[Path] = set()
 
 
 def remove_unfinished() -> None:
-    """Delete what is being filled, as the process ends while other threads still write there.
+    """Delete directories that are being filled, as the process ends while threads write to them.
 
-    None of it can get its final name any more: that would be the name of a part of it.
+    Renamed first, so that no part of one gets its final name.
     """
     for beside in list(_unfinished):
         gone = beside.with_name(f"{beside.name}{PARTIAL_SUFFIX}")
-        with contextlib.suppress(OSError):  # It has just been finished.
+        with suppress(OSError):  # It has just been finished.
             beside.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
@@ -103,86 +96,77 @@ def opened(path: Path, most: int, within: Path | None) -> BinaryIO:
     Args:
         path: of the file.
         most: bytes that it may have.
-        within: the directory from which on no link is followed, that of the run; None where links
-            are followed, as in what the user names and in a model: the Hub's cache is made of them.
+        within: the run directory, below which no link is followed; None to follow links, as in
+            paths that the user types and in models (the Hub's cache consists of links).
 
     Raises:
         FileNotFoundError: There is none.
-        RunDirectoryError: It is no regular file, too large, or cannot be read; `strerror` has the
-            reason alone.
+        RunDirectoryError: Not a regular file, too large, or not readable; `strerror` has the reason
+            alone.
     """
     try:
-        descriptor = opened_descriptor(path, os.O_RDONLY, within)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError | RunDirectoryError):
-            raise
-        raise _refusal(path, error.strerror or str(error)) from error
-    try:
-        _check_size(path, descriptor, most)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
+        file = open(path, "rb", opener=lambda _, flags: opened_descriptor(path, flags, within))  # noqa: SIM115 - returned
+    except (FileNotFoundError, RunDirectoryError):
         raise
+    except OSError as error:
+        raise _refusal(path, error.strerror or str(error)) from error
+    if (size := os.fstat(file.fileno()).st_size) > most:
+        file.close()
+        raise _refusal(path, f"it has {size} bytes, and may have {most}")
+    return file
 
 
 def read_file(path: Path, most: int, within: Path | None) -> bytes:
-    """All of a file, as `opened` opens it; no more of one that grows meanwhile."""
+    """The content of a file, as `opened` opens it; no more of one that grows meanwhile."""
     with opened(path, most, within) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def check_file(path: Path, most: int, within: Path | None) -> Path:
-    """The path itself, for a library that opens it, if `opened` would."""
+    """Returns the path, for a library that opens the file itself, if `opened` accepts it."""
     opened(path, most, within).close()
     return path
 
 
 def appending(path: Path) -> TextIO:
-    """Open a file of text of a run for appending; it is made where there is none.
+    """Open a text file of a run for appending; it is created if it is missing.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: It cannot be opened, or is not a regular file.
     """
     descriptor = opened_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, path.parent)
     return os.fdopen(descriptor, "a", encoding="utf-8", newline="")
 
 
 def opened_descriptor(path: Path, flags: int, within: Path | None) -> int:
-    """A descriptor of a regular file, new where `flags` make one; links as in `opened`.
+    """A descriptor of a regular file, created if `flags` say so; links as in `opened`.
 
     Raises:
-        RunDirectoryError: It is something else.
+        RunDirectoryError: Something else is there.
         OSError: The operating system refuses.
     """
     if within is not None:
-        check_folder(path.parent, within)
-    with contextlib.suppress(FileNotFoundError):  # Opening a device may do something already.
-        _check_kind(path, path.stat(follow_symlinks=within is None).st_mode)
-    descriptor = os.open(path, flags | _SAFE | (0 if within is None else _NO_LINK), 0o666)
-    try:
-        _check_kind(path, os.fstat(descriptor).st_mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def check_folder(folder: Path, within: Path) -> None:
-    """Refuse a folder of a directory that is a link, or that a link leads to.
-
-    Raises:
-        RunDirectoryError: It is so.
-    """
-    for each in (folder, *folder.parents):
-        if each == within:
-            return
-        if each.is_symlink():
-            raise _refusal(each, "it is a link, and must be a directory")
+        for each in (path, *path.parents):
+            if each == within:
+                break
+            if each.is_symlink():
+                raise _refusal(each, "it is a link")
+        flags |= _NO_LINK
+    found = kind_of(path, follow_links=within is None)
+    if found not in (None, _KINDS[stat.S_IFREG]):
+        raise _refusal(path, f"it is {found}, and must be a regular file")
+    return os.open(path, flags | _SAFE, 0o666)
 
 
 def lines(file: BinaryIO, most: int = LONGEST_LINE) -> Iterator[bytes]:
-    """The lines of a file; one that is longer than `most` bytes comes in pieces without an end."""
+    """The lines of a file.
+
+    Raises:
+        RunDirectoryError: One is longer than `most` bytes.
+    """
     while line := file.readline(most):
+        if len(line) == most and not line.endswith(b"\n"):
+            raise RunDirectoryError(f"{file.name} has a line of more than {most} bytes")
         yield line
 
 
@@ -294,45 +278,13 @@ def in_whole_characters(text: str, found: object) -> object:
     return found
 
 
-def kind_of(path: Path) -> str | None:
+def kind_of(path: Path, *, follow_links: bool = False) -> str | None:
     """What is there: "a regular file", "a directory", "a link", "a pipe"; None for nothing."""
     try:
-        mode = path.lstat().st_mode
+        mode = path.stat(follow_symlinks=follow_links).st_mode
     except OSError:
         return None
-    return _name_of(mode)
-
-
-def _name_of(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "something else")
-
-
-def _check_kind(path: Path, mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        raise _refusal(path, f"it is {_name_of(mode)}, and must be a regular file")
-
-
-def _check_size(path: Path, descriptor: int, most: int) -> None:
-    found = os.fstat(descriptor)
-    if found.st_size > most:
-        raise _refusal(path, f"it has {found.st_size} bytes, and may have {most}")
-    # A file system that compresses has few blocks without a hole.
-    on_disk = 512 * getattr(found, "st_blocks", found.st_size)
-    if found.st_size - on_disk > _HOLES and _has_hole(descriptor, found.st_size):
-        raise _refusal(
-            path, f"it is sparse: of its {found.st_size} bytes {on_disk} are on the disk"
-        )
-
-
-def _has_hole(descriptor: int, size: int) -> bool:
-    if not hasattr(os, "SEEK_HOLE"):
-        return False
-    try:
-        return os.lseek(descriptor, 0, os.SEEK_HOLE) < size
-    except OSError as error:
-        return error.errno == errno.ENXIO
-    finally:
-        os.lseek(descriptor, 0, os.SEEK_SET)
+    return _KINDS.get(stat.S_IFMT(mode), "a device or a socket")
 
 
 def _refusal(path: Path, reason: str) -> RunDirectoryError:

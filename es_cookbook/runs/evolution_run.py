@@ -52,8 +52,8 @@ class EvolutionStrategies(Mover[Run]):
         self._state = RunState("begin")
 
     @override
-    async def find(self) -> str:
-        config, recorded = self.config, Recorded(self.log_path)
+    async def find(self, recorded: Recorded) -> str:
+        config = self.config
         if config.size:
             from es_cookbook.runs.choosing.sizes import as_recorded  # Few runs choose sizes.
 

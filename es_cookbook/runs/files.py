@@ -104,18 +104,17 @@ class LineFile:
             raise RunDirectoryError(f"{refusal}; everything before it is safe") from error
         self._size += len(line)
 
-    def ends_with(self, end: bytes) -> bool:
-        """Whether these are the file's last bytes."""
-        return os.pread(self._descriptor, len(end), max(0, self._size - len(end))) == end
-
-    def truncate(self, size: int) -> None:
-        """Truncate the file to its first `size` bytes."""
-        try:
-            os.ftruncate(self._descriptor, size)
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise cannot("repair", self._path, error, needed=1) from error
-        self._size = size
+    def truncate(self, size: int) -> int:
+        """Cut the file to its first `size` bytes; returns how many bytes were cut."""
+        cut = self._size - size
+        if cut:
+            try:
+                os.ftruncate(self._descriptor, size)
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise cannot("repair", self._path, error, needed=1) from error
+            self._size = size
+        return cut
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""

@@ -21,7 +21,7 @@ from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import BEGAN, as_program
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import HISTORY, METRICS
+from es_cookbook.runs.directory.directory import HISTORY, METRICS, Recorded
 from es_cookbook.runs.evolution_run import EvolutionStrategies
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.loop import train_in_turn, train_overlapping
@@ -37,14 +37,18 @@ _AGAIN = "nothing has changed: run the same command again"
 """What to do before a run has begun."""
 
 
-async def train(config: Config) -> None:
+async def train(config: Config, recorded: Recorded | None = None) -> None:
     """Train, or go on training; a run that is complete is left as it is.
+
+    Args:
+        config: of the run.
+        recorded: in the run directory, if the caller has it locked.
 
     Raises:
         ESCookbookError: Anything that the user can put right, in one sentence.
     """
     advise(_AGAIN)
-    async with opened(EvolutionStrategies(config)) as run:
+    async with opened(EvolutionStrategies(config), recorded) as run:
         if run is not None:
             await (train_overlapping if config.max_staleness else train_in_turn)(run)
 
@@ -68,10 +72,10 @@ def run(config: Config) -> Result:
     return result_of(Path(config.log_path))
 
 
-def _train_until_signal(config: Config) -> None:
+def _train_until_signal(config: Config, recorded: Recorded | None = None) -> None:
     refuse_while_imported()
     try:
-        result_until_signal(functools.partial(train, config))
+        result_until_signal(functools.partial(train, config, recorded))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_interrupted(config)) from None
     except ESCookbookError as error:  # The sentence says it all; how it got here says nothing.
@@ -96,15 +100,22 @@ def main(config: Config) -> None:
     run_cli(functools.partial(train_and_tell, began=BEGAN), config)
 
 
-def train_and_tell(config: Config, name: str = "run", began: float | None = None) -> None:
+def train_and_tell(
+    config: Config,
+    name: str = "run",
+    began: float | None = None,
+    recorded: Recorded | None = None,
+) -> None:
     """Train as a command, and print in one line the result and how long it took.
 
     Args:
         config: an empty log_path is one of this name.
         name: of what is trained, in that path.
         began: when the command did, by `time.monotonic`; now if None.
+        recorded: as for `train`.
     """
-    run_and_tell(_train_until_signal, config, name, time.monotonic() if began is None else began)
+    trains = functools.partial(_train_until_signal, recorded=recorded)
+    run_and_tell(trains, config, name, time.monotonic() if began is None else began)
 
 
 def run_and_tell(

@@ -24,6 +24,7 @@ from es_cookbook.rl.types import Datasets, EnvGroupBuilder
 from es_cookbook.runs.directory.directory import (
     LOG,
     METRICS,
+    Recorded,
     failures_logged,
     keep_date,
     keep_trained_on,
@@ -62,8 +63,11 @@ class Mover(ABC, Generic[_OpenRun]):
     log_path: Path
 
     @abstractmethod
-    async def find(self) -> str:
-        """Read the run directory and refuse what cannot begin or go on, before a model is loaded.
+    async def find(self, recorded: Recorded) -> str:
+        """Refuse what cannot begin or go on, before a model is loaded.
+
+        Args:
+            recorded: what is recorded in the run directory.
 
         Returns:
             A sentence if the run is complete, else nothing.
@@ -84,8 +88,14 @@ class Mover(ABC, Generic[_OpenRun]):
 
 
 @contextlib.asynccontextmanager
-async def opened(mover: Mover[_OpenRun]) -> AsyncGenerator[_OpenRun | None]:
+async def opened(
+    mover: Mover[_OpenRun], recorded: Recorded | None = None
+) -> AsyncGenerator[_OpenRun | None]:
     """Open a run, new or recorded; closes all of it in the end. A complete one is None.
+
+    Args:
+        mover: of the run.
+        recorded: in its directory, if the caller has it locked.
 
     Raises:
         RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
@@ -94,12 +104,13 @@ async def opened(mover: Mover[_OpenRun]) -> AsyncGenerator[_OpenRun | None]:
     """
     log_path = mover.log_path
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(locked(log_path))
+        recorded = recorded or stack.enter_context(locked(log_path))
         stack.enter_context(failures_logged(log_path))
-        if complete := await mover.find():
+        if complete := await mover.find(recorded):
             print(complete)
             yield None
             return
+        del recorded  # A long run does not keep its past in memory.
         stack.enter_context(library_log(log_path / LOG))
         run = await mover.open(stack)
         stack.enter_context(rare_garbage_collection())

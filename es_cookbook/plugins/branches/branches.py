@@ -7,26 +7,32 @@ and either is there whole or not at all: the fork is made beside its name and re
 cuts nothing before the copy is on the disk.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Generator
 from pathlib import Path
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
+from es_cookbook.common.files import ANY_SIZE, lines, opened, whole_directory
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory.directory import (
     CONFIG,
+    FILES_OF_RUNS,
     GENERATION_KEYS,
     HISTORY,
     REPORT,
+    REWOUND,
     SNAPSHOTS,
+    WANDB_ID,
     check_is_run,
     copy_asked,
+    cut_lines,
     lines_before,
     locked,
-    new_directory,
-    set_aside,
+    num_rewinds,
 )
 from es_cookbook.runs.directory.opening import refuse_lost_history
-from es_cookbook.runs.files import replace_file
+from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_prefix, readable_prefix
 
@@ -51,12 +57,12 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     taken = prefix.generations
     header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
     forked = dataclasses.replace(prefix, header=header)
-    with new_directory(output) as beside:
+    with _new_directory(output) as beside:
         replace_file(beside / CONFIG, [config_json.encode()])
         replace_file(beside / HISTORY, forked.encode())
-        for name, key in GENERATION_KEYS.items():
+        for name in GENERATION_KEYS:
             if (source / name).exists():
-                replace_file(beside / name, lines_before(source / name, key, taken))
+                replace_file(beside / name, lines_before(source / name, taken))
         if taken:
             copy_asked(source, beside)
     return taken
@@ -85,15 +91,47 @@ def rewind_run(log_path: Path, generation: int) -> Path:
                 f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
                 "is nothing to cut"
             )
-        rewound = set_aside(log_path)
+        rewound = _set_aside(log_path)
         _move_snapshots(log_path, generation, rewound)
         if (log_path / REPORT).is_file():  # It is about what is cut off now.
             (log_path / REPORT).rename(rewound / REPORT)
         replace_file(log_path / HISTORY, [cut])
-        for name, key in GENERATION_KEYS.items():
-            if (log_path / name).exists():
-                replace_file(log_path / name, lines_before(log_path / name, key, generation))
+        for name in GENERATION_KEYS:
+            cut_lines(log_path / name, generation)
     return rewound
+
+
+def _set_aside(log_path: Path) -> Path:
+    """Copy a run as it stands to `rewound/<n>/`, a run directory itself; returns that.
+
+    Snapshots are large, so they are not copied. The run in W&B is that of the copy from now on.
+
+    Raises:
+        RunDirectoryError: The disk refuses; nothing is left of the copy.
+    """
+    rewound = log_path / REWOUND / str(num_rewinds(log_path) + 1)
+    with _new_directory(rewound) as beside:
+        for name in FILES_OF_RUNS:
+            if (log_path / name).exists():
+                with opened(log_path / name, ANY_SIZE, log_path) as file:
+                    replace_file(beside / name, lines(file))
+        copy_asked(log_path, beside)
+    if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
+        (log_path / WANDB_ID).rename(rewound / WANDB_ID)
+    return rewound
+
+
+@contextlib.contextmanager
+def _new_directory(path: Path) -> Generator[Path]:
+    """A run directory to fill, there whole or not at all; its failures are sentences."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_directory(path) as beside:
+            yield beside
+    except OSError as error:
+        if isinstance(error, RunDirectoryError):
+            raise
+        raise cannot("make", path, error, needed=4096) from error
 
 
 def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:

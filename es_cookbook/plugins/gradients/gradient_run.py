@@ -64,7 +64,7 @@ from es_cookbook.runs.directory.directory import (
     TRAINED_ON,
     Recorded,
     checked_names,
-    lines_before,
+    cut_lines,
 )
 from es_cookbook.runs.directory.opening import decided, delete_run, num_measured
 from es_cookbook.runs.files import replace_file
@@ -195,12 +195,12 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         self._checkpoint: Checkpoint | None = None
 
     @override
-    async def find(self) -> str:
+    async def find(self, recorded: Recorded) -> str:
         config, log_path, last = self._config, self.log_path, self._config.num_generations
         names = checked_names(log_path)
         checkpoint = latest_checkpoint(log_path)
         is_new = not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON})
-        if not is_new and self._goes_on(names):
+        if not is_new and self._goes_on(recorded, names):
             self._checkpoint = checkpoint
             is_done = checkpoint is not None and checkpoint.generation == last
             if is_done and num_measured(log_path, METRICS) > last:
@@ -210,7 +210,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         model_directory(config.model_name)
         return ""
 
-    def _goes_on(self, names: set[str]) -> bool:
+    def _goes_on(self, recorded: Recorded, names: set[str]) -> bool:
         """Whether the recorded run goes on; one that is to be deleted is."""
         log_path, behavior = self.log_path, self._config.behavior_if_log_dir_exists
         if behavior != "delete" and HISTORY in names:
@@ -219,7 +219,6 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
                 "go on with; give another log_path"
             )
         elsewhere = f"begin from its weights: model_name={log_path}"
-        recorded = Recorded(log_path)
         if decided(recorded, self._config_json, behavior, MAY_DIFFER, elsewhere) == "resume":
             return True
         delete_run(log_path)
@@ -236,9 +235,8 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
             datasets.train.tell(generation, results_P)
         start = checkpoint.generation if checkpoint else 0
         replace_file(log_path / CONFIG, [self._config_json.encode()])
-        for name, key in GENERATION_KEYS.items():  # Later generations are run again.
-            if (log_path / name).exists():
-                replace_file(log_path / name, list(lines_before(log_path / name, key, start)))
+        for name in GENERATION_KEYS:  # Later generations are run again.
+            cut_lines(log_path / name, start)
         sampler = config.sampler(engine, log_path)
         info = RunInfo(
             log_path,

@@ -104,13 +104,14 @@ class Replay:
         return dataclasses.replace(self, snapshot=read_snapshot(snapshot), prefix=prefix)
 
     def later(self, generation: int) -> "Replay":
-        """The same for a later generation; of the history only what is new is read.
+        """The same for a later generation.
 
         Raises:
             HistoryError: The history is damaged, or does not go so far.
         """
-        prefix = read_prefix(self.history, generation, self.prefix)
-        return dataclasses.replace(self, prefix=prefix)
+        found = read_prefix(self.history, generation)
+        records = (*self.prefix.records, *found.records[self.generation :])
+        return dataclasses.replace(self, prefix=dataclasses.replace(found, records=records))
 
     def check_base(self) -> tuple[str, str]:
         """Compare the base with the one that the run began with; reads all of it.

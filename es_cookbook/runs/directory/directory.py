@@ -1,13 +1,13 @@
-"""The run directory: one directory, one run, and nothing of it is ever lost by accident.
+"""The run directory: one directory per run.
 
-The history is the truth about what was done. Each generation is written to `metrics.jsonl` and
+The history says which generations count. Each generation is written to `metrics.jsonl` and
 `rollouts.jsonl` first and to `history.jsonl` last, each fsynced, so every recorded generation has
-its metrics. On resume the lines of generations that the history does not hold are cut from both
-files; those generations are run again, come out the same, and are written again: the files end up
-with the lines of an unbroken run. Where more would be cut than a crash leaves behind, the files are
-kept first, as they stand, in `rewound/<n>/`.
+its metrics. When a run continues, lines of generations that the history does not have are cut from
+both files; those generations are run again and written again, so the files end up like those of an
+unbroken run.
 
-Whether a run may begin or go on in a directory is decided by `es_cookbook.runs.directory.opening`.
+The directory is locked first (`locked`). Then its files are read once, into a `Recorded` that is
+handed on. `opening` decides what happens to the recorded run.
 """
 
 import contextlib
@@ -23,10 +23,15 @@ from pathlib import Path
 from typing import cast
 
 from es_cookbook.common.configs import FORMAT, FORMAT_VERSION, text_of
-from es_cookbook.common.errors import EngineError, RunDirectoryError, leaves, other_format
+from es_cookbook.common.errors import (
+    ConfigError,
+    EngineError,
+    RunDirectoryError,
+    leaves,
+    other_format,
+)
 from es_cookbook.common.files import (
     ANY_SIZE,
-    LARGEST_CONFIG,
     PARTIAL_SUFFIX,
     appending,
     kind_of,
@@ -34,13 +39,12 @@ from es_cookbook.common.files import (
     opened,
     parsed,
     read_file,
-    whole_directory,
 )
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import Datasets, Tokenizer
 from es_cookbook.runs.directory.lock import LOCK, RunLock
-from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.store import HistoryStore, Prefix, readable_prefix
 
 CONFIG = "config.json"
@@ -86,97 +90,32 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """An open run directory: its history for appending, and the Config that it keeps."""
+    """The directory of a run that begins or continues: its history and the Config that it keeps."""
 
     path: Path
     history: HistoryStore
     config_json: str
 
-    def begin(self) -> tuple[str, ...]:
-        """Keep the Config, and cut what the history does not hold.
+    def begin(self) -> None:
+        """Write the Config and open the history; cut what the history does not have.
 
-        Up to here a recorded run is as it was, so it can still be refused.
-
-        Returns:
-            What was repaired, one sentence each; also logged.
+        Before this, nothing in the directory has changed, so the run can still be refused.
 
         Raises:
             RunDirectoryError: The disk refuses.
         """
-        warnings: list[str | None] = []
-        found = {name: self._survey(name) for name in GENERATION_KEYS}
-        if not (self.history.is_orderly and all(is_orderly for _, is_orderly in found.values())):
-            warnings.append(
-                f"{self.path} holds what cannot be read, or generations that its history does not "
-                f"hold; as it stood it is kept in {set_aside(self.path)}"
-            )
-            logger.warning(warnings[0])
         self.keep(self.config_json)
         self.history.begin()
-        warnings.append(self.history.warning)
-        warnings += [self._drop(name, num_bytes) for name, (num_bytes, _) in found.items()]
-        return tuple(filter(None, warnings))
+        for name in GENERATION_KEYS:
+            cut_lines(self.path / name, self.history.next_generation)
 
     def keep(self, config_json: str) -> None:
-        """Keep this Config, which is the run's from now on.
+        """Replace the recorded Config.
 
         Raises:
             RunDirectoryError: The disk refuses.
         """
         replace_file(self.path / CONFIG, [config_json.encode()])
-
-    def _survey(self, name: str) -> tuple[int, bool]:
-        """Bytes that the history does not hold, and whether a crash explains them.
-
-        That is so where whole lines are of recorded generations, or of the one that was going on.
-        """
-        path, key, recorded = self.path / name, GENERATION_KEYS[name], self.history.next_generation
-        dropped, is_orderly = 0, True
-        if path.exists():
-            with opened(path, ANY_SIZE, self.path) as file:
-                for line in lines(file):
-                    if _is_before(line, key, recorded):
-                        continue
-                    dropped += len(line)
-                    number = generation_of(line, key)
-                    is_orderly &= number == recorded or not line.endswith(b"\n")
-        return dropped, is_orderly
-
-    def _drop(self, name: str, num_bytes: int) -> str | None:
-        """Cut what `_survey` found the history not to hold; returns a warning."""
-        if not num_bytes:
-            return None
-        path, recorded = self.path / name, self.history.next_generation
-        was_finished = name == METRICS and _ends_with_evaluation(path, num_bytes)
-        replace_file(path, lines_before(path, GENERATION_KEYS[name], recorded))
-        if was_finished:
-            return None
-        warning = (
-            f"{path}: dropped {num_bytes} bytes of generations that the history does not hold "
-            f"(from {recorded}); they are run again"
-        )
-        logger.warning(warning)
-        return warning
-
-
-def set_aside(log_path: Path) -> Path:
-    """Copy a run as it stands to `rewound/<n>/`, a run directory itself; returns that.
-
-    Snapshots are large, so they are not copied. The run in W&B is that of the copy from now on.
-
-    Raises:
-        RunDirectoryError: The disk refuses; nothing is left of the copy.
-    """
-    rewound = log_path / REWOUND / str(num_rewinds(log_path) + 1)
-    with new_directory(rewound) as beside:
-        for name in FILES_OF_RUNS:
-            if (log_path / name).exists():
-                with opened(log_path / name, ANY_SIZE, log_path) as file:
-                    replace_file(beside / name, lines(file))
-        copy_asked(log_path, beside)
-    if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
-        (log_path / WANDB_ID).rename(rewound / WANDB_ID)
-    return rewound
 
 
 def num_rewinds(log_path: Path) -> int:
@@ -276,35 +215,24 @@ def copy_asked(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(path: Path) -> Generator[Path]:
-    """A run directory to fill, there whole or not at all; its failures are sentences."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_directory(path) as beside:
-            yield beside
-    except OSError as error:
-        if isinstance(error, RunDirectoryError):
-            raise
-        raise cannot("make", path, error, needed=4096) from error
+def locked(log_path: Path) -> Generator["Recorded"]:
+    """Inside, only this process writes the run directory, which is created if it is missing.
 
-
-@contextlib.contextmanager
-def locked(log_path: Path) -> Generator[None]:
-    """Inside, this process alone writes the run directory; it is made where there is none.
+    Yields what is recorded there.
 
     Raises:
-        RunDirectoryError: Not a directory, not a run directory, not writable, or another process is
-            writing it (says who).
+        RunDirectoryError: Not a run directory, not writable, or another process writes it (names
+            it).
     """
-    is_new = not os.path.exists(log_path)  # Which asks nothing of a name that is too long.
+    is_new = not os.path.exists(log_path)  # Accepts a name that is too long.
     checked_names(log_path)
     lock = RunLock(log_path)
     try:
-        yield
+        yield Recorded(log_path)
     finally:
         lock.release()
         if is_new:
-            with contextlib.suppress(OSError):  # Only where nothing was begun: it is empty.
+            with contextlib.suppress(OSError):  # Empty only if nothing began.
                 log_path.rmdir()
 
 
@@ -332,12 +260,12 @@ def add_to_log(log_path: Path, text: str) -> Path | None:
 
 
 def is_of_gradients(log_path: Path) -> bool:
-    """Whether a directory is of a run of gradients: it has checkpoints in place of a history."""
+    """Whether a directory is of a run of gradients: it has checkpoints instead of a history."""
     return os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists()
 
 
 def check_access(directory: Path) -> None:
-    """Refuse a directory of which this user may not see the names, or the files; one may be absent.
+    """Refuse a directory that this user may not read; it may be absent.
 
     Raises:
         RunDirectoryError: It is so.
@@ -352,7 +280,7 @@ def check_access(directory: Path) -> None:
 
 
 class Recorded:
-    """What is recorded in a run directory. A file is read when it is first asked for, and once."""
+    """What is recorded in a run directory. Each file is read once, when it is first needed."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -376,50 +304,81 @@ class Recorded:
         """Whether a gradient moves its model."""
         return is_of_gradients(self.log_path)
 
-    def has_config(self) -> bool:
-        """Whether its `config.json` is a run's, as a damaged one may be.
+    @functools.cached_property
+    def fields(self) -> tuple[dict[str, object], str]:
+        """The Config as JSON values; nothing that it names is imported.
+
+        Its fields and "", or nothing and the problem with the file: "is missing", for example.
 
         Raises:
             RunDirectoryError: It is a run's, in another version of the format.
         """
-        with contextlib.suppress(ValueError, RecursionError):
-            return _fields(self.log_path, parsed(self.config_json.encode()))[1] != NO_RUNS
-        return True
+        path = self.log_path / CONFIG
+        if not os.path.lexists(path):
+            return {}, "is missing"
+        try:
+            plain = parsed(self.config_json.encode())
+        except ConfigError as error:
+            return {}, str(error).removeprefix(f"{path} ")
+        except ValueError as error:
+            return {}, f"cannot be read ({error})"
+        if not (isinstance(plain, dict) and "$class" in plain):
+            return {}, NO_RUNS
+        fields = cast("dict[str, object]", plain)
+        if (version := fields.pop(FORMAT, None)) != FORMAT_VERSION:
+            raise RunDirectoryError(f"{path}: {other_format(version, FORMAT_VERSION)}")
+        return fields, ""
+
+    def check(self, or_of_gradients: bool = False) -> None:
+        """Refuse a directory that is not a run's; one with a damaged `config.json` may be.
+
+        Raises:
+            RunDirectoryError: It is not, or its run is of another version.
+        """
+        log_path = self.log_path
+        if self.is_of_gradients and not or_of_gradients:
+            raise RunDirectoryError(
+                f"log_path {log_path} holds a run of gradients, which has no history, so only "
+                f"evaluate reads it; its weights are a model: model_name={log_path}"
+            )
+        check_has_config(log_path)
+        if self.fields[1] == NO_RUNS:
+            raise RunDirectoryError(
+                f"log_path {log_path} holds a {CONFIG} that {NO_RUNS}, so it is not a run directory"
+            )
 
 
 def check_is_run(log_path: Path, or_of_gradients: bool = False) -> Recorded:
-    """Refuse a directory that is not a run's; a `config.json` that is damaged may be one.
-
-    Returns:
-        What is recorded there.
+    """Returns what is recorded in the directory of a run.
 
     Raises:
-        RunDirectoryError: It is not, or its run is of another version.
+        RunDirectoryError: As `Recorded.check`, or the directory cannot be read.
+    """
+    check_access(log_path)  # Before it is asked for names.
+    recorded = Recorded(log_path)
+    recorded.check(or_of_gradients)
+    return recorded
+
+
+def check_has_config(log_path: Path) -> None:
+    """Refuse a directory without a `config.json`, which is not read.
+
+    Raises:
+        RunDirectoryError: There is none, or the directory cannot be read.
     """
     check_access(log_path)
-    recorded = Recorded(log_path)
-    if recorded.is_of_gradients and not or_of_gradients:
-        raise RunDirectoryError(
-            f"log_path {log_path} holds a run of gradients, which has no history, so only evaluate "
-            f"reads it; its weights are a model: model_name={log_path}"
-        )
     check_kinds(log_path)
     if not os.path.exists(log_path / CONFIG):
         raise RunDirectoryError(
             f"log_path {log_path} holds no {CONFIG}, so it is not a run directory"
         )
-    if not recorded.has_config():
-        raise RunDirectoryError(
-            f"log_path {log_path} holds a {CONFIG} that {NO_RUNS}, so it is not a run directory"
-        )
-    return recorded
 
 
 def check_kinds(log_path: Path) -> None:
-    """Refuse what stands in the place of a run's file or folder and is none, or none of its own.
+    """Refuse links, pipes and the like in place of a run's files and directories.
 
     Raises:
-        RunDirectoryError: It is a link, a pipe, a device, a folder in the place of a file.
+        RunDirectoryError: Names one.
     """
     for name in sorted(WRITTEN_BY_RUNS | {LOG}):
         wanted = "a directory" if name in _FOLDERS else "a regular file"
@@ -428,35 +387,6 @@ def check_kinds(log_path: Path) -> None:
             raise RunDirectoryError(
                 f"log_path {log_path}: {name} is {found}, and must be {wanted} of its own"
             )
-
-
-def recorded_fields(log_path: Path) -> tuple[dict[str, object], str]:
-    """The Config of anybody's run as JSON values; nothing that it names is imported.
-
-    Returns:
-        Its fields and "", or none and what is wrong with the file: "is missing", say.
-
-    Raises:
-        RunDirectoryError: It is a run's, in another version of the format.
-    """
-    try:
-        plain = parsed(read_file(log_path / CONFIG, LARGEST_CONFIG, log_path))
-    except FileNotFoundError:
-        return {}, "is missing"
-    except OSError as error:
-        return {}, f"cannot be read: {error.strerror or error}"
-    except (ValueError, RecursionError) as error:
-        return {}, f"cannot be read ({error})"
-    return _fields(log_path, plain)
-
-
-def _fields(log_path: Path, plain: object) -> tuple[dict[str, object], str]:
-    if not (isinstance(plain, dict) and "$class" in plain):
-        return {}, NO_RUNS
-    fields = cast("dict[str, object]", plain)
-    if (version := fields.pop(FORMAT, None)) != FORMAT_VERSION:
-        raise RunDirectoryError(f"{log_path / CONFIG}: {other_format(version, FORMAT_VERSION)}")
-    return fields, ""
 
 
 def checked_names(log_path: Path) -> set[str]:
@@ -496,25 +426,24 @@ def generation_of(line: bytes, generation_key: str) -> int | None:
     return number if type(number) is int else None
 
 
-def lines_before(path: Path, generation_key: str, generation: int) -> Iterator[bytes]:
-    """The whole lines of metrics or rollouts that belong to earlier generations."""
+def lines_before(path: Path, generation: int) -> Iterator[bytes]:
+    """The lines of metrics or rollouts except a torn last one and those from `generation` on."""
+    key = GENERATION_KEYS[path.name]
     with opened(path, ANY_SIZE, path.parent) as file:
         for line in lines(file):
-            if _is_before(line, generation_key, generation):
+            number = generation_of(line, key)
+            if line.endswith(b"\n") and (number is None or number < generation):
                 yield line
 
 
-def _ends_with_evaluation(path: Path, num_bytes: int) -> bool:
-    """Whether the last bytes are the row of a finished run's last evaluation, and nothing else."""
-    with opened(path, ANY_SIZE, path.parent) as file:
-        file.seek(-num_bytes, os.SEEK_END)
-        end = file.read(1 << 20)
-    return end.count(b"\n") == 1 and end.endswith(b"\n") and b'"reward/mean"' not in end
+def cut_lines(path: Path, generation: int) -> None:
+    """Cut a file of metrics or rollouts to `lines_before`; it may be missing.
 
-
-def _is_before(line: bytes, generation_key: str, generation: int) -> bool:
-    number = generation_of(line, generation_key)
-    return number is not None and number < generation and line.endswith(b"\n")
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    if path.exists() and sum(map(len, lines_before(path, generation))) != path.stat().st_size:
+        replace_file(path, lines_before(path, generation))
 
 
 def listed(names: set[str]) -> str:

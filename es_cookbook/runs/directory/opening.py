@@ -31,7 +31,6 @@ from es_cookbook.runs.directory.directory import (
     generation_of,
     listed,
 )
-from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
 
@@ -115,7 +114,7 @@ def decided(
         RunDirectoryError: Another Config (names every field that differs), one of another version,
             or `behavior` refuses.
     """
-    recorded.has_config()  # Refuses one of another version.
+    _ = recorded.fields  # Refuses another version of the format.
     log_path, differing = recorded.log_path, _differences(recorded, config_json, may_differ)
     decision = _ask(log_path, differing) if behavior == "ask" else behavior
     if decision == "raise":
@@ -145,11 +144,7 @@ def open_run_directory(
     """
     if state.decision == "delete":
         delete_run(log_path)
-    if state.config_json is None:
-        if (log_path / HISTORY).exists():
-            replace_file(log_path / HISTORY, [])
-        replace_file(log_path / CONFIG, [config_json.encode()])
-    else:
+    if state.config_json is not None:
         config_json = with_length(state.config_json, num_generations)
     history = HistoryStore(log_path / HISTORY, header, state.history)
     return RunDirectory(log_path, history, config_json)

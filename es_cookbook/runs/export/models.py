@@ -19,9 +19,9 @@ from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.runs.directory.directory import (
     HISTORY,
+    Recorded,
     check_is_run,
     is_of_gradients,
-    recorded_fields,
 )
 from es_cookbook.runs.history.store import read_prefix
 
@@ -67,7 +67,7 @@ def run_named(model_name: str) -> tuple[Path, int | None] | None:
             f"after {_SIGN} must be the number of generations "
             f"after which to take the run's centre, found {generation!r:.100}"
         )
-    if not recorded_fields(Path(path))[0]:
+    if not Recorded(Path(path)).fields[0]:
         if generation:
             raise ModelError(f"{path!r} is not the directory of a run")
         return None
@@ -80,7 +80,7 @@ def _centre(log_path: Path, generation: int | None) -> Path:
     # What it is rebuilt from. The header, in the history, has the digests of the base.
     with opened(log_path / HISTORY, ANY_SIZE, log_path) as file:
         recorded = file.read(prefix.num_bytes)
-    config = json.dumps(recorded_fields(log_path)[0], sort_keys=True).encode()
+    config = json.dumps(Recorded(log_path).fields[0], sort_keys=True).encode()
     digest = hashlib.sha256(hashlib.sha256(config).digest() + recorded).hexdigest()
     make = functools.partial(_rebuild, log_path, prefix.generations)
     here = log_path.resolve()

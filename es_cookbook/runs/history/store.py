@@ -1,10 +1,9 @@
-"""The history on disk: the header, then a line a generation, from which the weights come back.
+"""The history on disk: the header, then one line per generation, from which weights are restored.
 
-What is in a line is said in `format`. A generation counts once its line is fsynced, so a
-crash leaves at most one torn line, the last. Opening drops it and says so: the generation is then
-run again and, being a function of the history before it, comes out the same. Damage anywhere else
-is refused, because nothing after it could be trusted; the sentence says how to save what is before
-it.
+`format` describes a line. A generation counts once its line is fsynced, so a crash damages at most
+the last line. It is dropped when the run continues; that generation is run again and, as a function
+of the history before it, gives the same result. Damage anywhere else is refused with file and line,
+since nothing behind it can be trusted; the error says how to keep the generations before it.
 """
 
 import dataclasses
@@ -13,13 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from es_cookbook.checkpoints.identity import base_identity
-from es_cookbook.common.errors import HistoryError
+from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.evolution.genome import Step
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.history.format import (
-    CHECKSUM_KEY,
     LONGEST_LINE,
     Header,
     Record,
@@ -60,14 +58,13 @@ class Prefix:
     Attributes:
         header: None where nothing is recorded yet.
         generations: how many there are; the first of them may be missing in `records`.
-        num_lines, num_bytes: of their lines in the file, which need not be read again.
-        damage: what refuses the lines behind them, if anything does.
+        num_bytes: of their lines in the file.
+        damage: the error of the lines behind them, if they are damaged.
     """
 
     header: Header | None = None
     records: tuple[Record, ...] = ()
     generations: int = 0
-    num_lines: int = 0
     num_bytes: int = 0
     damage: HistoryError | None = None
 
@@ -80,15 +77,13 @@ class Prefix:
 NOTHING = Prefix()
 
 
-def read_prefix(path: Path, generation: int | None, start: Prefix = NOTHING) -> Prefix:
-    """The first `generation` generations, all of them if None; damage behind them is no matter.
-
-    What is in `start` is not read again.
+def read_prefix(path: Path, generation: int | None) -> Prefix:
+    """The first `generation` generations, all of them if None; damage behind them is ignored.
 
     Raises:
         HistoryError: Fewer are recorded (says how many), or as `read_history`.
     """
-    found = readable_prefix(path, generation, start)
+    found = readable_prefix(path, generation)
     if found.damage is not None:
         raise found.damage
     if generation is not None and found.generations != generation:
@@ -99,29 +94,27 @@ def read_prefix(path: Path, generation: int | None, start: Prefix = NOTHING) -> 
     return found
 
 
-def readable_prefix(path: Path, generation: int | None = None, start: Prefix = NOTHING) -> Prefix:
+def readable_prefix(path: Path, generation: int | None = None) -> Prefix:
     """The same as far as it can be read: fewer generations, and the `damage` behind them."""
-    header, records, damage = start.header, [*start.records], None
-    generations, num_lines, num_bytes = start.generations, start.num_lines, start.num_bytes
+    header, records, num_bytes, damage = None, list[Record](), 0, None
     try:
-        for entry, line_bytes in _read(path, start):
+        for entry, line_bytes in _read(path):
             if isinstance(entry, Header):
                 header = entry
-            elif generations != generation:
-                records.append(entry)
-                generations += 1
+            elif len(records) == generation:
+                break
             else:
+                records.append(entry)
+            num_bytes += line_bytes
+            if len(records) == generation:
                 break
-            num_lines, num_bytes = num_lines + 1, num_bytes + line_bytes
-            if generations == generation:
-                break
-    except HistoryError as error:
-        damage = error
-    return Prefix(header, tuple(records), generations, num_lines, num_bytes, damage)
+    except (HistoryError, RunDirectoryError) as error:
+        damage = HistoryError(str(error))
+    return Prefix(header, tuple(records), len(records), num_bytes, damage)
 
 
-def _read(path: Path, start: Prefix = NOTHING) -> Iterator[tuple[Header | Record, int]]:
-    """What each line holds, and its length in bytes."""
+def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
+    """The content of each line, and its length in bytes."""
     try:
         file = opened(path, ANY_SIZE, path.parent)
     except FileNotFoundError:
@@ -130,10 +123,9 @@ def _read(path: Path, start: Prefix = NOTHING) -> Iterator[tuple[Header | Record
         raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
     with file:
         damage: str | None = None
-        expected = start.generations
-        file.seek(start.num_bytes)
-        for number, line in enumerate(lines(file, LONGEST_LINE), start=start.num_lines + 1):
-            if damage is not None:  # Only now is it known that the damaged line was not the last.
+        expected = 0
+        for number, line in enumerate(lines(file, LONGEST_LINE), start=1):
+            if damage is not None:  # The damaged line was not the last.
                 raise HistoryError(damage)
             try:
                 entry = decode(line)
@@ -142,8 +134,6 @@ def _read(path: Path, start: Prefix = NOTHING) -> Iterator[tuple[Header | Record
                 raise HistoryError(f"{path}, line {number}: {error}{advice}") from error
             except ValueError as error:
                 damage = f"{path}, line {number} is damaged ({error}); {_advice(path, expected)}"
-                if line.count(CHECKSUM_KEY) > 1:  # Two lines that lost the newline between them.
-                    raise HistoryError(damage) from error
                 continue
             if (number == 1) != isinstance(entry, Header):
                 raise HistoryError(
@@ -173,24 +163,19 @@ def _advice(path: Path, whole: int) -> str:
 
 
 class HistoryStore:
-    """The history of one run, open for appending; made where there is none.
-
-    What is torn is dropped by `begin`, which the first `append` calls.
+    """The history of one run, for appending.
 
     Args:
         path: of the file.
-        header: what the run begins with, or goes on with.
-        found: what has been read there; it is read now if None.
+        header: of this process, for a new run or to continue one.
+        found: the recorded history; read now if None.
 
     Attributes:
-        next_generation: how many generations are recorded, and the number of the next one.
-        header: what the run began with.
-        warning: what `begin` drops, or None.
-        is_orderly: whether all of that is a line that was not written to its end.
+        next_generation: the number of recorded generations, and of the next one.
+        header: of the recorded run, or of a new one.
 
     Raises:
         HistoryError: As `read_history`, or the run began with another base (names it).
-        RunDirectoryError: The file cannot be written.
     """
 
     def __init__(self, path: Path, header: Header, found: Prefix | None = None) -> None:
@@ -199,41 +184,32 @@ class HistoryStore:
             check_same_base(path, found.header, header)
         self.path = path
         self.header = found.header or header
-        self.next_generation = len(found.records)
-        self.warning: str | None = None
-        self._prefix: Prefix | None = found
-        good_bytes = found.num_bytes
-        self._file = LineFile(path)
-        self._good_bytes = good_bytes
-        self._has_begun = False
-        torn_bytes = path.stat().st_size - good_bytes
-        self.is_orderly = not torn_bytes or not self._file.ends_with(b"\n")
-        if torn_bytes:
-            self.warning = (
-                f"{path}: dropped a torn last line ({plural(torn_bytes, 'byte')}); "
-                f"the run goes on from generation {self.next_generation}"
-            )
-        elif not good_bytes:
-            self.begin()
+        self.next_generation = found.generations
+        self._found: Prefix | None = found
+        self._size = found.num_bytes
+        self._file: LineFile | None = None
 
-    def begin(self) -> None:
-        """Drop what is torn, and write the header where nothing is left; again is harmless.
+    def begin(self) -> LineFile:
+        """Open the file: cut a damaged last line, and write the header of a new run.
 
         Raises:
-            RunDirectoryError: The disk refuses.
+            RunDirectoryError: The file cannot be written.
         """
-        if self._has_begun:
-            return
-        try:
-            if self.warning is not None:
-                self._file.truncate(self._good_bytes)
-                logger.warning(self.warning)
-            if not self._good_bytes:
-                self._file.append(encode(self.header))
-        except BaseException:
-            self.close()
-            raise
-        self._has_begun = True
+        if self._file is None:
+            file = LineFile(self.path)
+            try:
+                if (cut := file.truncate(self._size)) and self._size:
+                    logger.warning(
+                        "%s: dropped a torn last line (%s); the run continues from generation %d",
+                        *(self.path, plural(cut, "byte"), self.next_generation),
+                    )
+                if not self._size:
+                    file.append(encode(self.header))
+            except BaseException:
+                file.close()
+                raise
+            self._file = file
+        return self._file
 
     def append(self, record: Record) -> None:
         """Record a generation; it counts when this returns.
@@ -246,14 +222,13 @@ class HistoryStore:
             raise HistoryError(
                 f"the history expects generation {self.next_generation}, found {record.generation}"
             )
-        self.begin()
-        self._file.append(encode(record))
+        self.begin().append(encode(record))
         self.next_generation += 1
-        self._prefix = None  # A run that goes on for long does not carry its past around.
+        self._found = None  # A long run does not keep its past in memory.
 
     def records(self) -> Iterator[Record]:
-        """What is recorded, in order; after the first `append` read from the disk again."""
-        return read_history(self.path) if self._prefix is None else iter(self._prefix.records)
+        """All records in order; read again from the disk after the first `append`."""
+        return read_history(self.path) if self._found is None else iter(self._found.records)
 
     def steps(self) -> Iterator[Step]:
         """The steps alone: what an engine needs to restore the centre."""
@@ -261,7 +236,8 @@ class HistoryStore:
 
     def close(self) -> None:
         """Close the file; closing twice is harmless."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:

@@ -23,7 +23,6 @@ from typing import Literal, TypeAlias, cast
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import (
     ANY_SIZE,
-    LONGEST_LINE,
     lines,
     opened,
     parsed,
@@ -37,9 +36,9 @@ from es_cookbook.runs.directory.directory import (
     HISTORY,
     METRICS,
     ROLLOUTS,
+    Recorded,
     check_access,
     is_of_gradients,
-    recorded_fields,
 )
 from es_cookbook.runs.directory.lock import writer_of
 from es_cookbook.runs.history.format import Header, Record
@@ -135,7 +134,7 @@ def read_run(log_path: Path) -> RunFiles:
 
 
 def _config(log_path: Path, problems: list[str]) -> dict[str, object]:
-    fields, problem = recorded_fields(log_path)
+    fields, problem = Recorded(log_path).fields
     try:
         if not problem:
             return flattened(fields)
@@ -188,25 +187,15 @@ def _length(config: Mapping[str, object]) -> int:
 
 
 def _lines(path: Path, on_damage: Callable[[str], None] | None) -> Iterator[bytes]:
-    """The lines of a file, but for a torn last one; of one that is too long, its beginning.
-
-    None where it cannot be read, of which `on_damage` is told.
-    """
+    """The lines of a file except a torn last one; `on_damage` gets what stops reading."""
     try:
-        file = opened(path, ANY_SIZE, path.parent)
+        with opened(path, ANY_SIZE, path.parent) as file:
+            yield from (line for line in lines(file) if line.endswith(b"\n"))
     except FileNotFoundError:
         return
     except OSError as error:
         if on_damage:
             on_damage(f"{path} cannot be read: {error.strerror or error}")
-        return
-    with file:
-        is_beginning = True
-        for line in lines(file):
-            is_whole = line.endswith(b"\n")
-            if is_beginning and (is_whole or len(line) == LONGEST_LINE):
-                yield line
-            is_beginning = is_whole
 
 
 def _json(line: bytes) -> object:

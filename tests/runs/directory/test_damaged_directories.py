@@ -173,8 +173,3 @@ ALL = {f"{command.__name__} {outcome}" for command in COMMANDS for outcome in ("
 
 def test_a_thousand_damaged_directories_are_used_rightly_or_refused() -> None:
     assert check(range(1_000)) == ALL
-
-
-@pytest.mark.slow
-def test_five_thousand_damaged_directories_are_used_rightly_or_refused() -> None:
-    assert check(range(1_000, 5_000)) == ALL

@@ -29,9 +29,9 @@ from tests.runs.directory.test_damaged_directories import RUNS, forked, read, re
 FILES = (
     *FILES_OF_RUNS,
     *("lock", "log.txt", "report.html", "profile.json", "losses.csv", "wandb_id"),
-    *("scripts/mine.py", "snapshots/000001.safetensors"),
+    "snapshots/000001.safetensors",
 )
-FOLDERS = ("snapshots", "rewound", "scripts", "pushed", "tensorboard")
+FOLDERS = ("snapshots", "rewound", "pushed", "tensorboard")
 
 
 def _outside(path: Path) -> Path:
