@@ -160,7 +160,9 @@ KINDS = {
         copied("interrupted"), said={"": "is being written by process"}, locked=True
     ),
     "`history.jsonl` missing": Kind(changed(without("history.jsonl")), said=LOST),
-    "`history.jsonl` shorter than `metrics.jsonl`": Kind(changed(cut("history.jsonl", 3))),
+    "`history.jsonl` shorter than `metrics.jsonl`": Kind(
+        changed(cut("history.jsonl", 3)), said={"": "to continue from what it holds: "}
+    ),
     "`history.jsonl` torn at its end": Kind(
         changed(
             lambda path: (path / "history.jsonl").write_bytes(
@@ -184,7 +186,8 @@ KINDS = {
             replaced("metrics.jsonl", r'"progress/generation": 0', '"progress/generation": x'),
             replaced("rollouts.jsonl", r'"generation": 1', "generation"),
             of="interrupted",
-        )
+        ),
+        said={"": "metrics.jsonl, line 1 is damaged: restore the file from a copy, or delete"},
     ),
     "`config.json` missing": Kind(changed(without("config.json")), said=NO_RUN),
     "`config.json` damaged": Kind(

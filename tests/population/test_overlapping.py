@@ -39,6 +39,7 @@ from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
 from tests.fakes import FakeEngine, FakeEngineBuilder
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
+from tests.runs.records import cut_run
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
 pytestmark = pytest.mark.anyio
@@ -139,11 +140,7 @@ async def test_a_run_that_stopped_anywhere_goes_on_as_if_it_had_not(
 ) -> None:
     whole = await history(tmp_path / "whole", LightEngineBuilder())
     shutil.copytree(tmp_path / "whole", tmp_path / "torn")
-    for name in ("history.jsonl", "metrics.jsonl", "rollouts.jsonl"):
-        path = tmp_path / "torn" / name
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = {"history.jsonl": recorded + 1, "metrics.jsonl": recorded}.get(name, len(lines))
-        path.write_bytes(b"".join(lines[:kept]))
+    cut_run(tmp_path / "torn", recorded)
     assert await history(tmp_path / "torn", NearPoolBuilder()) == whole
     metrics = [untimed(tmp_path / name / "metrics.jsonl") for name in ("whole", "torn")]
     assert metrics[0] == metrics[1]

@@ -21,6 +21,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json, load_co
 from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.history.store import read_history
+from tests.runs.records import cut_run
 from tests.tiny_run import contents
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def test_a_recorded_run_is_restored_and_goes_on(name: str, runs: Path) -> None:
     # The generations to come sample a model, and kernels of other CPUs may round otherwise.
     history = runs / name / "history.jsonl"
     lines = history.read_bytes().splitlines(keepends=True)
-    history.write_bytes(b"".join(lines[:3]))
+    cut_run(runs / name, 2)
     resume(Resume(log_path=str(runs / name)), {})
     resumed = history.read_bytes().splitlines(keepends=True)
     assert resumed[:3] == lines[:3] and len(resumed) == len(lines)
@@ -88,7 +89,7 @@ def test_a_recorded_run_goes_on_to_the_same_bytes(runs: Path) -> None:
     whole = {path.name: path.read_bytes() for path in (runs / "genetic").iterdir()}
     rollouts = rollouts_of(runs / "genetic")
     history = runs / "genetic/history.jsonl"
-    history.write_bytes(b"".join(whole["history.jsonl"].splitlines(keepends=True)[:4]))
+    cut_run(runs / "genetic", 3)
     resume(Resume(log_path=str(runs / "genetic"), trust=("tests",)), {})
     assert history.read_bytes() == whole["history.jsonl"]
     assert rollouts_of(runs / "genetic") == rollouts

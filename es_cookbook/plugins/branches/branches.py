@@ -20,6 +20,7 @@ from es_cookbook.runs.directory.directory import (
     FILES_OF_RUNS,
     GENERATION_KEYS,
     HISTORY,
+    METRICS,
     REPORT,
     REWOUND,
     SNAPSHOTS,
@@ -31,7 +32,7 @@ from es_cookbook.runs.directory.directory import (
     locked,
     num_rewinds,
 )
-from es_cookbook.runs.directory.opening import refuse_lost_history
+from es_cookbook.runs.directory.opening import num_measured, refuse_lost_history
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_prefix, readable_prefix
@@ -86,7 +87,9 @@ def rewind_run(log_path: Path, generation: int) -> Path:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
             kept = dataclasses.replace(kept, header=dataclasses.replace(kept.header, fork=fork))
         cut = b"".join(kept.encode())
-        if not (log_path / HISTORY).exists() or (log_path / HISTORY).stat().st_size <= len(cut):
+        history = log_path / HISTORY
+        is_all = not history.exists() or history.stat().st_size <= len(cut)
+        if is_all and num_measured(log_path, METRICS) <= generation + 1:
             raise HistoryError(
                 f"log_path {log_path} holds {plural(generation, 'generation')} and no more: there "
                 "is nothing to cut"

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, fsync, lines, opened
-from es_cookbook.common.terminal import choose, command
+from es_cookbook.common.terminal import choose, command, plural
 from es_cookbook.runs.directory.config_differences import differences
 from es_cookbook.runs.directory.directory import (
     CONFIG,
@@ -85,9 +85,9 @@ def run_state(
     if decided(recorded, config_json, behavior, may_differ, elsewhere) == "delete":
         return RunState("delete")
     history = recorded.history
-    refuse_lost_history(log_path, history)
     if history.damage is not None:
         raise history.damage
+    refuse_lost_history(log_path, history, or_shorter=True)
     done = history.generations
     if num_generations < done:
         raise RunDirectoryError(
@@ -150,38 +150,54 @@ def open_run_directory(
     return RunDirectory(log_path, history, config_json)
 
 
-def refuse_lost_history(log_path: Path, found: Prefix) -> None:
-    """Refuse a run of which metrics or rollouts are there and no history; damage is no matter.
+def refuse_lost_history(log_path: Path, found: Prefix, *, or_shorter: bool = False) -> None:
+    """Refuse a run that has metrics or rollouts but no history; damage is ignored.
 
     Args:
         log_path: the run's directory.
-        found: of its history, one generation at the least where there is one.
+        found: of its history; one generation is enough.
+        or_shorter: also refuse metrics of more generations than a crash explains; `found` is whole.
 
     Raises:
         HistoryError: It is so.
     """
-    if found.generations:
+    if found.generations and not or_shorter:
         return
-    # Those of the first generation are written before the history's line.
-    history = log_path / HISTORY
-    left_by_crash = 1 if history.exists() else 0
+    history, done = log_path / HISTORY, found.generations
+    explained = 0
+    if history.exists():  # Metrics of a generation are written before its line, which may be torn.
+        explained = done + 1 + (history.stat().st_size > found.num_bytes)
     for name in GENERATION_KEYS:
-        if (measured := num_measured(log_path, name)) > left_by_crash:
+        if (measured := num_measured(log_path, name)) > explained:
+            has = f"holds {plural(done, 'generation')}" if explained else "is missing"
+            again = command("rewind", log_path=log_path, generation=done)
+            shorter = f"; to continue from what it holds: {again}" if done else ""
             raise HistoryError(
-                f"{history} {'holds no generation' if history.exists() else 'is missing'}, but "
-                f"{name} is of {measured}; the history is the checkpoint, so restore it from a "
-                "copy, or begin again in another log_path"
+                f"{history} {has}, but {name} is of {measured}; the history is the checkpoint, so "
+                f"restore it from a copy, or begin again in another log_path{shorter}"
             )
 
 
 def num_measured(log_path: Path, name: str) -> int:
-    """How many generations have lines in metrics or rollouts; the last evaluation counts as one."""
-    path = log_path / name
+    """How many generations have lines in metrics or rollouts; the last evaluation counts as one.
+
+    Raises:
+        HistoryError: A line is damaged that is not torn; names it.
+    """
+    path, measured = log_path / name, 0
     if not path.exists():
         return 0
     with opened(path, ANY_SIZE, log_path) as file:
-        numbers = (generation_of(line, GENERATION_KEYS[name]) for line in lines(file))
-        return max((number + 1 for number in numbers if number is not None), default=0)
+        for number, line in enumerate(lines(file), start=1):
+            generation = generation_of(line, GENERATION_KEYS[name])
+            if generation is not None:
+                measured = max(measured, generation + 1)
+            elif line.endswith(b"\n"):
+                raise HistoryError(
+                    f"{path}, line {number} is damaged: restore the file from a copy, or delete "
+                    "that line; no run needs it to continue"
+                )
+    return measured
 
 
 def _is_unused(recorded: Recorded, names: set[str]) -> bool:

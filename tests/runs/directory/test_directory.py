@@ -124,7 +124,7 @@ def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool
     else:
         history.write_bytes(history.read_bytes().splitlines(keepends=True)[0])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    said = rf"{history} {'is missing' if missing else 'holds no generation'}, but metrics\.jsonl "
+    said = rf"{history} {'is missing' if missing else 'holds 0 generations'}, but metrics\.jsonl "
     for behavior in ("resume", "raise"):
         with pytest.raises((HistoryError, RunDirectoryError), match=f"{said}|already holds a run"):
             opened(tmp_path, CONFIG, behavior)
@@ -140,13 +140,25 @@ def test_a_history_that_is_lost_is_not_begun_again(tmp_path: Path, missing: bool
     assert not opened(tmp_path, CONFIG, "delete").resumed
 
 
-def test_lines_that_cannot_be_read_stay_where_they_are(tmp_path: Path) -> None:
+def test_a_damaged_line_before_the_last_is_refused_with_its_number(tmp_path: Path) -> None:
     record_run(tmp_path, 4).history.close()
     metrics = tmp_path / "metrics.jsonl"
     damaged = b'{"progress/generation": nothing}\n' + metrics.read_bytes()
-    metrics.write_bytes(damaged + b'{"progress/generation": 9}\n{"torn')
-    opened(tmp_path, CONFIG, "resume").history.close()
+    metrics.write_bytes(damaged)
+    with pytest.raises(HistoryError, match=r"metrics\.jsonl, line 1 is damaged: restore the file"):
+        opened(tmp_path, CONFIG, "resume")
     assert metrics.read_bytes() == damaged
+
+
+def test_metrics_of_generations_that_the_history_lacks_are_refused(tmp_path: Path) -> None:
+    record_run(tmp_path, 4).history.close()
+    history = tmp_path / "history.jsonl"
+    history.write_bytes(b"".join(history.read_bytes().splitlines(keepends=True)[:3]))
+    with pytest.raises(HistoryError, match=r"holds 2 generations, but metrics\.jsonl is of 4"):
+        opened(tmp_path, CONFIG, "resume")
+    rewind_run(tmp_path, 2)
+    assert opened(tmp_path, CONFIG, "resume").history.next_generation == 2
+    assert len((tmp_path / "rewound/1/metrics.jsonl").read_text().splitlines()) == 4
 
 
 def test_delete_starts_again_also_with_another_config(tmp_path: Path) -> None:
