@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import pydantic
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.utils.decorators import discover_decorated
-from verifiers.v1.utils.loaders import default_harness_id, taskset_class, taskset_config_type
+from verifiers.v1.utils.loaders import default_harness_id, taskset_class
 
-from es_cookbook.common.errors import ConfigError, DataError, nearest
+from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.references import trusted_modules
 from es_cookbook.common.terminal import printable
 
@@ -58,48 +57,17 @@ def find_taskset(package: str) -> type:
     """
     module = package.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
     try:
-        if _source(module) is None:
-            _load_from_here(module)
+        if importlib.util.find_spec(module) is None:  # The console script does not look here.
+            if Path(f"{module}.py").is_file():
+                trusted_modules([f"{module}.py"])
+            elif Path(module, "__init__.py").is_file():
+                sys.path.append(str(Path.cwd()))
         return taskset_class(package)
     except Exception as error:  # Whatever the package's own code raises.
-        why = said(error)
-        if isinstance(error, ModuleNotFoundError) and _source(module) is None:
-            why = (
-                "it is neither installed nor a module in this directory; install it with pip and "
-                "give its name as in an import"
-            )
-        elif "def load_environment" in (_source(module) or ""):
-            why = (
-                "it exports load_environment, the interface of verifiers before 0.4; bridged are "
-                "packages that export a Taskset of verifiers.v1"
-            )
-        raise ConfigError(f"environment={package} cannot be used: {why}") from error
-
-
-def _source(module: str) -> str | None:
-    """The text of a module that can be imported; None if there is none of that name."""
-    if module in sys.modules:
-        path = getattr(sys.modules[module], "__file__", None)
-    else:
-        try:
-            spec = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        path = spec.origin
-    try:
-        return Path(path or "").read_text("utf-8", "replace")
-    except OSError:  # A namespace, or built in.
-        return ""
-
-
-def _load_from_here(module: str) -> None:
-    """Make a module of the current directory importable: the console script does not look there."""
-    if Path(f"{module}.py").is_file():
-        trusted_modules([f"{module}.py"])
-    elif Path(module, "__init__.py").is_file():
-        sys.path.append(str(Path.cwd()))
+        raise ConfigError(
+            f"environment={package} cannot be used ({said(error)}): it must be installed, or a "
+            "module in this directory, and export a Taskset of verifiers.v1"
+        ) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -159,7 +127,7 @@ def _environment(source: Source) -> vf.Env[Any]:
         config = vf.resolve_env_config({"taskset": {**given, "id": package}})
     except Exception as error:  # Of the library's validators, whatever they meet.
         raise ConfigError(
-            f"dataset.options do not fit the taskset {package}: {_misfit(error, package)}"
+            f"dataset.options do not fit the taskset {package}: {said(error)}"
         ) from error
     seats = agent_config_fields(config)
     if len(seats) != 1:
@@ -178,18 +146,6 @@ def _environment(source: Source) -> vf.Env[Any]:
         return vf.load_environment(vf.resolve_env_config(raw))
     except Exception as error:  # Whatever the package's own code raises.
         raise ConfigError(f"the taskset {package} cannot be made: {said(error)}") from error
-
-
-def _misfit(error: Exception, package: str) -> str:
-    """What is wrong with options: the first mistake that pydantic found, with its place."""
-    if not isinstance(error, pydantic.ValidationError):
-        return said(error)
-    mistake = error.errors(include_url=False)[0]
-    place = ".".join(str(step) for step in mistake["loc"] if step != "taskset")
-    if mistake["type"] == "extra_forbidden" and "." not in place:
-        known = taskset_config_type(package).model_fields.keys() - {"id"}
-        return f"there is no {printable(place)[:_LONGEST]}; {nearest(place, known)}"
-    return printable(f"{place}: {mistake['msg']}, found {mistake['input']!r:.60}")
 
 
 def refuse_unplayable(task: Task, where: str) -> None:

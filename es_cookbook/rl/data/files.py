@@ -1,14 +1,17 @@
 """Rows of data files.
 
-Tables go through pyarrow, and nothing in them is decoded but text: images and paths stay as they
-are, and bytes are text where they are UTF-8, since writers of Parquet may leave its mark out. CSV
-is text: no type is guessed, and an empty cell is an empty text. JSON lines are read one by one,
-because a table loader reports the first bad batch, if anything, and users need the line.
+Tables go through pyarrow, and only text in them is decoded: images and paths stay as they are, and
+bytes are text if they are UTF-8, since writers of Parquet may omit its mark. CSV is text: no type
+is guessed, and an empty cell is an empty text. JSON lines are read one by one, because a table
+loader reports at most the first bad batch, and users need the line.
 """
 
 import contextlib
+import csv
 import gzip
+import io
 import json
+import sys
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
@@ -20,8 +23,10 @@ from es_cookbook.rl.data.rows import Row, changed, shown
 
 CSV = (".csv", ".csv.gz")
 FILE_TYPES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", *CSV, ".arrow")
-UNREADABLE = (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, RecursionError)
-"""TypeError, LookupError: of a file that says of its columns what nobody can read."""
+UNREADABLE = (
+    *(OSError, EOFError, zlib.error, csv.Error, ValueError, RecursionError),
+    *(TypeError, LookupError),  # Of a table whose description of its columns is damaged.
+)
 BATCH = 1000
 """Rows that are taken out of a table at a time: as Python's objects they take many times more."""
 
@@ -40,9 +45,10 @@ def file_rows(path: Path) -> Iterator[Row]:
             yield from _json_lines(path)
         elif path.name.endswith((".json", ".json.gz")):
             yield from _json_array(path)
+        elif path.name.endswith(CSV):
+            yield from _csv_rows(path)
         else:
-            are_texts = path.name.endswith(CSV)
-            yield from of_tables(tables_of(path), str(path), are_texts=are_texts)
+            yield from of_tables(tables_of(path), str(path))
 
 
 @contextlib.contextmanager
@@ -87,6 +93,22 @@ def _json_array(path: Path) -> Iterator[Row]:
         yield _row(f"{path}, row {number}", fields)
 
 
+def _csv_rows(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)
+    with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        lines = (cells for cells in csv.reader(text, strict=True) if cells)
+        names = next(lines, [])
+        if not names:
+            raise DataError(f"{path}: has no header")
+        if len(set(names)) < len(names):
+            raise DataError(f"{path}: has columns of the same name: {', '.join(names)}")
+        for number, cells in enumerate(lines, 1):
+            where = f"{path}, row {number}"
+            if len(cells) != len(names):
+                raise DataError(f"{where}: has {len(cells)} cells, and the header {len(names)}")
+            yield Row(where, dict(zip(names, cells, strict=True)), are_texts=True)
+
+
 def _row(where: str, fields: object) -> Row:
     if not isinstance(fields, dict):
         raise DataError(f"{where}: must be a JSON object, found {shown(fields)}")
@@ -102,7 +124,7 @@ def tables_of(path: Path) -> Tables:
 
         with pyarrow.parquet.ParquetFile(path) as file:
             yield from file.iter_batches(BATCH)
-    elif path.suffix == ".arrow":
+    else:
         with pyarrow.memory_map(str(path)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = pyarrow.ipc.open_file(mapped)
@@ -110,33 +132,6 @@ def tables_of(path: Path) -> Tables:
             else:
                 mapped.seek(0)
                 yield from pyarrow.ipc.open_stream(mapped)
-    else:
-        yield from _csv_tables(path)
-
-
-def _csv_tables(path: Path) -> Tables:
-    import pyarrow.csv
-
-    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    with pyarrow.input_stream(str(path)) as unpacked:
-        names = pyarrow.csv.open_csv(unpacked, parse_options=parsing).schema.names
-    types = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.binary()))
-    with pyarrow.input_stream(str(path)) as unpacked:
-        tables = pyarrow.csv.open_csv(unpacked, parse_options=parsing, convert_options=types)
-        yield from _as_text(tables, path)
-
-
-def _as_text(tables: Tables, path: Path) -> Tables:
-    """Tables of CSV with texts for bytes."""
-    import pyarrow
-
-    for table in tables:
-        for at, name in enumerate(table.schema.names):
-            try:
-                table = table.set_column(at, name, table.column(at).cast(pyarrow.string()))
-            except pyarrow.ArrowInvalid:
-                raise DataError(f"{path}: the column {name!r} is not UTF-8") from None
-        yield table
 
 
 def of_tables(tables: Tables, where: str, *, are_texts: bool = False) -> Iterator[Row]:

@@ -28,7 +28,7 @@ import json
 import reprlib
 import sys
 import typing
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, cast, overload
 
 import anyio
@@ -241,7 +241,10 @@ def wrong_arguments(arguments: Mapping[str, object], parameters: Schema) -> str 
             hint = did_you_mean(name[:60], properties)
             accepted = ", ".join(properties) or "none"
             return f"unknown argument {name!r:.60}{hint}; accepted: {accepted}"
-        if wrong := _wrong(value, properties[name]):
+        schema = properties[name]
+        if value is None and schema.get("nullable"):  # As `get_json_schema` writes None.
+            continue
+        if wrong := _wrong(value, schema):
             return f"argument {name!r}{wrong}"
     return None
 
@@ -263,25 +266,11 @@ def _wrong(value: object, schema: Schema) -> str | None:
 
 @functools.cache
 def _validator() -> "type[Validator]":
-    """JSON Schema as `get_json_schema` writes it: `nullable` allows null; 1.0 is no integer."""
+    """JSON Schema, for which 1.0 and true are not integers."""
     from jsonschema import Draft202012Validator, validators  # 180 ms, which few need.
 
-    def unless_null(keyword: str) -> Callable[..., Iterable[Exception]]:
-        check = Draft202012Validator.VALIDATORS[keyword]
-
-        def checked(
-            validator: object, wanted: object, value: object, schema: Schema
-        ) -> Iterable[Exception]:
-            is_null = value is None and schema.get("nullable")
-            return () if is_null else check(validator, wanted, value, schema) or ()
-
-        return checked
-
-    return validators.extend(
-        Draft202012Validator,
-        {keyword: unless_null(keyword) for keyword in ("type", "enum", "anyOf")},
-        type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
-    )
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
+    return validators.extend(Draft202012Validator, type_checker=checker)
 
 
 def _is_integer(checker: object, value: object) -> bool:

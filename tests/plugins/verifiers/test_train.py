@@ -92,11 +92,11 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["environment=es_not_there"], 1, "neither installed nor a module in this directory"),
-        (["environment=es_older"], 1, "load_environment, the interface of verifiers before 0.4"),
+        (["environment=es_not_there"], 1, "it must be installed, or a module in this directory"),
+        (["environment=es_older"], 1, "and export a Taskset of verifiers.v1"),
         (["environment=prolog:es_guess"], 2, "unknown name 'prolog'"),
-        (["environment=es_sums", 'dataset.options={"taks": 1}'], 1, "did you mean 'tasks'?"),
-        (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most: Input should be"),
+        (["environment=es_sums", 'dataset.options={"taks": 1}'], 1, "taks"),
+        (["environment=es_sums", 'dataset.options={"most": "x"}'], 1, "most"),
         (["environment=es_sums", 'dataset.options={"id": "os"}'], 1, "object, without an id"),
         (
             ["environment=es_sums", 'dataset.options={"task": {"judges": [{"id": "nope"}]}}'],
