@@ -274,6 +274,8 @@ def _described(
     blueprint.apply(typed, layer_name="command line")
     try:
         return blueprint, options_of(blueprint)
+    except ESCookbookError:  # Of a value's own reader.
+        raise
     except ValueError as error:  # Of chz, which reads the number of an item.
         raise OptionError(f"items of a list are numbered, as in parts.0: {error}") from error
     except InvalidBlueprintArg as error:

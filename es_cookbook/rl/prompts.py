@@ -84,9 +84,7 @@ def _chat(
     from es_cookbook.rl.messages.template import ChatTemplate
 
     last = [] if question is None else [Message("user", question)]
-    template = (
-        Renderer.best(tokenizer, tools, keep_history=True) if tools else ChatTemplate.of(tokenizer)
-    )
+    template = Renderer.best(tokenizer, tools) if tools else ChatTemplate.of(tokenizer)
     return template.text(with_system(system, [*before, *last]))
 
 

@@ -195,9 +195,7 @@ class Translator:
         """
         self._check_fits(_said(request), "messages")
         try:
-            renderer = Renderer.best(
-                self.tokenizer, request.tools, keep_history=True, reads_calls=True
-            )
+            renderer = Renderer.best(self.tokenizer, request.tools, reads_calls=True)
             if sum(map(_characters, request.messages)) > _USUAL * self.context_length:
                 self._check_fits([renderer.text(request.messages)], "messages")
             tokens_T = kept.prompt(renderer, request.messages)

@@ -40,9 +40,6 @@ class SupervisedRows:
         "the form in which the model will see it later",
     )
     system: str = chz.field(default="", doc="system message of chats that have none")
-    keep_history: bool = chz.field(
-        default=False, doc="accept a chat template that rewrites earlier turns; all stay as written"
-    )
     num_test: int = chz.field(default=0, doc="last rows, held out: their loss is measured")
     on_bad_row: OnBadRow = chz.field(default="refuse", doc=ON_BAD_ROW_DOC)
 
@@ -120,8 +117,7 @@ class _Encoder:
         return joined([(prompt_T, False), (said, True)])
 
     def _of_chat(self, chat: Sequence[tuple[Message, bool]], row: Row) -> Example:
-        keep_history = self._how.keep_history
-        renderer = Renderer.best(self._tokenizer, tools_of(row), keep_history=keep_history)
+        renderer = Renderer.best(self._tokenizer, tools_of(row))
         messages = [message for message, _ in chat]
         turns = [i for i, message in enumerate(messages) if message.role == "assistant"]
         if not turns or turns[0] == 0 or any(b - a == 1 for a, b in pairwise(turns)):

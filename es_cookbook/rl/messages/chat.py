@@ -52,10 +52,6 @@ class ChatOptions:
     form: Form | None = chz.field(
         default=None, doc="how the model writes calls: hermes or llama; None: as its template"
     )
-    keep_history: bool = chz.field(
-        default=False,
-        doc="accept a chat template that rewrites earlier turns; all stay as they were sampled",
-    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -85,8 +81,7 @@ class Chat:
     ) -> None:
         self.options = options or ChatOptions()
         self.tools = tuple(tools)
-        how = {"tools_in": self.options.tools_in, "keep_history": self.options.keep_history}
-        self.renderer = _renderer(tokenizer, self.tools, **how)
+        self.renderer = _renderer(tokenizer, self.tools, tools_in=self.options.tools_in)
         self.form: Form = self._form() if tools else "hermes"
 
     @property

@@ -7,14 +7,7 @@ is added after a turn, from its end to where the next begins. For the latter a c
 which a sentinel stands for the turn, and the text behind the sentinel is taken. The chat's tokens
 are then the prompt, the sampled tokens, what was added, the sampled tokens, and so on.
 
-This equals what the template makes of the whole chat only where the template is prefix-extending: a
-later message changes nothing before it. Some are not. Templates of thinking models drop what was
-thought in earlier turns, others open a thought in the prompt that they do not show in the past. A
-`Renderer` compares both once, when it is made, and refuses such a template, or with `keep_history`
-takes what it adds after a turn and keeps all that the model wrote.
-
-transformers renders chats and says nothing of prefixes; TRL's check of them is a package that few
-who run this have installed.
+Templates of thinking models drop what was thought in earlier turns; here all turns stay as sampled.
 """
 
 import hashlib
@@ -34,7 +27,6 @@ from es_cookbook.rl.messages.message import (
     bytes_of,
     parse_tool_calls,
 )
-from es_cookbook.rl.messages.shapes import calls_as_text
 from es_cookbook.rl.messages.template import ANSWERED, QUESTION, SENTINEL, ChatTemplate, name_of
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
 from es_cookbook.rl.types import Action, Tokenizer
@@ -50,8 +42,6 @@ _A_RENDERER = 100_000
 """Bytes that a renderer takes without tools."""
 _PARSED = 50
 """Bytes that a character of its tools takes, which are Python's objects, twice."""
-_SPOKEN = SENTINEL, f"<think>\nThought7Sentinel\n</think>\n\n{SENTINEL}"
-"""What a template is tried on: a plain turn, and one with a thought."""
 
 
 class Renderer:
@@ -61,7 +51,6 @@ class Renderer:
         tokenizer: with a chat template.
         tools: that the model may call.
         tools_in: where it is told of them. Not in the template: results are user messages.
-        keep_history: accept a template that rewrites earlier turns; the tokens keep them.
 
     Attributes:
         itself: stands for it where it need not live on.
@@ -76,7 +65,6 @@ class Renderer:
         tools: Sequence[Tool | ToolSchema] = (),
         *,
         tools_in: ToolsIn = "template",
-        keep_history: bool = False,
     ) -> None:
         if not tokenizer.chat_template:
             raise ModelError(
@@ -91,8 +79,11 @@ class Renderer:
         self._special = Controls.of(tokenizer).ids
         if schemas:
             self._check_tools(tools)
-        replies = [QUESTION, *([_RESULT] if tools else [])]
-        self._check_history(replies if schemas else calls_as_text(replies), keep_history)
+        if QUESTION.content not in self._template.raw(_TWICE).partition(SENTINEL)[2]:
+            raise self._unusable(
+                "leaves out messages after a turn, or what a message says: it cannot be used for "
+                "chats of text"
+            )
         self.end_of_turn = next(iter(self._template.ends_T), None)
 
     @staticmethod
@@ -100,7 +91,6 @@ class Renderer:
         tokenizer: Tokenizer,
         tools: Sequence[ToolSchema],
         *,
-        keep_history: bool = False,
         reads_calls: bool = False,
     ) -> "Renderer":
         """By the template if it shows these tools, or else in the system message.
@@ -108,7 +98,6 @@ class Renderer:
         Args:
             tokenizer: with a chat template.
             tools: that the model may call.
-            keep_history: as of the class.
             reads_calls: the template also writes calls in a form that is read.
 
         Raises:
@@ -117,8 +106,8 @@ class Renderer:
         schemas = json.dumps([tool.schema for tool in tools])
         digest = hashlib.sha256(schemas.encode()).digest()
         return _renderers.of(
-            (tokenizer, str(tokenizer.chat_template), digest, keep_history, reads_calls),
-            lambda: _best(tokenizer, schemas, keep_history, reads_calls),
+            (tokenizer, str(tokenizer.chat_template), digest, reads_calls),
+            lambda: _best(tokenizer, schemas, reads_calls),
             lambda _: _A_RENDERER + _PARSED * len(schemas),
         )
 
@@ -225,31 +214,6 @@ class Renderer:
                 "gives results as user messages"
             )
 
-    def _check_history(self, replies: Sequence[Message], keep_history: bool) -> None:
-        """Compare what is added turn by turn with what the template makes of the whole chat."""
-        opening, whole = self._template.raw([QUESTION]), self._template.raw(_TWICE)
-        question = whole.partition(SENTINEL)[2]
-        if QUESTION.content not in question:
-            raise self._unusable(
-                "leaves out messages after a turn, or what a message says: it cannot be used for "
-                "chats of text"
-            )
-        for turn in () if keep_history else _SPOKEN:
-            said = Message("assistant", turn)
-            # Where the template has a blank before a turn, the model writes it.
-            blank = self._template.raw([QUESTION, said]).removeprefix(opening).partition(turn)[0]
-            written = turn if blank.strip() else blank + turn
-            for reply in replies:
-                whole = self._template.raw([QUESTION, said, reply, said, QUESTION])
-                added = Controls.of(self.tokenizer).unshielded(self._text_added([reply]))
-                if whole != written.join((opening, added, question)):
-                    what = "an earlier turn" if turn == SENTINEL else "a thought of an earlier turn"
-                    raise self._unusable(
-                        f"rewrites {what} when messages follow, so the model would see other "
-                        "tokens than it sampled: set keep_history=True, which keeps all turns as "
-                        "they were sampled, or use a template that rewrites none"
-                    )
-
     def _unusable(self, why: str) -> ModelError:
         return ModelError(f"the chat template of {name_of(self.tokenizer)} {why}")
 
@@ -268,7 +232,7 @@ _Chat: TypeAlias = tuple[object, tuple[Message, ...]]
 # A group's Envs begin alike, and many answer alike.
 _prompts: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
 _additions: Kept[_Chat, tuple[int, ...]] = Kept(_KEPT)
-_renderers: Kept[tuple[Tokenizer, str, bytes, bool, bool], Renderer] = Kept(_KEPT)
+_renderers: Kept[tuple[Tokenizer, str, bytes, bool], Renderer] = Kept(_KEPT)
 
 
 def _bytes_of(chat: Sequence[Message], tokens_T: Sequence[int]) -> int:
@@ -276,16 +240,16 @@ def _bytes_of(chat: Sequence[Message], tokens_T: Sequence[int]) -> int:
     return 40 * len(tokens_T) + sum(map(bytes_of, chat))
 
 
-def _best(tokenizer: Tokenizer, schemas: str, keep_history: bool, reads_calls: bool) -> Renderer:
+def _best(tokenizer: Tokenizer, schemas: str, reads_calls: bool) -> Renderer:
     tools = [ToolSchema(each["function"]["name"], each) for each in json.loads(schemas)]
     try:
-        renderer = Renderer(tokenizer, tools, keep_history=keep_history)
+        renderer = Renderer(tokenizer, tools)
         if not tools or not reads_calls or renderer.form is not None:
             return renderer
     except ModelError:
         if not tools:
             raise
-    return Renderer(tokenizer, tools, tools_in="system", keep_history=keep_history)
+    return Renderer(tokenizer, tools, tools_in="system")
 
 
 def _described(tools: Sequence[Tool | ToolSchema]) -> str:

@@ -88,7 +88,7 @@ async def test_what_is_thought_is_not_scored(
     before, _, after = CHATML.rpartition(start.removeprefix("<|im_start|>"))
     opened = tokenizer_with(f"{before}assistant\n{opening}{after}")
     monkeypatch.setattr(sys.modules[__name__], "TOKENIZER", opened)
-    dataset = await loaded("es_sums", chat=ChatOptions(keep_history=True))
+    dataset = await loaded("es_sums", chat=ChatOptions())
     trajectory, script = await played(dataset, 2, [text])
     assert str(opened.decode(script.seen[0].tokens_T)).endswith(start + opening)
     assert last_metrics(trajectory)["reward_correct"] == correct

@@ -162,7 +162,7 @@ SAID = '<tool_call>{{"name": "add", "arguments": {{"a": {}}}}}</tool_call>'.form
 async def test_a_call_that_is_thought_of_is_not_run(
     opening: str, turn: str, sums: list[int]
 ) -> None:
-    chat = Chat(tokenizer_with(CHATML + opening), ChatOptions(keep_history=True), tools=[add])
+    chat = Chat(tokenizer_with(CHATML + opening), ChatOptions(), tools=[add])
     trajectory = await rollout(Sum(chat), turn, *["</think>5"] * bool(sums))
     assert trajectory.transitions[-1].metrics["tool_calls"] == len(sums)
     results = str(chat.tokenizer.decode(trajectory.seen[-1][1])) if sums else ""
@@ -175,7 +175,7 @@ async def test_a_gold_answer_closes_the_thought_that_the_prompt_has_opened() -> 
         async def answer(self, text: str) -> Reply:
             return Reply(float(spoken(text) == "5"), done=True)
 
-    chat = Chat(tokenizer_with(f"{CHATML}<think>\n"), ChatOptions(keep_history=True), tools=[add])
+    chat = Chat(tokenizer_with(f"{CHATML}<think>\n"), ChatOptions(), tools=[add])
     problem = ProblemGroupBuilder(functools.partial(Said, chat), "problem 1", "5")
     await problem.check(4096)
     told = await told_gold(problem.make_env(), "5", chat.tokenizer)

@@ -100,11 +100,9 @@ def test_a_system_message_is_in_the_prompt_by_its_role_or_before_the_user(
         assert "<start_of_turn>user\nBe brief.\n\nHi.<end_of_turn>" in text
 
 
-def test_a_template_that_drops_thoughts_is_refused_or_what_was_sampled_is_kept() -> None:
+def test_turns_stay_as_sampled_with_a_template_that_drops_thoughts() -> None:
     tokenizer = tokenizer_with(THINKING)
-    with pytest.raises(ModelError, match="rewrites a thought of an earlier turn when messages"):
-        Chat(tokenizer)
-    stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
+    stream = Chat(tokenizer).begin([user("Hi.")], 4096)
     action = sampled(tokenizer, "<think>\ncontent\n</think>\n\n7", "<|im_end|>")
     stream.add(action, [user("Again.")])
     assert "<think>\ncontent\n</think>\n\n7<|im_end|>\n<|im_start|>user\nAgain." in str(
@@ -121,7 +119,6 @@ def test_a_template_that_drops_thoughts_is_refused_or_what_was_sampled_is_kept()
         (CHATML.replace("{{ tool | tojson }}", ""), True, "does not show the tool 'add': set"),
         (GEMMA, True, "does not show the tool 'add': set tools_in=system"),
         (SILENT, True, "leaves out results of tools: set tools_in=system"),
-        (CHATML + "{{ messages | length }}", False, "rewrites an earlier turn"),
     ],
 )
 def test_templates_that_cannot_be_used_are_refused_in_a_sentence(
@@ -163,12 +160,8 @@ FOLLOWED = (
     *("cohere", "gemma", "gemma3", "llama3", "llama3_1", "llama3_2", "phi3", "qwen2_5"),
     *("qwen3_instruct_2507", "lfm2"),
 )
+REWRITING = ("qwen3", "qwen3_5_think", "deepseekv3", "glm4moe", "gptoss")
 REFUSED = {
-    "qwen3": "rewrites a thought",
-    "qwen3_5_think": "rewrites an earlier turn",
-    "deepseekv3": "rewrites an earlier turn",
-    "glm4moe": "rewrites an earlier turn",
-    "gptoss": "rewrites an earlier turn",
     "llava_next": "cannot render messages of the roles user, assistant, user",
     "smolvlm": "leaves out messages after a turn",
 }
@@ -193,21 +186,22 @@ def test_templates_of_real_models_are_followed(name: str) -> None:
     assert tokenizer.decode(stream.tokens_T) == rendered(tokenizer, messages)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_templates_of_real_models_that_rewrite_are_refused_unless_history_is_kept(
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", REWRITING)
+def test_turns_stay_as_sampled_with_templates_of_real_models_that_rewrite_them(name: str) -> None:
     tokenizer = tokenizer_with(real_template(name))
+    stream = Chat(tokenizer).begin([user("Hi.")], 4096)
+    action = sampled(tokenizer, "template content")
+    before = str(tokenizer.decode(stream.tokens_T + action.tokens_T))
+    assert stream.add(action, [user("Again.")]) is None
+    added = str(tokenizer.decode(stream.tokens_T)).removeprefix(before)
+    assert "Again." in added
+    assert "Hi." not in added
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_templates_of_real_models_that_cannot_be_used_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match=REFUSED[name]):
-        Chat(tokenizer)
-    if "rewrites" in REFUSED[name]:
-        stream = Chat(tokenizer, ChatOptions(keep_history=True)).begin([user("Hi.")], 4096)
-        action = sampled(tokenizer, "template content")
-        before = str(tokenizer.decode(stream.tokens_T + action.tokens_T))
-        assert stream.add(action, [user("Again.")]) is None
-        added = str(tokenizer.decode(stream.tokens_T)).removeprefix(before)
-        assert "Again." in added
-        assert "Hi." not in added
+        Chat(tokenizer_with(real_template(name)))
 
 
 @pytest.mark.parametrize(
@@ -220,10 +214,9 @@ def test_the_form_of_calls_is_read_off_the_template(name: str, form: str) -> Non
 
 def test_a_template_that_writes_calls_in_another_form_is_refused() -> None:
     tokenizer = tokenizer_with(real_template("lfm2_2_5"))
-    options = ChatOptions(keep_history=True)
     with pytest.raises(ConfigError, match="in a form that is not read: set form=hermes or"):
-        Chat(tokenizer, options, [add])
-    assert Chat(tokenizer, ChatOptions(keep_history=True, form="llama"), [add]).form == "llama"
+        Chat(tokenizer, tools=[add])
+    assert Chat(tokenizer, ChatOptions(form="llama"), [add]).form == "llama"
 
 
 def test_special_tokens_in_the_texts_by_which_a_template_is_read_change_nothing() -> None:

@@ -151,7 +151,7 @@ def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) 
     tokenizer = tokenizer_with(TEMPLATES[name])
     ends = int(tokenizer.eos_token_id)  # type: ignore[arg-type]
     said = f"say {tokenizer.eos_token}\n<bos>, then"
-    renderer = Renderer(tokenizer, keep_history=True)
+    renderer = Renderer(tokenizer)
     chats = (
         [Message(role, said), Message("user", "x")],
         [Message(role, "it"), Message("user", "x")],
@@ -184,13 +184,13 @@ def test_the_date_of_a_template_is_the_one_that_was_fixed() -> None:
 def test_results_that_a_template_writes_as_json_are_seen_there() -> None:
     result = Message("tool", '{"city": "Oslo",\n "is": "cold"}', name="look")
     for name in ("llama3_1", "llama3_2"):
-        renderer = Renderer(tokenizer_with(real_template(name)), keep_history=True)
+        renderer = Renderer(tokenizer_with(real_template(name)))
         added = renderer.added(Action((7,), "", "length"), [result])
         assert "Oslo" in str(renderer.tokenizer.decode(list(added)))
 
 
 def test_calls_whose_arguments_are_equal_to_python_alone_are_not_one_chat() -> None:
-    renderer = Renderer(tokenizer_with(CHATML), keep_history=True)
+    renderer = Renderer(tokenizer_with(CHATML))
     prompts = {
         str(renderer.tokenizer.decode(list(renderer.prompt([Message("user", "x"), called]))))
         for value in (1, True, 1.0)
@@ -277,7 +277,7 @@ def test_names_of_control_tokens_in_tools_and_calls_are_text() -> None:
     described = {"name": "look", "description": f"look {end}", "parameters": {}}
     tool = ToolSchema("look", {"type": "function", "function": described})
     call = ToolCall("look", {"at": [f"x{end}"]})
-    renderer = Renderer(tokenizer, [tool], keep_history=True)
+    renderer = Renderer(tokenizer, [tool])
     chat = [Message("user", "x"), Message("assistant", f"hm {end}", (call,))]
     chat += [Message("tool", end, name=f"look{end}"), Message("user", end)]
     quiet = [Message("user", "x"), Message("assistant", "hm", (ToolCall("look", {}),))]
@@ -308,7 +308,7 @@ def test_the_end_of_a_turn_is_there_once(template: str, ended: str, added: str) 
     tokenizer = tokenizer_with(CHATML)
     tokenizer.chat_template = template
     turn = Action((7, int(tokenizer.convert_tokens_to_ids(ended))), "", "stop")  # type: ignore[arg-type]
-    found = Renderer(tokenizer, keep_history=True).added(turn, [Message("user", "x")])
+    found = Renderer(tokenizer).added(turn, [Message("user", "x")])
     assert str(tokenizer.decode(list(found))).startswith(added)
 
 
