@@ -14,9 +14,9 @@ from benchmarks.harness import RESULTS, Row, table
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
     *("__init__", "__main__", "gpu", "harness", "mutants", "mutations", "plain_loop", "problems"),
-    *("attackers", "misdeeds", "study"),
+    *("attackers", "study"),
 }
-"""Also what is a part of another (`misdeeds` of `attacks`), or runs by itself: on a GPU alone
+"""Also what is a part of another (`attackers` of `attacks`), or runs by itself: on a GPU alone
 (`python -m benchmarks.gpu`), over what changed (`mutants`), or for hours (`study`)."""
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 

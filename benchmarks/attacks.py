@@ -1,4 +1,4 @@
-"""What strangers can make it cost: attacks on a server, by programs, on caches; on loopback alone.
+"""What strangers can make it cost: attacks on a server, on loopback alone.
 
     python -m benchmarks.attacks                 # all parts
     python -m benchmarks.attacks requests connections
@@ -10,7 +10,6 @@
   the engine for its tokens.
 - `connections`: 1,600 that send nothing, or a part of a request: how long they stay open, and how
   long the other client waits meanwhile, relative to before.
-- `programs`: training beside programs that do what they should not (`benchmarks.misdeeds`).
 - `bodies`: 10,000 requests of all three kinds, changed somewhere (`tests/plugins/endpoint`): 500s
   and logged errors.
 """
@@ -36,7 +35,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import attackers, misdeeds
+from benchmarks import attackers
 from benchmarks.harness import CHAT_MODEL, Row, report, row
 from tests.plugins.endpoint import test_requests as by_bodies
 
@@ -247,7 +246,6 @@ def _p99(waits: Sequence[float]) -> float:
 PARTS: Mapping[str, Callable[[], list[Row]]] = {
     "requests": requests,
     "connections": connections,
-    "programs": misdeeds.measured,
     "bodies": bodies,
 }
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 8.0
+HEAD_SECONDS = 6.0
 """For a request's first line and headers."""
 _MOST_HEAD = 16 << 10
 """Bytes of them; parsing takes 10 ms at worst."""
