@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 from es_cookbook.plugins.endpoint.aside import aside
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
-from es_cookbook.plugins.endpoint.token_bytes import bytes_reader
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt
 from es_cookbook.rl.messages.message import as_json
 from es_cookbook.rl.types import Tokenizer
@@ -208,15 +207,10 @@ class Reply:
         return str(self.tokenizer.decode([token]))
 
     def _of_tokens(self, answer: Answer) -> dict[str, object]:
-        found = map(bytes_reader(self.tokenizer), answer.action.tokens_T)
+        texts = map(self._one, answer.action.tokens_T)
         content = [
-            {
-                "token": raw.decode("utf-8", "replace"),
-                "logprob": logprob,
-                "bytes": [*raw],
-                "top_logprobs": [],
-            }
-            for raw, logprob in zip(found, answer.action.logprobs_T or (), strict=True)
+            {"token": text, "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for text, logprob in zip(texts, answer.action.logprobs_T or (), strict=True)
         ]
         return {"content": content, "refusal": None}
 

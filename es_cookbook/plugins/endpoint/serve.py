@@ -2,16 +2,13 @@
 
     python -m es_cookbook serve runs/mine
     python -m es_cookbook serve runs/mine generation=12 port=8001
-    python -m es_cookbook serve runs/mine also=runs/other,runs/third
     python -m es_cookbook serve model_name=Qwen/Qwen2.5-0.5B-Instruct
     curl http://127.0.0.1:8000/v1/models -H 'Authorization: Bearer KEY'
 
 The models of a run are `centre` (after the last generation, or generation=), `base`,
 `generation-12` (the centre after 12 generations) and `genome-3` (of that generation). One of them
 is in the engine at a time, but for the centre and the base together: who asks for another waits
-until those before have their answers. Several runs of one base are in one engine, since they are
-seeds; their models are `mine/centre`, `other/genome-3` and so on, and `base`. A model without a run
-has its own name.
+until those before have their answers. A model without a run has its own name.
 
 A request that says nothing of temperature, top_p and stop has the run's. It needs a key, which is
 printed. The run directory is only read.
@@ -23,7 +20,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -33,7 +30,7 @@ import chz
 from anyio.abc import TaskGroup, TaskStatus
 from typing_extensions import override
 
-from es_cookbook.cli.evaluate.measuring import Subject, opened, subject_of
+from es_cookbook.cli.evaluate.measuring import opened, subject_of
 from es_cookbook.cli.options import RunOrModel
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
@@ -57,8 +54,7 @@ from es_cookbook.plugins.endpoint.requests import Draw
 from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation, SamplingParams
-from es_cookbook.runs.history.store import check_same_base
-from es_cookbook.runs.recorded import RebuiltRun, RecordedRun, open_run
+from es_cookbook.runs.recorded import RebuiltRun
 
 _BASE = "base"
 _NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
@@ -68,9 +64,6 @@ _NUMBERED = re.compile(r"(generation|genome)-(0|[1-9]\d*)")
 class ServeConfig(RunOrModel):
     """Answer requests in the form of OpenAI's API."""
 
-    also: tuple[str, ...] = chz.field(
-        default=(), doc="run directories of the same base and search space, served beside log_path"
-    )
     engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
         "engine; None: the run's own, or torch for a model"
     )
@@ -88,21 +81,6 @@ class ServeConfig(RunOrModel):
             raise ConfigError("who is served? Give log_path=RUN or model_name=MODEL")
         if self.key and not re.fullmatch(r"[!-~]+", self.key):
             raise ConfigError("key must be of letters, digits and signs, without blanks")
-        if self.also:
-            if not self.log_path or self.generation is not None:
-                raise ConfigError(
-                    "also= is beside a run at its end: give log_path=RUN, and no generation="
-                )
-            if len(set(self.labels)) < len(self.labels):
-                raise ConfigError(
-                    f"the runs are called {', '.join(self.labels)}: models have their directories' "
-                    "names before them, so no two may be alike"
-                )
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """What stands before the names of each run's models."""
-        return [Path(path).resolve().name for path in (self.log_path, *self.also)]
 
 
 class _Held:
@@ -116,16 +94,14 @@ class _Held:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A run, the generation after which its `centre` is and whose genomes there are, its sampling.
+    """A run, and the generation after which its `centre` is and whose genomes there are.
 
     Attributes:
-        params: of requests that say nothing.
-        usual_stop: texts that end answers to plain prompts where `params.stop` is None.
+        usual_stop: texts that end answers to plain prompts if its sampling has no `stop`.
     """
 
     rebuilt: RebuiltRun
     generation: int
-    params: SamplingParams
     usual_stop: tuple[str, ...] = ()
 
     def names(self) -> Sequence[str]:
@@ -138,15 +114,15 @@ class ServedRun:
         return found
 
 
-_Place: TypeAlias = tuple[str, int, int | None]
-"""A run's label, a generation, and a genome if one."""
+_Place: TypeAlias = tuple[int, int | None]
+"""A generation, and a genome if one."""
 
 
 class Served(Endpoint):
-    """Who answers: a model, or those of runs, one generation or genome at a time.
+    """Answers for a model, or for those of a run, one generation or genome at a time.
 
     Args:
-        runs: by the label before their models' names; "" for the only one. None of a model.
+        run: None if a model is served.
         name: of the model.
         params: of requests to it, or to the base, that say nothing.
     """
@@ -154,13 +130,13 @@ class Served(Endpoint):
     def __init__(
         self,
         engine: Engine,
-        runs: Mapping[str, ServedRun],
+        run: ServedRun | None,
         name: str,
         key: str,
         params: SamplingParams,
         tasks: TaskGroup,
     ) -> None:
-        self._engine, self._runs, self._name = engine, runs, name
+        self._engine, self._run, self._name = engine, run, name
         self._key = OneKey(key)
         self._params = params
         self._translator = Translator(engine.tokenizer, engine.traits.context_length)
@@ -180,14 +156,10 @@ class Served(Endpoint):
     @override
     def names(self, key: str) -> Sequence[str]:
         self.check(key)
-        if not self._runs:
+        if self._run is None:
             return [self._name]
-        found = [
-            f"{label}/{name}".removeprefix("/")
-            for label, served in self._runs.items()
-            for name in served.names()
-        ]
-        return [found[0], _BASE, *found[1:]]
+        centre, *others = self._run.names()
+        return [centre, _BASE, *others]
 
     @override
     async def speaker(self, key: str, name: str) -> Speaker:
@@ -195,10 +167,9 @@ class Served(Endpoint):
         kept = self._kept.setdefault(name, KeptTurns(next(iter(self._kept.values()), None)))
         speaker = _Speaker(self, name, self._translator, kept)
         speaker.under_way = self._under_way
-        place = self._place_of(name)
-        stop = (self._runs[place[0]].params if place else self._params).stop
+        stop = self._params.stop
         speaker.chat_stop = stop or ()
-        usual = self._runs[place[0]].usual_stop if place else ()
+        usual = self._run.usual_stop if self._run is not None else ()
         speaker.text_stop = usual if stop is None else stop
         return speaker
 
@@ -206,14 +177,12 @@ class Served(Endpoint):
         self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
         """One answer of a model of `names`."""
-        place = self._place_of(name)
-        default = self._runs[place[0]].params if place else self._params
         own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
-        params = chz.replace(draw.params(default), **own)
+        params = chz.replace(draw.params(self._params), **own)
         seed = draw.seed_of(number)
         if seed is None:
             seed = secrets.randbits(63)
-        async with self._at(place):
+        async with self._at(self._place_of(name)):
             host, target = self._whom(name)
             return await host.sample(SampleRequest(target, observation, params, seed, progress))
 
@@ -233,20 +202,17 @@ class Served(Endpoint):
 
     def _place_of(self, name: str) -> _Place | None:
         """Where a model is; the base is wherever no genome is. None without a run."""
-        if not self._runs:
+        if self._run is None:
             return None
-        if name == _BASE and self._there is not None and self._there[2] is None:
+        if name == _BASE and self._there is not None and self._there[1] is None:
             return self._there
-        label, _, own = name.rpartition("/")
-        if name == _BASE:
-            label = next(iter(self._runs))
-        matched = _NUMBERED.fullmatch(own)
-        generation = self._runs[label].generation
+        generation = self._run.generation
+        matched = _NUMBERED.fullmatch(name)
         if matched is None:
-            return label, generation, None
+            return generation, None
         if matched[1] == "generation":
-            return label, int(matched[2]), None
-        return label, generation, int(matched[2])
+            return int(matched[2]), None
+        return generation, int(matched[2])
 
     @asynccontextmanager
     async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
@@ -273,8 +239,8 @@ class Served(Endpoint):
             self._genome.leave.set()
             await self._genome.left.wait()
             self._genome = None
-        label, generation, genome = place
-        rebuilt = self._runs[label].rebuilt
+        assert self._run is not None
+        (generation, genome), rebuilt = place, self._run.rebuilt
         await rebuilt.go_to(generation)
         if genome is not None:
             self._genome = await self._tasks.start(self._hold, rebuilt, genome)
@@ -315,21 +281,15 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
     from es_cookbook.plugins.endpoint.app import serve
 
     subject = subject_of(config, config.engine)
-    others = [_beside(subject, path, config.trust) for path in config.also]
     key = config.key or secrets.token_urlsafe(24)
     given = {} if config.temperature is None else {"temperature": config.temperature}
     params = chz.replace(SamplingParams(temperature=1.0), **given)
     async with opened(subject) as (engine, rebuilt), anyio.create_task_group() as tasks:
-        runs: dict[str, ServedRun] = {}
+        run = None
         if rebuilt is not None:
-            (generation,) = subject.generations
             params = chz.replace(rebuilt.run.config.sampling, **given)
-            labels = config.labels if others else [""]
-            runs[labels[0]] = await served_run(rebuilt, generation, params)
-            for label, run in zip(labels[1:], others, strict=True):
-                own = chz.replace(run.config.sampling, **given)
-                runs[label] = await served_run(RebuiltRun(run, engine), run.last_generation, own)
-        served = Served(engine, runs, Path(subject.name).name, key, params, tasks)
+            run = await served_run(rebuilt, subject.generations[0])
+        served = Served(engine, run, Path(subject.name).name, key, params, tasks)
         names = served.names(key)
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
@@ -344,34 +304,14 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def served_run(rebuilt: RebuiltRun, generation: int, params: SamplingParams) -> ServedRun:
+async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
     """A run whose answers end where they did in it."""
     try:
         stop = await rebuilt.usual_stop()
     except (ConfigError, DataError) as error:
         say(f"answers may go on for longer than in the run: {error}")
         stop = ()
-    return ServedRun(rebuilt, generation, params, stop)
-
-
-def _beside(first: Subject, log_path: str, trust: Collection[str]) -> RecordedRun:
-    """A run that the first one's engine can hold, too.
-
-    Raises:
-        ConfigError: It cannot.
-        HistoryError: They have different bases.
-    """
-    run, beside = open_run(Path(log_path), first.model_name, trust), first.run
-    assert beside is not None
-    if run.config.space != beside.config.space:
-        raise ConfigError(
-            f"also={log_path}: its search space is {run.config.space}, and that of {first.name} is "
-            f"{beside.config.space}; runs that share an engine have the same"
-        )
-    if run.header is None or beside.header is None:
-        raise ConfigError(f"also={log_path}: one of the runs has no history to go by")
-    check_same_base(run.history, run.header, beside.header)
-    return run
+    return ServedRun(rebuilt, generation, stop)
 
 
 def _bound(config: ServeConfig) -> socket.socket:

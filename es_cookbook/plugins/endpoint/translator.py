@@ -83,19 +83,19 @@ class Answer:
 class Begun:
     """What an answer's content begins with for certain, however it goes on.
 
-    Held back is what may be the beginning of a call or of a stop string, and a character that is
-    not whole; all of it, where a stop string has a special token in it beside other text. A token
-    is decoded with the few before it, and each character is compared with each stop string once or
-    twice, so an answer takes time in proportion to its length.
+    Held back are what may be the beginning of a call, as many characters as a stop string may have
+    begun with, and an incomplete character; all of it, if a stop string has a special token in it
+    beside other text. A token is decoded with the few before it, so an answer takes time in
+    proportion to its length.
     """
 
     def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
         self._texts, self._prompt = texts, prompt
-        self._stops = [_Ahead(stop) for stop in draw.stop or ()]
+        self._stops = draw.stop or ()
+        self._held = max(map(len, self._stops), default=1) - 1
         self._waits = texts.has_marked(draw.stop or ())
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
-        self._searched = prompt.opening
         self._told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
@@ -103,7 +103,9 @@ class Begun:
         if self._waits:
             return ""
         text = self._decoded(tokens_T).rstrip(_CUT)
-        certain = self._before_stops(text)
+        since = max(self._told, len(self._prompt.opening))  # A stop string is only sampled.
+        found = [at for stop in self._stops if (at := text.find(stop, since)) >= 0]
+        certain = max(self._told, min([len(text) - self._held, *found]))
         if self._prompt.form is not None:  # Blanks around a call's text are not content.
             called = _CALL.search(text, self._told)
             text = text[: called.start() if called else None].rstrip()
@@ -112,14 +114,6 @@ class Begun:
         new = text[self._told : certain]
         self._told += len(new)
         return new
-
-    def _before_stops(self, text: str) -> int:
-        """Up to where no stop string has begun; none begins in what the answer was given."""
-        if not text.startswith(self._searched):  # It has been decoded anew.
-            self._stops = [_Ahead(each.stop) for each in self._stops]
-            self._searched = self._prompt.opening
-        new, self._searched = text[len(self._searched) :], text
-        return min((len(text) - each.behind(new) for each in self._stops), default=len(text))
 
     def _decoded(self, tokens_T: Sequence[int]) -> str:
         known, text = (
@@ -133,45 +127,6 @@ class Begun:
         if len(text) > len(known) and not text.endswith(_CUT):
             self._text, self._start, self._read = whole, self._read, len(tokens_T)
         return whole
-
-
-class _Ahead:
-    """A stop string that may have begun in a text which grows.
-
-    Source: Knuth, Morris, Pratt, Fast Pattern Matching in Strings (1977).
-    """
-
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
-        self._borders = _borders(stop)
-        self._matched = 0  # characters of it that the text ends in
-        self._since = 0  # characters behind a match's end; the first match is the last
-
-    def behind(self, new: str) -> int:
-        """Characters at the text's end from where it has begun on, after these more."""
-        if self._matched == len(self.stop):
-            self._since += len(new)
-            return self._matched + self._since
-        for at, character in enumerate(new, 1):
-            while self._matched and self.stop[self._matched] != character:
-                self._matched = self._borders[self._matched]
-            self._matched += self.stop[self._matched] == character
-            if self._matched == len(self.stop):
-                self._since = len(new) - at
-                break
-        return self._matched + self._since
-
-
-@functools.lru_cache(256)
-def _borders(stop: str) -> Sequence[int]:
-    """Of each beginning, the length of the longest shorter one that it ends in."""
-    borders = [0, 0]
-    for character in stop[1:]:
-        length = borders[-1]
-        while length and stop[length] != character:
-            length = borders[length]
-        borders.append(length + (stop[length] == character))
-    return borders
 
 
 class Translator:

@@ -5,6 +5,7 @@ begun for a request that asks for more tokens than one may (`limits`).
 """
 
 import dataclasses
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ from es_cookbook.plugins.endpoint.endpoint import Speaker
 from es_cookbook.plugins.endpoint.limits import check_tokens
 from es_cookbook.plugins.endpoint.replies import Piece, Reply
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
-from es_cookbook.plugins.endpoint.translator import Answer, Begun, Prompt
+from es_cookbook.plugins.endpoint.translator import Begun, Prompt
 from es_cookbook.rl.messages.encoder import Controls
 from es_cookbook.rl.types import Action, Observation
 
@@ -146,40 +147,20 @@ class _Followed(Progress):
 
 
 class Told:
-    """What there is of answers and has not been sent.
-
-    A client may read as slowly as it likes, or not at all: what it has not read waits here, where
-    it takes no more memory than the answers, and comes as one piece of each.
-    """
+    """What there is of answers and has not been sent; a client may read as slowly as it likes."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, list[str]] = {}
-        self._whole: dict[int, Answer] = {}
-        self._is_over = False
-        self._news = anyio.Event()
+        self._send, self._receive = anyio.create_memory_object_stream[Piece](math.inf)
 
     def tell(self, piece: Piece) -> None:
-        number, said = piece
-        if isinstance(said, Answer):
-            self._whole[number] = said
-        else:
-            self._begun.setdefault(number, []).append(said)
-        self._news.set()
+        self._send.send_nowait(piece)
 
     def end(self) -> None:
         """There will be no more."""
-        self._is_over = True
-        self._news.set()
+        self._send.close()
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All of it, as it comes."""
-        while self._begun or self._whole or not self._is_over:
-            if not self._begun and not self._whole:
-                self._news = anyio.Event()
-                await self._news.wait()
-            begun, self._begun = self._begun, {}
-            whole, self._whole = self._whole, {}
-            for number, texts in begun.items():
-                yield number, "".join(texts)
-            for number, answer in whole.items():
-                yield number, answer
+        with self._receive:
+            async for piece in self._receive:
+                yield piece

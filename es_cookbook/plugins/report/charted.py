@@ -158,27 +158,16 @@ def _columns(
 
 
 def _fitness(run: RunFiles) -> dict[str, object] | None:
-    """Quantiles of every generation's fitness, and single genomes, if they are not too many.
-
-    Fitness in z-scores has the same mean and spread in every generation. Where mean and spread of
-    the genomes' rewards give their rewards back, those are drawn.
-    """
+    """Quantiles of every generation's fitness, and single genomes, if they are not too many."""
     records = run.records
     if len(records) > _MOST_ROWS:
         records = records[:: math.ceil(len(records) / _MOST_ROWS)]
-    fitness = [np.array(record.fitness_G, np.float64) for record in records]
-    rewards = (
-        _as_rewards(fitness, [run.metrics[record.generation] for record in records])
-        if (records and records[-1].generation < len(run.metrics))
-        else None
-    )
-    drawn = fitness if rewards is None else rewards
+    drawn = [np.array(record.fitness_G, np.float64) for record in records]
     num_points = sum(len(values_G) for values_G in drawn)
     if not num_points:
         return None
     step = math.ceil(num_points / _MOST_POINTS)
     return {
-        "what": "fitness" if rewards is None else "mean reward",
         "generations": [record.generation for record in records],
         "quantiles": [_quantiles(values_G) for values_G in drawn],
         "step": step,
@@ -187,29 +176,6 @@ def _fitness(run: RunFiles) -> dict[str, object] | None:
             for i, values_G in enumerate(drawn)
         ],
     }
-
-
-def _as_rewards(
-    fitness: Sequence[NDArray[np.float64]], rows: Sequence[Mapping[str, float]]
-) -> list[NDArray[np.float64]] | None:
-    """Rewards of genomes, from z-scores; None where the rows do not confirm that they are."""
-    rewards: list[NDArray[np.float64]] = []
-    for values_G, row in zip(fitness, rows, strict=True):
-        mean, std, low, high = (
-            row.get(f"reward/{name}", math.nan)
-            for name in ("mean", "std_genomes", "min_genome", "max_genome")
-        )
-        rewards_G = np.round(values_G * std + mean, 12)  # 0 is a reward, and 6e-17 is none.
-        if not len(values_G) or not np.allclose(
-            (np.nanmin(rewards_G), np.nanmax(rewards_G))
-            if np.isfinite(rewards_G).any()
-            else (0, 0),
-            (low, high),
-            atol=1e-6,
-        ):
-            return None
-        rewards.append(rewards_G)
-    return rewards
 
 
 def _quantiles(values_G: NDArray[np.float64]) -> list[float | None]:

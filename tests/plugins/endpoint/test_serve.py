@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 import socket
 import urllib.request
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import chz
 import httpx
 import psutil
 import pytest
@@ -25,9 +23,8 @@ from es_cookbook.plugins.endpoint.serve import Served, ServedRun, served_run
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Action, Observation, SamplingParams
-from es_cookbook.runs.config import recorded_config
 from es_cookbook.runs.program import train
-from es_cookbook.runs.recorded import RebuiltRun, open_run, rebuild
+from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.programs import Programs
@@ -63,15 +60,6 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields: dict[str, Any] = {"num_generations": 3, "trackers": JsonlTrackerBuilder()}
     anyio.run(train, TinyConfig(model_name=str(model), log_path=str(log_path), **fields))
     return log_path
-
-
-@pytest.fixture(scope="module")
-def other_path(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Path:
-    """Another one of the same base."""
-    config = recorded_config(log_path, ["tests"])
-    path = tmp_path_factory.mktemp("other") / "other"
-    anyio.run(train, chz.replace(config, log_path=str(path), seed=config.seed + 1))
-    return path
 
 
 class Followed(Progress):
@@ -123,9 +111,7 @@ async def test_each_model_gives_its_own_answers_whoever_else_asks(log_path: Path
         expected[name] = action.text
     assert len(set(expected.values())) > 4, "there is something to mistake"
     async with anyio.create_task_group() as tasks:
-        served = Served(
-            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
-        )
+        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, tasks)
         client = _client(served)
         assert [model.id for model in (await client.models.list()).data] == NAMES
 
@@ -173,9 +159,7 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
         return action.text
 
     async with anyio.create_task_group() as tasks:
-        served = Served(
-            rebuilt.engine, {"": ServedRun(rebuilt, 2, params)}, "run", "key", params, tasks
-        )
+        served = Served(rebuilt.engine, ServedRun(rebuilt, 2), "run", "key", params, tasks)
         names = ("centre", "genome-1", "generation-1", "genome-0", "genome-1")
         expected = {name: await ask(name) for name in names}
         monkeypatch.setattr(rebuilt, "go_to", hung_up)
@@ -186,46 +170,6 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
         assert len(begun) > 5
         tasks.cancel_scope.cancel()
     await rebuilt.close()
-
-
-@pytest.mark.anyio
-async def test_several_runs_of_one_base_answer_from_one_engine(
-    log_path: Path, other_path: Path
-) -> None:
-    params = SamplingParams(max_tokens=8, temperature=1.0)
-    runs = {
-        "run": open_run(log_path, trust=["tests"]),
-        "other": open_run(other_path, trust=["tests"]),
-    }
-    expected: dict[str, str] = {}
-    prompt_T: tuple[int, ...] = ()
-    for label, run in runs.items():
-        rebuilt = await rebuild(run)
-        prompt_T = tuple(rebuilt.engine.tokenizer.encode("A"))
-        for name, who in (("centre", "centre"), ("genome-1", 1)):
-            await rebuilt.go_to(2)
-            action = await rebuilt.answer(who, Observation(prompt_T), params, 7)  # pyright: ignore[reportArgumentType]
-            expected[f"{label}/{name}"] = action.text
-        action = await rebuilt.answer("base", Observation(prompt_T), params, 7)
-        expected["base"] = action.text
-        await rebuilt.close()
-    assert len(set(expected.values())) == 5, "there is something to mistake"
-    first = await rebuild(runs["run"])
-    async with anyio.create_task_group() as tasks:
-        served = {
-            "run": ServedRun(first, 2, params),
-            "other": ServedRun(RebuiltRun(runs["other"], first.engine), 2, params),
-        }
-        client = _client(Served(first.engine, served, "", "key", params, tasks))
-        names = [model.id for model in (await client.models.list()).data]
-        assert names[:3] == ["run/centre", "base", "run/generation-0"] and "other/genome-3" in names
-
-        answers = await _answers(client, list(expected), 2, prompt_T)
-        with pytest.raises(NotFoundError, match="'centre' is not served"):
-            await _answers(client, ["centre"], 1, prompt_T)
-        tasks.cancel_scope.cancel()
-    assert answers == {(name, turn): expected[name] for name in expected for turn in range(2)}
-    await first.close()
 
 
 @pytest.mark.anyio
@@ -249,7 +193,8 @@ async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
     rows = [{"question": word, "answer": word} for word in "abcdefghijklmnopqrst"]
     dataset = Task(
         source=write_rows(tmp_path / "rows.jsonl", rows),
-        prompt="Q: a\nA: a\n\nQ: {question}\nA:",
+        prompt="Q: {question}\nA:",
+        examples=1,
         chat=False,
         reward=Exact(),
         test_fraction=0.2,
@@ -276,8 +221,8 @@ async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
 
     monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
     async with anyio.create_task_group() as tasks:
-        runs = {"": await served_run(rebuilt, 1, config.sampling)}
-        served = Served(rebuilt.engine, runs, "run", "key", config.sampling, tasks)
+        run = await served_run(rebuilt, 1)
+        served = Served(rebuilt.engine, run, "run", "key", config.sampling, tasks)
         given: Any = {} if asked is None else {"stop": asked}
         for model in ("centre", "base"):
             await _client(served).completions.create(model=model, prompt="A", max_tokens=4, **given)
@@ -285,21 +230,9 @@ async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
     await rebuilt.close()
 
 
-def test_runs_that_cannot_be_served_together_are_refused(log_path: Path, tmp_path: Path) -> None:
-    asked = "serve", str(log_path), "trust=tests", "port=0"
-    assert "the runs are called run, run" in refused(*asked, f"also={log_path}")
-    assert "give log_path=RUN, and no generation=" in refused(*asked, "also=runs/x", "generation=1")
-    other = shutil.copytree(log_path, tmp_path / "dense")
-    plain = json.loads((other / "config.json").read_text())
-    plain["search_space"] = {"$class": "es_cookbook.evolution.spaces.full_rank:FullRank"}
-    (other / "config.json").write_text(json.dumps(plain))
-    said = refused(*asked, f"also={other}")
-    assert "its search space is" in said and "runs that share an engine have the same" in said
-
-
 @pytest.mark.slow
 def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
-    log_path: Path, other_path: Path, programs: Programs, tmp_path: Path
+    log_path: Path, programs: Programs, tmp_path: Path
 ) -> None:
     files = [tmp_path / name for name in ("in", "out", "err")]
     for file in files:
@@ -309,7 +242,6 @@ def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
         "es_cookbook",
         "serve",
         log_path,
-        f"also={other_path}",
         "trust=tests",
         f"host={HOSTS[-1]}",
         "port=0",
@@ -317,7 +249,7 @@ def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
     process = programs.start(command, files)
     with anyio.from_thread.start_blocking_portal() as portal:
         address, key = portal.call(_address, files[1], process)
-    body = json.dumps({"model": "other/centre", "prompt": "A", "max_tokens": 3}).encode()
+    body = json.dumps({"model": "centre", "prompt": "A", "max_tokens": 3}).encode()
     headers = {"Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{address}/completions", body, headers)
     with urllib.request.urlopen(request, timeout=30) as reply:

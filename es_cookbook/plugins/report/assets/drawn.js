@@ -130,7 +130,7 @@ function fitnessModel() {
     xLabel: xLabels[axis()],
     wholeX: true,
     points,
-    note: `${fitness.what === "fitness" ? "Fitness" : "Mean reward"} of every genome${report.runs.length > 1 ? `, of ${plainText(run.name)}` : ""}.${sampled}`,
+    note: `Fitness of every genome${report.runs.length > 1 ? `, of ${plainText(run.name)}` : ""}.${sampled}`,
     lines: [
       band("all genomes", 0, 6, 0.08, 0.08),
       band("middle 80 %", 1, 5, 0.1, 0.17),
