@@ -14,7 +14,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import address_of, is_plain_option
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.runs.config import Config
-from tests.every_reference import found_in_source
 
 ROOT = Path(__file__).parents[3]
 CONFIG = json.loads((ROOT / "tests/data/recorded/low_rank/config.json").read_text())
@@ -134,7 +133,10 @@ def test_text_that_could_name_something_is_no_plain_option(value: str) -> None:
 
 def marked() -> Iterator[tuple[str, str]]:
     """Every field of the package that reaches something: its class and its name."""
-    for name in found_in_source().config_modules:
+    for path in sorted((ROOT / "es_cookbook").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if "needs_trust(" not in path.read_text("utf-8"):
+            continue
         for thing in vars(__import__(name, fromlist=["*"])).values():
             if isinstance(thing, type) and chz.is_chz(thing) and thing.__module__ == name:
                 for field in chz.chz_fields(thing).values():
