@@ -1,4 +1,4 @@
-"""Checks of the fields of a config and of what users' code returns, all in the same words."""
+"""Checks of the fields of a config and of what users' code returns."""
 
 import math
 from numbers import Real
@@ -9,7 +9,7 @@ import chz
 from es_cookbook.common.errors import ConfigError
 
 LEAST, MOST = 1e-30, 1e30
-"""The sizes of numbers that are multiplied and divided in float32, which ends at 1e-38 and 3e38."""
+"""Limits for magnitudes that are multiplied and divided in float32 (1e-38 to 3e38)."""
 _LARGEST = 1e100
 _REAL = (float, int, Real)
 """The usual types first: asking an abstract class takes ten times as long."""
@@ -25,11 +25,10 @@ def check_range(
     finite: bool = True,
     prefix: str = "",
 ) -> None:
-    """Refuse fields of a config that are out of range; `prefix` comes before their names.
+    """Check that fields of a config are in a range; `prefix` is put before their names.
 
-    None is accepted and NaN is not. Infinity is refused too, unless `finite` is False, and so are
-    sizes beyond `LEAST` and `MOST`. `above` and `below` are exclusive, and an upper limit needs a
-    lower one.
+    None is accepted, NaN is not. Infinity is refused unless `finite` is False, as are magnitudes
+    outside `LEAST` to `MOST`. `above` and `below` are exclusive; an upper limit needs a lower one.
 
     Raises:
         ConfigError: Names the field, the range and the value.
@@ -60,7 +59,7 @@ def check_range(
 
 
 def check_literals(config: object) -> None:
-    """Refuse fields of a config with another value than their `Literal` types list.
+    """Check that fields of a config with a `Literal` type have one of its values.
 
     Raises:
         ConfigError: Names the field, the values and the one found.
@@ -72,12 +71,12 @@ def check_literals(config: object) -> None:
 
 
 def is_measured(value: object) -> bool:
-    """Whether a reward or a metric may be this: a number of which sums of squares are finite."""
+    """Whether a value can be a reward or a metric: a number whose sums of squares are finite."""
     return isinstance(value, _REAL) and _size(value) <= _LARGEST
 
 
 def shown(found: object, longest: int = 80) -> str:
-    """What was found in the place of such a number."""
+    """The type and value that were found instead of such a number."""
     text = repr(found)
     text = text if len(text) <= longest else f"{text[: longest - 1]}…"
     is_large = isinstance(found, _REAL) and text[-3:] not in ("inf", "nan")

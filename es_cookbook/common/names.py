@@ -1,7 +1,6 @@
-"""The names that a user types for the parts of a config.
+"""Names for the parts of a config: `engine=vllm` is the same as `engine=VLLMEngineBuilder`.
 
-`engine=vllm` means the same as `engine=VLLMEngineBuilder`, and a part is imported only when it is
-chosen.
+A part is imported only when it is chosen.
 """
 
 import functools
@@ -73,9 +72,9 @@ class Names(chz.factories.standard):
         return None if factory is None else factory()
 
     def unspecified_factory(self) -> Callable[..., object] | None:
-        """What chz builds when nothing, or only fields of the part, are given.
+        """What chz builds if only fields of the part are given, or nothing.
 
-        chz asks for it also where a part stays None: whoever does not choose it must not fail.
+        chz also asks for it if the part stays None, so a missing package must not fail then.
         """
         if self.default is None:
             return None
@@ -145,13 +144,13 @@ class Names(chz.factories.standard):
 def with_each(
     registered: Registered, kind: type, what: str, *, optional: bool = True
 ) -> Callable[[type[_Class]], type[_Class]]:
-    """Decorates a class before `chz.chz` does: it gets a field for each part; none is imported.
+    """A decorator, under `chz.chz`, that adds a field for each registered part; imports none.
 
     Args:
         registered: the group.
-        kind: what the parts subclass.
-        what: they are, for the documentation of the fields.
-        optional: whether a part is off until it, or an option of it, is given.
+        kind: the base class of the parts.
+        what: a word for a part, for the documentation of the fields.
+        optional: whether a part is off until it or one of its options is given.
     """
 
     def decorated(config: type[_Class]) -> type[_Class]:

@@ -1,11 +1,11 @@
-"""How a setting changes over a run (σ, learning rate, temperature, a part's weight): by a factor.
+"""Schedules: factors on a setting over a run (σ, learning rate, temperature, a part's weight).
 
 The base value is multiplied by `schedule(generation, num_generations)`, so
 `optimizer.learning_rate=5e-4` stays a number and `optimizer.learning_rate_schedule=cosine` decays
 it. Generation 0 has factor 1, except in a table and a warm-up; `final` is the factor of generation
 `num_generations`, just after the last one, so a schedule that decays to zero wastes no generation.
 
-Left out: what depends on rewards; that belongs to optimizers (`adaptive_sigma`) and objectives.
+Left out: schedules that depend on rewards; see optimizers (`adaptive_sigma`) and objectives.
 """
 
 import math
@@ -147,9 +147,9 @@ class Table(Schedule):
 
 @chz.chz
 class HotSteps(Schedule):
-    """A table, but for every n-th generation after its end, which has a factor of its own.
+    """A table, and another factor in every n-th generation after its end.
 
-    As a temperature's: it falls, and now and then a generation explores.
+    For example a temperature that decays, with occasional generations that explore.
 
     >>> hot = HotSteps(schedule=Table(generations=(0, 2), factors=(1.0, 0.3)), every=3)
     >>> [round(hot(generation, 100), 2) for generation in range(9)]
@@ -197,16 +197,16 @@ class WarmUp(Schedule):
 def check_temperatures(
     schedule: Schedule, temperature: float, num_generations: int, least: float = LEAST
 ) -> None:
-    """Refuse a schedule of `sampling.temperature` under which a generation would be greedy.
+    """Check that no generation becomes greedy by a schedule of `sampling.temperature`.
 
     Args:
-        schedule: a factor on it.
-        temperature: of the sampling.
-        num_generations: of the run.
-        least: temperature that the engine samples at.
+        schedule: the factor on the temperature.
+        temperature: `sampling.temperature`.
+        num_generations: the length of the run.
+        least: the lowest temperature that the engine samples at.
 
     Raises:
-        ConfigError: Says which.
+        ConfigError: The temperature is 0, or is too low or high in some generation.
     """
     if isinstance(schedule, Constant):
         return

@@ -1,7 +1,7 @@
-"""Spans of time: who did what, from when to when. A profile is made of them.
+"""Spans of time, of which a profile consists: a track, what it did, and from when to when.
 
-Whoever does something worth a span has a `Spans` and tells it. That of a run which is not profiled
-is `NO_SPANS`, which keeps nothing, so nobody asks whether there is a profile.
+Engines and samplers report to a `Spans`. In a run without a profile it is `NO_SPANS`, which
+discards them, so that callers need no condition.
 """
 
 import time
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 
 class Spans:
-    """Takes spans, and keeps none; times are of `time.perf_counter`.
+    """Discards spans; times are of `time.perf_counter`.
 
-    Safe to call from many threads, where each has a track of its own.
+    Safe to call from several threads if each has its own track.
     """
 
     def add(self, track: str, name: str, began: float, ended: float) -> None:

@@ -1,9 +1,9 @@
-"""Which classes a config that comes from a file may name, and where, without being trusted for it.
+"""The classes that a config from a file may name at each field without `trust=`.
 
-A field takes the class that it declares. Where that is a kind of which there are several, it takes
-what distributions have registered in the groups of the kind (`es_cookbook.common.registry`). All
-else (a command's options, a class beside the kind's own, a function that is not registered as one)
-is refused by its name, unless it is of a package or script that the user trusts.
+A field takes the class that it declares, and the classes that distributions have registered in the
+groups of that kind (`es_cookbook.common.registry`). Any other name (a command's options, a function
+that is not registered) is refused before it is imported, unless it belongs to a package or script
+that the user trusts.
 """
 
 import functools
@@ -21,11 +21,11 @@ _GROUPS: dict[type, tuple[str, ...]] = {}
 
 
 def plugs_in(kind: type, *groups: str) -> None:
-    """Say in which groups the classes are that may stand where a field declares this kind.
+    """Declare the groups whose classes a field of this kind accepts.
 
     Args:
-        kind: a class that fields declare; fields of its subclasses take those that fit.
-        groups: of entry points, without `es_cookbook.` before them.
+        kind: the class that fields declare; fields of a subclass accept its subclasses.
+        groups: groups of entry points, without the prefix `es_cookbook.`.
     """
     _GROUPS[kind] = groups
 
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -> _T:
-    """The field of a config for a part whose fields are options, with defaults of its own."""
+    """The field of a config for a part, with other defaults (`settings`) than its class."""
     factory = functools.partial(builder, **settings) if settings else builder
     return chz.field(default_factory=factory, blueprint_unspecified=factory, doc=doc)
 
