@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -258,10 +258,8 @@ class _Earned(Underway):
         self.rewards: dict[Turn, float] = {}
 
     @override
-    def begin(
-        self, generation: int | None, count: int, stats: Callable[[], Mapping[str, float]]
-    ) -> Rollouts:
-        rollouts = self.rollouts = _EarnedByRollouts(generation, count, stats)
+    def begin(self, generation: int | None, count: int) -> Rollouts:
+        rollouts = self.rollouts = _EarnedByRollouts(generation, count)
         rollouts.rewards = self.rewards
         return rollouts
 

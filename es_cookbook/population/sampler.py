@@ -226,7 +226,7 @@ class PopulationSampler:
         seeds = ("evaluation",) if generation is None else ("sampling", generation)
         seed_of = functools.partial(derive_seed, self.run_seed, *seeds)
         count = len(env_group_builders_P) * num_genomes * num_attempts
-        underway = self.underway.begin(generation, count, self.engine.stats)
+        underway = self.underway.begin(generation, count)
         watch = Watch(
             self.rollout_timeout,
             warned=self._warned,

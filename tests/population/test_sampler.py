@@ -414,7 +414,7 @@ async def test_cancellation_closes_every_group_and_goes_through(
     problems = [Problem(p, closed, hang) for p in range(3)]
     with pytest.raises(TimeoutError):
         async with contextlib.AsyncExitStack() as stack:
-            timeout = limit(0.05)
+            timeout = limit(0.5)
             if limit is asyncio.timeout:  # Cancels the task itself, not a scope of anyio's.
                 await stack.enter_async_context(timeout)
             else:

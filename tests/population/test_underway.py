@@ -2,7 +2,6 @@
 
 import io
 import math
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -20,22 +19,12 @@ def answered(reward: float, tokens: int = 10) -> Trajectory:
     return Trajectory((Transition(Observation((1,)), action, reward, {}, {}),))
 
 
-class Counting:
-    """Counters of an engine."""
-
-    def __init__(self) -> None:
-        self.tokens = 100.0
-
-    def __call__(self) -> Mapping[str, float]:
-        return {"tokens": self.tokens}
-
-
 def running(path: Path, underway: Underway, start: int = 0) -> RunInfo:
     return RunInfo(path, "{}", 0, 50, start, underway=underway)
 
 
 def test_rewards_are_of_those_that_have_ended_and_have_their_own() -> None:
-    now = Underway().begin(0, 8, Counting())
+    now = Underway().begin(0, 8)
     assert math.isnan(now.mean_reward) and math.isnan(now.seconds_left)
     for rollout in (answered(1.0), answered(0.0), LostRollout("late", "")):
         now.ended(rollout, has_reward=True)
@@ -43,32 +32,13 @@ def test_rewards_are_of_those_that_have_ended_and_have_their_own() -> None:
     assert (now.num_done, now.num_lost, now.mean_reward) == (4, 1, 0.5)
 
 
-def test_the_time_left_follows_from_tokens_where_the_engine_counts_them() -> None:
-    """It samples many at once: when a few have ended most of the work may be done."""
-    underway, stats = Underway(), Counting()
-    before = underway.begin(None, 4, stats)
-    for _ in range(4):
-        before.ended(answered(1.0, tokens=20), has_reward=True)
-    now = underway.begin(0, 100, stats)
+def test_the_time_left_follows_from_the_rollouts_that_have_ended() -> None:
+    now = Underway().begin(0, 100)
     now.began -= 60
-    stats.tokens += 500  # Of 20 each, which held-out answers had.
-    assert now.seconds_left == pytest.approx(180, rel=0.01)
-    now.ended(answered(1.0, tokens=2), has_reward=True)
-    assert now.seconds_left == pytest.approx(180, rel=0.01), "a short one comes first"
-    nobody_counts = Underway().begin(0, 100, dict)
-    nobody_counts.began -= 60
-    for _ in range(50):
-        nobody_counts.ended(answered(1.0), has_reward=True)
-    assert nobody_counts.seconds_left == pytest.approx(60, rel=0.01)
-
-
-def test_one_short_answer_of_many_tells_nothing() -> None:
-    stats = Counting()
-    now = Underway().begin(0, 100, stats)
-    now.began -= 60
-    stats.tokens += 900
-    now.ended(answered(1.0, tokens=1), has_reward=True)
-    assert math.isnan(now.seconds_left)
+    for done in range(50):
+        assert math.isnan(now.seconds_left) == (done < 5)
+        now.ended(answered(1.0), has_reward=True)
+    assert now.seconds_left == pytest.approx(60, rel=0.01)
 
 
 def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> list[str]:
@@ -79,7 +49,7 @@ def looked_at(path: Path, seconds: float, *, done: int, later: bool = False) -> 
         if later:
             tracker.log(0, {})
             tracker.recorded(1)
-        now = underway.begin(1 if later else 0, 10, dict)
+        now = underway.begin(1 if later else 0, 10)
         now.began -= seconds
         for _ in range(done):
             now.ended(answered(0.25), has_reward=True)
@@ -107,7 +77,7 @@ def test_the_second_line_comes_after_twice_the_time(tmp_path: Path) -> None:
     underway, out = Underway(), io.StringIO()
     with redirect_stdout(out):
         tracker = LiveTracker(running(tmp_path, underway))
-        now = underway.begin(None, 10, dict)
+        now = underway.begin(None, 10)
         for seconds in (11, 7, 7):
             now.began -= seconds
             tracker.look()
@@ -122,7 +92,7 @@ def test_a_screen_shows_the_rollouts_in_progress(tmp_path: Path) -> None:
     sent, underway = io.StringIO(), Underway()
     console = Console(file=sent, force_terminal=True, width=140, height=40, highlight=False)
     tracker = LiveTracker(running(tmp_path, underway), console)
-    now = underway.begin(0, 10, dict)
+    now = underway.begin(0, 10)
     now.began -= 60
     for _ in range(5):
         now.ended(answered(0.25), has_reward=True)

@@ -275,9 +275,7 @@ def deed(folder: Path, way: str, code: str, **settings: Any) -> ProgramProblem:
 
 
 TOO_MUCH = {
-    "one after the other": "while True: ask('Again')",
     "in parallel": "for n in range(30): Thread(target=ask, args=(str(n),)).start()",
-    "choices": "ask('a'); ask('b', n=8)",
     "the most choices": "ask('a'); ask('b', n=128)",
     "prompts": "ask('a'); texts(['b'] * 3000, n=128)",
     "whatever it is told": "[ask(str(n)) for n in range(99)]; print('{\"reward\": 1}', flush=True)",
