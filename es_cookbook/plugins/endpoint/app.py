@@ -1,8 +1,8 @@
-"""The endpoint as a Starlette application: who answers is another's affair (`Endpoint`).
+"""The endpoint as a Starlette application; an `Endpoint` provides the models.
 
-A request whose client hangs up is cancelled, and what it has asked of an engine with it. A stream
-begins with the first token where the speaker tells of its progress, or else with whole answers, as
-it does where log-probabilities are asked for.
+When a client disconnects, its request is cancelled, also in the engine. A stream begins with the
+first token if the model reports progress, and with complete answers otherwise or if log
+probabilities are requested.
 """
 
 import contextlib
@@ -121,13 +121,13 @@ def application(endpoint: Endpoint) -> Starlette:
 
 
 def _told(handler: _Handler) -> _Handler:
-    """What goes wrong is told in OpenAI's form."""
+    """Report errors in OpenAI's form."""
 
     async def told(request: Request) -> Response:
         try:
             return await handler(request)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # It is not read.
         except Exception as error:
             return await _refused(request, _refusal(error))
 
@@ -146,7 +146,7 @@ async def _refused(request: Request, refused: RefusedRequest) -> Response:
 
 
 def _refusal(error: Exception) -> RefusedRequest:
-    """An error as the client is told it."""
+    """An error in the form that the client gets."""
     if isinstance(error, RefusedRequest):
         return error
     if isinstance(error, RequestError):
@@ -160,7 +160,7 @@ def _refusal(error: Exception) -> RefusedRequest:
 
 
 def _opened(request: Request, endpoint: Endpoint) -> str:
-    """The key, which opens something: nothing of the body is read before."""
+    """The key, which is checked before the body is read."""
     found = request.headers.getlist("authorization")
     scheme, _, key = found[0].partition(" ") if len(found) == 1 else ("", "", "")
     if scheme.lower() != "bearer" or not key:
@@ -199,7 +199,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _read(request: Request, read: Callable[[Json], Asked]) -> tuple[Asked, int]:
-    """What is asked, and the bytes that it took."""
+    """The request, and the size of its body in bytes."""
     body = await _body(request)
     check_body(body)
     asked = await aside(len(body), lambda: read(read_body(body)))
@@ -207,7 +207,7 @@ async def _read(request: Request, read: Callable[[Json], Asked]) -> tuple[Asked,
 
 
 async def _unless_gone(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
-    """Cancel it when the client hangs up.
+    """Cancel `answer` when the client disconnects.
 
     Raises:
         ClientDisconnect: It has.
@@ -233,12 +233,12 @@ async def _unless_gone(request: Request, answer: Callable[[], Awaitable[None]]) 
 
 
 def _first(error: Exception) -> Exception:
-    """What a group of tasks failed of."""
+    """The first error of a group of tasks."""
     return next(each for each in leaves(error) if isinstance(each, Exception))
 
 
 class _Admitted(Response):
-    """A response whose request is over when it has been sent, or can be no more."""
+    """A response that ends the request's admission when it was sent or cannot be sent."""
 
     def __init__(self, response: Response, admitted: contextlib.ExitStack) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class _Events(StreamingResponse):
 
 
 class _Streamed(Response, Generic[Asked]):
-    """A stream that begins before its answers are complete; what fails is its last event."""
+    """A stream that begins before its answers are complete; an error is its last event."""
 
     def __init__(self, work: Work[Asked], events: _MakesEvents[Asked]) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Long work of requests beside the event loop, which answers others meanwhile.
+"""Runs long work of requests in one thread, so that the event loop answers others.
 
-It is done by one thread, a piece at a time, in the order in which the pieces were asked for: so no
-request keeps another one waiting for longer than a piece, and the memory that a piece needs is
-needed once. Short work stays on the loop, where it takes less time than going to a thread.
+The thread does one piece of work at a time, in order of arrival: no request waits for longer than a
+piece of another one, and the memory of a piece is needed once. Short work stays on the event loop,
+where it takes less time than switching to a thread.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Ts = TypeVarTuple("Ts")
 
 
 async def aside(size: int, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """What a function returns, called in the thread if its work is long.
+    """The result of a function, called in the thread if its work is long.
 
     Args:
         size: characters or tokens that it works on.
-        function: that is called, to its end also where whoever waits for it is cancelled.
-        args: that it is given.
+        function: is called to its end even if the caller is cancelled.
+        args: its arguments.
     """
     if size <= LONG:
         return function(*args)
@@ -33,7 +33,7 @@ async def aside(size: int, function: Callable[[Unpack[Ts]], T], *args: *Ts) -> T
 
 
 def is_busy() -> bool:
-    """Whether there is long work at this moment."""
+    """Whether the thread is busy."""
     return _limiter().borrowed_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""Who answers the requests of whom: what the application asks for."""
+"""Maps API keys to the models that answer their requests: the interface of the application."""
 
 import hmac
 from abc import ABC, abstractmethod
@@ -16,15 +16,15 @@ from es_cookbook.rl.types import Action, Observation
 
 
 class Speaker(ABC):
-    """A model that answers the holder of a key.
+    """A model that answers requests with one key.
 
     Attributes:
-        translator: of its tokenizer.
-        kept: what it has answered this holder.
-        under_way: what this holder has asked for and not got yet, of all models together.
-        tells: its `sample` tells of its progress, so that a stream begins before its end.
-        chat_stop, text_stop: strings that end an answer to a chat, or to a text, where the request
-            says nothing of any.
+        translator: for its tokenizer.
+        kept: its earlier answers to this key.
+        under_way: the pending answers of this key, for all models.
+        tells: whether `sample` reports progress, so that a stream begins before the answer ends.
+        chat_stop, text_stop: strings that end an answer to a chat, or to a text, if the request
+            has no `stop`.
     """
 
     translator: Translator
@@ -35,13 +35,13 @@ class Speaker(ABC):
     text_stop: tuple[str, ...] = ()
 
     def admit(self, answers: int) -> AbstractContextManager[None]:
-        """Entered before anything is made for a request, and left when it is over.
+        """Entered before work for a request begins, and left when it has ended.
 
         Args:
-            answers: that the request asks for, to all of its prompts.
+            answers: number that the request asks for, for all of its prompts.
 
         Raises:
-            RefusedRequest: They are more than there may be, ever or at once.
+            RefusedRequest: They are too many, in the request or with other pending ones.
         """
         return self.under_way.admit(answers)
 
@@ -49,45 +49,45 @@ class Speaker(ABC):
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        """One answer; `number` counts those to one request.
+        """One answer; `number` is its place among the answers to a request.
 
         Raises:
             RefusedRequest: It cannot be answered.
         """
 
     async def tops(self, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        """Of the tokens behind the first one.
+        """The most probable tokens in place of each token after the first.
 
         Raises:
-            RefusedRequest: They are not told.
+            RefusedRequest: They are not known.
         """
         raise RefusedRequest("echo goes without logprobs here", param="echo")
 
     def answered(self, prompt: Prompt, chat: Sequence[Message], answers: Sequence[Answer]) -> None:
-        """A chat's answers are about to be sent; it may go on from any of them."""
-        if prompt.renderer and not prompt.opening:  # Else a beginning was given, and not sampled.
+        """Keep the answers to a chat, which may continue from any of them."""
+        if prompt.renderer and not prompt.opening:  # An opening was given, and not sampled.
             for answer in answers:
                 turns = (*chat, answer.turn)
                 self.kept.keep(prompt.renderer, turns, prompt.tokens_T, answer.action)
 
 
 class Endpoint(ABC):
-    """Who answers whom."""
+    """Maps keys to models."""
 
     @abstractmethod
     def check(self, key: str) -> None:
-        """Asked before anything else of a request is read.
+        """Called before the rest of a request is read.
 
         Raises:
-            RefusedRequest: The key opens nothing.
+            RefusedRequest: The key is unknown.
         """
 
     @abstractmethod
     def names(self, key: str) -> Sequence[str]:
-        """The models that this key opens.
+        """The models of this key.
 
         Raises:
-            RefusedRequest: It opens nothing.
+            RefusedRequest: The key is unknown.
         """
 
     @abstractmethod
@@ -95,12 +95,12 @@ class Endpoint(ABC):
         """A model of `names`.
 
         Raises:
-            RefusedRequest: There is none of this name, or the key opens nothing.
+            RefusedRequest: There is no model of this name, or the key is unknown.
         """
 
 
 class OneKey:
-    """A key that opens everything, compared in constant time."""
+    """One key for all models, compared in constant time."""
 
     def __init__(self, key: str) -> None:
         self._key = key.encode()

@@ -1,8 +1,8 @@
-"""What a request may cost, and a key at once: counted before anything is made for it.
+"""Limits on the cost of a request and of a key, checked before work begins.
 
 A body of a few kilobytes can ask for any number of answers, each of which is a task, a place in an
-engine's queue and a text. So each request has a budget of answers and of tokens, which no request
-of those programs comes near that evaluate or roll out, and a key has one of answers.
+engine's queue and a text. So a request has a budget of answers and of tokens, far above what
+evaluations and rollouts need, and a key has a budget of pending answers.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ LONGEST_STOPS = 2048
 
 
 class UnderWay:
-    """The answers that a key has asked for and not got yet.
+    """The pending answers of a key.
 
     Args:
-        most: of them at once.
+        most: maximum.
 
     Attributes:
-        answers: of them now.
+        answers: current number.
     """
 
     def __init__(self, most: int = MOST_UNDER_WAY) -> None:
@@ -41,10 +41,10 @@ class UnderWay:
 
     @contextlib.contextmanager
     def admit(self, answers: int) -> Generator[None]:
-        """Inside, a request's answers are under way.
+        """Inside, a request's answers are pending.
 
         Raises:
-            RefusedRequest: They are too many, by themselves or with those of other requests.
+            RefusedRequest: They are too many, in the request or with other pending ones.
         """
         if answers > self._most:
             raise RefusedRequest(
@@ -75,7 +75,7 @@ def check_body(body: bytes) -> None:
 
 
 def check_asked(asked: ChatRequest | TextRequest) -> None:
-    """Refuse what is too much whatever the texts of its prompts are.
+    """Check the limits that do not depend on the prompts' texts.
 
     Raises:
         RefusedRequest: It asks for too many answers or tokens, or has too long stop strings.
@@ -97,15 +97,15 @@ def check_asked(asked: ChatRequest | TextRequest) -> None:
 
 
 def check_tokens(asked: ChatRequest | TextRequest, lengths: Sequence[int], context: int) -> None:
-    """Refuse too many tokens.
+    """Check the number of tokens.
 
     Args:
         asked: the request.
-        lengths: of its prompts.
-        context: that an answer may fill where the request says nothing of `max_tokens`.
+        lengths: of its prompts, in tokens.
+        context: length that an answer may fill if the request has no `max_tokens`.
 
     Raises:
-        RefusedRequest: Prompts and answers together may have more than a request's.
+        RefusedRequest: Prompts and answers together may have too many.
     """
     draw = asked.draw
     most = MOST_LOGPROBS if draw.logprobs else MOST_TOKENS

@@ -25,14 +25,14 @@ Piece: TypeAlias = tuple[int, str | Answer]
 
 @dataclasses.dataclass
 class Reply:
-    """What a request is answered.
+    """The reply to a request.
 
     Attributes:
-        model: as it was asked for.
+        model: as it was requested.
         prompts: of each group of answers.
         tokenizer: of the model.
         answers: by number: all answers to the first prompt, then to the second, and so on.
-        cached: prompt tokens whose keys and values were there already, if the engine tells.
+        cached: prompt tokens with cached keys and values, if the engine reports them.
     """
 
     model: str
@@ -43,9 +43,9 @@ class Reply:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The same for the same prompt and answers, so that a program that logs it repeats.
+        """The same for the same prompt and answers, so that a program's logs repeat.
 
-        A stream that begins before its answers are known has one that is drawn.
+        A stream that begins before its answers are known has a random one.
         """
         if not self.answers:
             return secrets.token_hex(12)
@@ -58,7 +58,7 @@ class Reply:
         return found.hexdigest()[:24]
 
     def size(self, request: ChatRequest | TextRequest) -> int:
-        """Tokens that it says something of."""
+        """Number of tokens in the reply."""
         wrote = sum(len(answer.action.tokens_T) for answer in self.answers.values())
         echoed = request.draw.n if isinstance(request, TextRequest) and request.echo else 0
         return wrote + echoed * sum(len(prompt.tokens_T) for prompt in self.prompts)
@@ -111,7 +111,7 @@ class Reply:
     async def chat_events(
         self, request: ChatRequest, pieces: AsyncIterator[Piece]
     ) -> AsyncIterator[bytes]:
-        """`chat.completion.chunk`s: for each answer who speaks, what, and why it ends."""
+        """`chat.completion.chunk`s: for each answer its role, its text, and why it ended."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
         def piece(at: int, delta: object, finish: str | None, logprobs: object) -> bytes:
@@ -218,7 +218,7 @@ class Reply:
         """Of sampled tokens; where `tops` are there, of the prompt's before them."""
         tokens_T, tops = answer.action.tokens_T, answer.tops
         logprobs: Sequence[float | None] = answer.action.logprobs_T or ()
-        if tops is not None:  # Nothing comes before the first token that could predict it.
+        if tops is not None:  # The first token has no probability.
             tokens_T = prompt.tokens_T + tokens_T
             logprobs = [None, *(top.logprob for top in tops)]
         texts = [self._one(token) for token in tokens_T]

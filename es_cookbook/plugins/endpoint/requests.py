@@ -1,7 +1,7 @@
-"""Requests in the form of OpenAI's API, read: each is kept to the letter, or refused by its field.
+"""Reads requests in the form of OpenAI's API; each field is honoured or refused by name.
 
-A field is one that is kept, one that changes no answer (`_IDLE`), or refused with the status and
-the JSON that the service itself gives. Nothing is ignored that a program may rely on.
+Fields that change no answer are accepted (`_IDLE`). All others are refused with the status and the
+JSON of OpenAI's service, so nothing that a program may rely on is ignored.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _IDLE = (
     "store",
     "user",
 )
-"""Fields about accounts, caches and records."""
+"""Accepted fields about accounts, caches and records."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -56,18 +56,18 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Of chats and texts, the field and its values."""
+"""Fields that are accepted only with these values, which change nothing."""
 _CHOICES = ("auto", "none", "required")
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered, as OpenAI's service says so.
+    """A request that is refused, in the form of OpenAI's service.
 
     Args:
         message: one sentence.
         status: of HTTP.
-        param: the field that is wrong.
-        code: by which programs tell causes.
+        param: the invalid field.
+        code: identifies the cause for programs.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class RefusedRequest(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """How answers are drawn; None is left to the endpoint.
+    """How answers are sampled; None leaves it to the endpoint.
 
     Attributes:
         max_tokens: of an answer.
         temperature: 0 is greedy.
         top_p: nucleus sampling.
-        stop: strings that end an answer, and are not in it; none where it is empty.
+        stop: strings that end an answer, and are not part of it.
         seed: of the first answer.
-        n: answers.
-        logprobs: whether those of the tokens are asked for.
+        n: number of answers.
+        logprobs: whether the tokens' log-probabilities are requested.
     """
 
     max_tokens: int | None = None
@@ -104,7 +104,7 @@ class Draw:
     logprobs: bool = False
 
     def params(self, sampling: SamplingParams) -> SamplingParams:
-        """Sampling parameters, these where nothing else is said."""
+        """Sampling parameters, with `sampling` as defaults."""
         said = {
             name: value
             for name in ("temperature", "top_p")
@@ -115,19 +115,19 @@ class Draw:
         return chz.replace(sampling, **said) if said else sampling
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of an answer, if one is asked for."""
+        """The seed of an answer, if the request has one."""
         return None if self.seed is None else (self.seed + number) & MAX_SEED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What `/v1/chat/completions` is asked.
+    """A request to `/v1/chat/completions`.
 
     Attributes:
-        tools: of which the model is told.
-        choice: whether it may call them, must, or which one it must: a name in quotes.
-        one_call: at most one in an answer.
-        stream: in pieces; with `usage` in a last one.
+        tools: that the model may call.
+        choice: "auto", "none", "required", or the name of the tool that it must call, in quotes.
+        one_call: whether an answer has at most one call.
+        stream: whether to answer in pieces; with `usage` in a last one.
     """
 
     model: str
@@ -141,17 +141,17 @@ class ChatRequest:
 
     @property
     def answers(self) -> int:
-        """How many are asked for."""
+        """Number of answers."""
         return self.draw.n
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What `/v1/completions` is asked: a prompt is text or tokens.
+    """A request to `/v1/completions`; a prompt is text or tokens.
 
     Attributes:
         echo: the text begins with the prompt, and log-probabilities with those of its tokens.
-        tops: those of the most probable tokens are asked as well.
+        tops: whether the most probable tokens are requested as well.
     """
 
     model: str
@@ -164,15 +164,15 @@ class TextRequest:
 
     @property
     def answers(self) -> int:
-        """How many are asked for, to all prompts."""
+        """Number of answers, to all prompts."""
         return self.draw.n * len(self.prompts)
 
 
 def read_body(body: bytes) -> Json:
-    """JSON's object.
+    """The JSON object of a body.
 
     Raises:
-        RefusedRequest: It is none.
+        RefusedRequest: It is not one.
     """
     try:
         found = strict_json(body.decode("utf-8-sig"), halves=False)
@@ -189,7 +189,7 @@ def chat_request(body: Json) -> ChatRequest:
     """Read the body of `/v1/chat/completions`.
 
     Raises:
-        FieldError: Something of it cannot be kept.
+        FieldError: A field is invalid or not supported.
     """
     fields = JsonObject(body)
     messages = read_messages(fields.take("messages", list))
@@ -198,7 +198,7 @@ def chat_request(body: Json) -> ChatRequest:
 
 
 def of_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
-    """What the rest of a body asks of these messages, and of so many tokens at most.
+    """A request of these messages and of at most `most` tokens, from the rest of a body.
 
     Raises:
         FieldError: As `chat_request`.

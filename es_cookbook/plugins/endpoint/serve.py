@@ -6,12 +6,12 @@
     curl http://127.0.0.1:8000/v1/models -H 'Authorization: Bearer KEY'
 
 The models of a run are `centre` (after the last generation, or generation=), `base`,
-`generation-12` (the centre after 12 generations) and `genome-3` (of that generation). One of them
-is in the engine at a time, but for the centre and the base together: who asks for another waits
-until those before have their answers. A model without a run has its own name.
+`generation-12` (the centre after 12 generations) and `genome-3` (of that generation). The engine
+holds one of them at a time, except for the centre and the base together: a request for another one
+waits for earlier requests to finish. A model without a run has its own name.
 
-A request that says nothing of temperature, top_p and stop has the run's. It needs a key, which is
-printed. The run directory is only read.
+The run's temperature, top_p and stop are defaults. Requests need a key, which is printed. The run
+directory is only read.
 """
 
 import dataclasses
@@ -67,24 +67,26 @@ class ServeConfig(RunOrModel):
     engine: EngineBuilder | None = Names(ENGINE_NAMES, default=None).field(
         "engine; None: the run's own, or torch for a model"
     )
-    host: str = chz.field(default="127.0.0.1", doc="address; others than this machine's are open")
-    port: int = chz.field(default=8000, doc="0: one that is free")
-    key: str = chz.field(default="", doc="that requests have to show; empty: made, and printed")
+    host: str = chz.field(
+        default="127.0.0.1", doc="address to listen on; other machines reach 0.0.0.0"
+    )
+    port: int = chz.field(default=8000, doc="port; 0: any free one")
+    key: str = chz.field(default="", doc="key of requests; empty: a random one, which is printed")
     temperature: float | None = chz.field(
-        default=None, doc="of requests that say none; None: the run's own, and 1 of a model"
+        default=None, doc="default temperature of requests; None: the run's, or 1 for a model"
     )
 
     @chz.validate
     def _valid(self) -> None:
         check_range(self, "port", at_least=0, at_most=65535)
         if not self.log_path and self.model_name is None:
-            raise ConfigError("who is served? Give log_path=RUN or model_name=MODEL")
+            raise ConfigError("nothing to serve: give log_path=RUN or model_name=MODEL")
         if self.key and not re.fullmatch(r"[!-~]+", self.key):
-            raise ConfigError("key must be of letters, digits and signs, without blanks")
+            raise ConfigError("key must consist of ASCII characters without spaces")
 
 
 class _Held:
-    """A genome that is in the engine, from a task of its own."""
+    """A genome in the engine, held by a separate task."""
 
     def __init__(self, host: Host, target: Target) -> None:
         self.host = host
@@ -105,7 +107,7 @@ class ServedRun:
     usual_stop: tuple[str, ...] = ()
 
     def names(self) -> Sequence[str]:
-        """Its models, but for the base."""
+        """Its models, without the base."""
         run = self.rebuilt.run
         last = run.last_generation
         found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
@@ -187,7 +189,7 @@ class Served(Endpoint):
             return await host.sample(SampleRequest(target, observation, params, seed, progress))
 
     async def tops(self, name: str, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        """Of the tokens behind the first one, by a model of `names`."""
+        """The most probable tokens after the first one, by a model of `names`."""
         if len(tokens_T) == 1:
             return ()
         async with self._at(self._place_of(name)):
@@ -195,13 +197,13 @@ class Served(Endpoint):
             return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
 
     def _whom(self, name: str) -> tuple[Host, Target]:
-        """To ask for a model that is there."""
+        """The host and target of a model that is in the engine."""
         if self._genome is not None:
             return self._genome.host, self._genome.target
         return self._engine, "base" if name == _BASE else "centre"
 
     def _place_of(self, name: str) -> _Place | None:
-        """Where a model is; the base is wherever no genome is. None without a run."""
+        """The place of a model; the base is in every place without a genome. None without a run."""
         if self._run is None:
             return None
         if name == _BASE and self._there is not None and self._there[1] is None:
@@ -216,13 +218,13 @@ class Served(Endpoint):
 
     @asynccontextmanager
     async def _at(self, place: _Place | None) -> AsyncGenerator[None]:
-        """Inside, this generation's centre is in the engine, and this genome."""
-        async with self._door:  # first come, first served: nobody waits for ever
+        """Inside, this generation's centre, or this genome, is in the engine."""
+        async with self._door:  # First come, first served, so that all are served.
             if place is not None and self._there != place:
                 if self._running:
                     self._idle = anyio.Event()
                     await self._idle.wait()
-                # A thread may be writing weights, which goes on where its caller is cancelled.
+                # A thread may be writing weights, which continues if its caller is cancelled.
                 with anyio.CancelScope(shield=True):
                     await self._go_to(place)
             self._running += 1
@@ -249,7 +251,7 @@ class Served(Endpoint):
     async def _hold(
         self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
     ) -> None:
-        """Have a genome in the engine until it is to leave: who lends a host takes it back."""
+        """Keep a genome in the engine until `leave` is set; this task also releases the host."""
         async with rebuilt.answering(genome) as (host, target):
             held = _Held(host, target)
             task_status.started(held)
@@ -294,8 +296,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         host, port = bound.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
-        # What was loaded stays: to look through it for garbage, as large requests make Python do,
-        # takes a third of a second in which nobody is answered.
+        # Searching what was loaded for garbage takes a third of a second, which delays all answers.
         gc.collect()
         gc.freeze()
         print(f"serving {listed}", flush=True)
@@ -305,7 +306,7 @@ async def _serve(config: ServeConfig, bound: socket.socket) -> None:
 
 
 async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
-    """A run whose answers end where they did in it."""
+    """A run whose answers end where they did in training."""
     try:
         stop = await rebuilt.usual_stop()
     except (ConfigError, DataError) as error:

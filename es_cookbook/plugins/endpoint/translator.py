@@ -1,7 +1,7 @@
-"""A chat as tokens, and what was sampled as a message: between OpenAI's API and an engine.
+"""Translates between OpenAI's API and an engine: chats to tokens, sampled tokens to messages.
 
-A program sends the whole chat with every request; it goes on from the tokens of answers that were
-given before (`KeptTurns`).
+A program sends the whole chat with every request; the prompt continues from the tokens of earlier
+answers (`KeptTurns`).
 """
 
 import dataclasses
@@ -41,13 +41,13 @@ _CALL = re.compile(r"[<{\[]")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is sampled from.
+    """A prompt.
 
     Attributes:
         tokens_T: all of it.
-        opening: what the answer begins with, and is in the tokens already.
-        form: how calls are written; None where none are read.
-        renderer: of the chat; None of a text.
+        opening: text that the answer begins with, which the tokens already have.
+        form: of tool calls; None if none are read.
+        renderer: of the chat; None for a text.
     """
 
     tokens_T: tuple[int, ...]
@@ -58,14 +58,14 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What was sampled, read.
+    """A parsed answer.
 
     Attributes:
         content: its text without calls, up to a stop string.
-        calls: of tools, in what it says.
-        finish: why it ended, in OpenAI's word: `length` where it was cut, also behind a call.
+        calls: of tools.
+        finish: why it ended, in OpenAI's terms: `length` if it was cut, also after a call.
         action: as it was sampled.
-        tops: of the prompt's tokens behind the first and of the sampled ones, where asked for.
+        tops: for the prompt's tokens after the first and for the sampled ones, if requested.
     """
 
     content: str
@@ -81,7 +81,7 @@ class Answer:
 
 
 class Begun:
-    """What an answer's content begins with for certain, however it goes on.
+    """The beginning of an answer's content that cannot change any more.
 
     Held back are what may be the beginning of a call, as many characters as a stop string may have
     begun with, and an incomplete character; all of it, if a stop string has a special token in it
@@ -99,7 +99,7 @@ class Begun:
         self._told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
-        """What has become certain by these tokens, which are all up to now."""
+        """The text that these tokens add to it; they are all tokens so far."""
         if self._waits:
             return ""
         text = self._decoded(tokens_T).rstrip(_CUT)
@@ -120,7 +120,7 @@ class Begun:
             self._texts.text(each)
             for each in (tokens_T[self._start : self._read], tokens_T[self._start :])
         )
-        if not text.startswith(known):  # It depends on more than the few before it.
+        if not text.startswith(known):  # It depends on earlier tokens.
             self._text, self._start, self._read = self._prompt.opening, 0, 0
             return self._decoded(tokens_T)
         whole = self._text + text[len(known) :]
@@ -133,7 +133,7 @@ class Translator:
     """Translates for one tokenizer.
 
     Args:
-        tokenizer: without a chat template, texts alone are answered.
+        tokenizer: if it has no chat template, only texts are answered.
         context_length: of the engine, in tokens.
     """
 
@@ -165,10 +165,10 @@ class Translator:
         return Prompt(tokens_T, opening, form if is_read else None, renderer)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
-        """A text's, as the tokenizer begins texts and with control tokens; or tokens as they are.
+        """The prompt of a text, encoded with control tokens; or of tokens as they are.
 
         Raises:
-            RefusedRequest: No token, or one that there is not; a text that is far too long.
+            RefusedRequest: It has no token, an unknown one, or is far too long.
         """
         if isinstance(prompt, str):
             self._check_fits([prompt], "prompt")
@@ -187,15 +187,15 @@ class Translator:
 
     @functools.cached_property
     def _known(self) -> frozenset[int]:
-        """Tokens; where a tokenizer has holes, not all below their number."""
+        """All tokens; their numbers may have gaps."""
         return frozenset(self.tokenizer.get_vocab().values())
 
     def _check_fits(self, texts: Sequence[str], param: str) -> None:
-        """Refuse what the context cannot hold before all of it is encoded, or rendered.
+        """Refuse texts that exceed the context, before all of them are encoded or rendered.
 
         Raises:
-            RefusedRequest: It has more characters than any tokens of the context, or else more
-                tokens; of these no more are made than the context has.
+            RefusedRequest: They have more characters than the longest tokens of a context, or more
+                tokens than the context; at most so many are encoded.
         """
         length, context = sum(map(len, texts)), self.context_length
         if length <= _USUAL * context and len(texts) <= context:
@@ -203,7 +203,7 @@ class Translator:
         if len(texts) <= context and length <= self._longest * context:
             text, count = "\n".join(texts), 0
             for at in range(0, len(text), _PIECE):
-                # A token that the end of a piece cuts may be several in it.
+                # A token that is cut by the end of a piece may count as several.
                 count += len(inside(self.tokenizer, text[at : at + _PIECE])) - self._longest
                 if count > context:
                     break
@@ -219,14 +219,14 @@ class Translator:
 
     @functools.cached_property
     def _longest(self) -> int:
-        """Characters of a token at most; also where what a tokenizer drops is none of them."""
+        """Maximum characters of a token, with a margin for characters that a tokenizer drops."""
         return max(2 * _USUAL, *map(len, self.tokenizer.get_vocab()))
 
     def observation(self, prompt: Prompt, draw: Draw) -> Observation:
-        """What an engine is asked.
+        """The observation for an engine.
 
         Raises:
-            RefusedRequest: The context is too short for it.
+            RefusedRequest: The context is too short.
         """
         length, room = len(prompt.tokens_T), self.context_length - len(prompt.tokens_T)
         if room < (1 if draw.max_tokens is None else draw.max_tokens):
@@ -246,7 +246,7 @@ class Translator:
         )
 
     def answer(self, prompt: Prompt, draw: Draw, action: Action, one_call: bool = False) -> Answer:
-        """What was sampled, read; thoughts, and calls that cannot be read, stay text."""
+        """Parse what was sampled; thoughts, and calls that cannot be parsed, stay text."""
         sampled = self.texts.before(draw.stop or (), action.tokens_T, action.text)
         text = prompt.opening + sampled
         if prompt.form is None:
@@ -256,13 +256,13 @@ class Translator:
         if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls
-        # A text that was cut is one, whatever was called before its end.
+        # An answer that was cut counts as cut, also after a call.
         finish = "length" if action.stop_reason == "length" else "tool_calls"
         return Answer(parsed.content, calls, finish, action)
 
 
 def _said(request: ChatRequest) -> Sequence[str]:
-    """What of a chat its prompt has in any case: not what was thought in earlier turns."""
+    """The texts of a chat that its prompt always has, without thoughts of earlier turns."""
     return [
         *(as_json(tool.schema) for tool in request.tools),
         *(
@@ -278,7 +278,7 @@ def _characters(message: Message) -> int:
 
 
 def _opening(choice: str, form: Form) -> str:
-    """What an answer has to begin with in order to call a tool, or this one."""
+    """The text that an answer must begin with to call a tool, or a certain one."""
     if choice in ("auto", "none"):
         return ""
     call = '{"name": ' if form == "llama" else f'{OPEN}\n{{"name": '

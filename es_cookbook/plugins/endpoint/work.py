@@ -1,7 +1,7 @@
-"""A request on its way to its reply: prompts, then answers, all of which are drawn together.
+"""From a request to its reply: prompts first, then all answers concurrently.
 
-What is made is counted before: no prompt is encoded beyond what the context holds, and no task is
-begun for a request that asks for more tokens than one may (`limits`).
+Costs are checked in advance (`limits`): no prompt is encoded beyond the context's length, and no
+task is started for a request for too many tokens.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ class Work(Generic[Asked]):
     """A request's prompts and answers.
 
     Args:
-        speaker: who answers.
+        speaker: the model.
         asked: the request.
         size: bytes of its body.
 
     Attributes:
-        reply: there after `begin`; gets its answers from `run`.
+        reply: exists after `begin`, and gets its answers from `run`.
     """
 
     reply: Reply
@@ -52,7 +52,7 @@ class Work(Generic[Asked]):
         """Make the prompts.
 
         Raises:
-            RefusedRequest: One cannot be made, or is too long; or they may come to too many tokens.
+            RefusedRequest: One is invalid or too long, or they may come to too many tokens.
         """
         asked, translator = self.asked, self.speaker.translator
         prompts: list[Prompt] = []
@@ -73,15 +73,15 @@ class Work(Generic[Asked]):
         self._draws = [each for each in observed for _ in range(asked.draw.n)]
 
     async def answer(self) -> None:
-        """Make the prompts, and draw all answers."""
+        """Make the prompts, and sample all answers."""
         await self.begin()
         await self.run()
 
     async def run(self, told: "Told | None" = None) -> None:
-        """Draw all answers.
+        """Sample all answers.
 
         Args:
-            told: is told what there is of them.
+            told: receives them as they grow.
         """
         drawn = [self._progress(number, told) for number in range(len(self._draws))]
         async with anyio.create_task_group() as tasks:
@@ -98,7 +98,7 @@ class Work(Generic[Asked]):
     async def _draw(self, number: int, progress: Progress, told: "Told | None") -> None:
         prompt, observation = self._draws[number]
         draw, translator = self.asked.draw, self.speaker.translator
-        if draw.max_tokens == 0:  # The prompt alone is wanted back.
+        if draw.max_tokens == 0:  # Only the prompt is wanted.
             action = Action((), "", "length", ())
         else:
             action = await self.speaker.sample(observation, draw, number, progress)
@@ -120,7 +120,7 @@ class Work(Generic[Asked]):
 
 
 def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str | tuple[int, ...]]]:
-    """Prompts in runs that are not much longer than a piece."""
+    """Prompts in groups that are not much longer than `_PIECE`."""
     run: list[str | tuple[int, ...]] = []
     size = 0
     for prompt in prompts:
@@ -133,7 +133,7 @@ def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str |
 
 
 class _Followed(Progress):
-    """Tells of an answer's text while it is sampled."""
+    """Passes on an answer's text while it is sampled."""
 
     follows = True
 
@@ -147,7 +147,7 @@ class _Followed(Progress):
 
 
 class Told:
-    """What there is of answers and has not been sent; a client may read as slowly as it likes."""
+    """Pieces of answers that were not sent yet; the client may read slowly."""
 
     def __init__(self) -> None:
         self._send, self._receive = anyio.create_memory_object_stream[Piece](math.inf)

@@ -275,8 +275,8 @@ def test_what_cannot_be_served_is_refused(log_path: Path) -> None:
             port = taken.getsockname()[1]
             said = refused("serve", str(log_path), "trust=tests", f"host={host}", f"port={port}")
         assert f"cannot listen on {host}:{port}: Address already in use; give another" in said
-    assert "who is served? Give log_path=RUN or model_name=MODEL" in refused("serve")
+    assert "nothing to serve: give log_path=RUN or model_name=MODEL" in refused("serve")
     assert "port must be in [0, 65535], found 99999" in refused("serve", "port=99999")
-    assert "key must be of letters" in refused("serve", str(log_path), "key=a b")
+    assert "key must consist of ASCII characters" in refused("serve", str(log_path), "key=a b")
     said = refused("serve", str(log_path), "trust=tests", "generation=9", "port=0")
     assert "there is no generation 9" in said
