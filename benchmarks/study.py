@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=2 python -m benchmarks.study sums extraction  # some
 
 For each task it is one `es-cookbook compare-gradients`, whose command is printed; the model is that
-of `make chat-model`, the plain text is READMEs of installed packages. All tables lie in
+of `make chat-model`. All tables lie in
 `build/study/<task>`, and the same command goes on where it was interrupted. Contestants have as
 many generations as take about three minutes on two cores, the search for σ included; plain ES has
 more, so that it makes about as many rollouts as `es` has genomes read gold answers. TRL has the
@@ -12,12 +12,10 @@ rate of `group`. A rate with `factors=1` was chosen from three, by rewards in tr
 seed. What comes out is in docs/es_vs_grpo.md.
 """
 
-import importlib.util
 import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -25,12 +23,6 @@ from benchmarks.harness import CHAT_MODEL, Row, call, report, row
 
 STUDY = CHAT_MODEL.parents[1] / "study"
 CONTESTANTS = ("es", "rewards", "es_at_scale", "group", "grpo", "gold")
-_READMES = {
-    "numpy": ("ma/README.rst",),
-    "mdit_py_plugins": ("container/README.md", "deflist/README.md", "texmath/README.md"),
-    "pyright": ("dist/README.md",),
-}
-"""By the package in which they lie."""
 _OF_ALL: Mapping[str, object] = {
     "recipe": "chat",
     "model_name": CHAT_MODEL,
@@ -56,44 +48,27 @@ _OF_ALL: Mapping[str, object] = {
 }
 
 
-def _task(name: str, others: tuple[str, str], num_generations: Sequence[int]) -> dict[str, object]:
+def _task(name: str, other: str, num_generations: Sequence[int]) -> dict[str, object]:
     """Options of a task; generations are those of each of `CONTESTANTS`."""
-    options: dict[str, object] = {"dataset.task": name}
-    for label, other in zip(("second", "third"), others, strict=True):
-        options |= {
-            label: "chat",
-            f"{label}.dataset.task": other,
-            f"{label}.dataset.num_test": 200,
-        }
+    options: dict[str, object] = {"dataset.task": name, "second": "chat"}
+    options |= {"second.dataset.task": other, "second.dataset.num_test": 200}
     for who, count in zip(CONTESTANTS, num_generations, strict=True):
         options |= {f"{who}.num_generations": count, f"{who}.eval_every": max(1, count // 4)}
     return options
 
 
 TASKS: Mapping[str, Mapping[str, object]] = {
-    "sums": _task("sums", ("extraction", "conciseness"), (13, 15, 15, 28, 5, 24)),
-    "extraction": _task("extraction", ("sums", "conciseness"), (9, 6, 10, 12, 4, 20)),
-    "constraints": _task("constraints", ("sums", "extraction"), (9, 6, 5, 12, 4, 20)),
-    "long": _task("constraints", ("sums", "extraction"), (9, 6, 5, 12, 4, 20))
+    "sums": _task("sums", "extraction", (13, 15, 15, 28, 5, 24)),
+    "extraction": _task("extraction", "sums", (9, 6, 10, 12, 4, 20)),
+    "constraints": _task("constraints", "sums", (9, 6, 5, 12, 4, 20)),
+    "long": _task("constraints", "sums", (9, 6, 5, 12, 4, 20))
     | {"dataset.answer_tokens": 120, "sampling.max_tokens": 120},
 }
 
 
-def plain_text() -> list[Path]:
-    """The READMEs."""
-    found: list[Path] = []
-    for package, names in _READMES.items():
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise SystemExit(f"the study reads the READMEs of {package}: install it")
-        found += [Path(spec.origin).parent / name for name in names]
-    return found
-
-
 def options_of(task: str) -> list[str]:
     """Of the command."""
-    text = ",".join(map(str, plain_text()))
-    options = {**_OF_ALL, "text": text, "log_path": STUDY / task, **TASKS[task]}
+    options = {**_OF_ALL, "log_path": STUDY / task, **TASKS[task]}
     return [f"{name}={value}" for name, value in options.items()]
 
 
@@ -106,14 +81,10 @@ def rows_of(task: str) -> list[Row]:
     contestants: Mapping[str, Any] = found["contestants"]
     rows: list[Row] = []
     for name, each in contestants.items():
-        race, measured_R = each["race"], each["measured"]
+        race = each["race"]
         whole_R = [100 * scores[-1] for scores in race["scores_R_M"]]
         took_R = [run[-1] for run in race["seconds_R_M"]]
-        peak_R = [run["peak_bytes"] / 2**20 for run in measured_R]
-        rows += [
-            row(f"{name}: held out, after {fmean(took_R):.0f} s", whole_R, "%"),
-            row(f"{name}: peak memory", peak_R, "MiB"),
-        ]
+        rows.append(row(f"{name}: held out, after {fmean(took_R):.0f} s", whole_R, "%"))
     return rows
 
 

@@ -8,10 +8,6 @@ it, and a tokenizer needs none of its own. A batch that is too large for one pas
 similar length through the model, and their gradients add up: parts change memory and speed, and
 nothing else.
 
-In a long enough row several sequences lie one behind the other, and what they begin with in common
-(a prompt that has many answers) is there once: a mask lets each token see those before it in its
-own sequences. Whether a model's class computes such rows right is tried.
-
 Logits over a large vocabulary would need more memory than all else. Then the model runs in two
 halves: hidden states first, and of these, a few at a time, logits, loss and gradient, of which only
 that of the hidden states is kept.
@@ -19,10 +15,6 @@ that of the hidden states is kept.
 The model stays in evaluation mode: it learns what it samples with, without dropout.
 """
 
-import dataclasses
-import functools
-import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,41 +22,26 @@ from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.terminal import say_once, show_bytes
-from es_cookbook.engines.torch.forward.prefix_cache import num_common
-from es_cookbook.engines.torch.memory import free_bytes, total_bytes
+from es_cookbook.common.terminal import say_once
+from es_cookbook.engines.torch.memory import total_bytes
 from es_cookbook.engines.torch.processor import products_of, rates
 from es_cookbook.rl.rollouts import Example
 
 OPTIMIZER = "optimizer.safetensors"
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 LOGITS_AT_ONCE = 2**24
 """Most numbers."""
 _ROOM = 1 / 40
 """Share of all memory for activations; what is free varies, and runs should come out the same."""
-_FEW, MOST_TOKENS = 512, 16_384
-"""Tokens of a pass: products of fewer are slow, of more not faster."""
-_BYTES_OF_WEIGHT = 12
-"""Its gradient, and two moments of AdamW."""
-_BYTES_OF_LOGIT = 16
-"""It, what it is normalised to, and the gradients of both."""
+MOST_TOKENS = 16_384
+"""Tokens of a pass: products of more are not faster."""
 _WITH_BFLOAT16 = ("cpu", "cuda")
 """Kinds of devices; on others nobody has measured what gradients in it are worth."""
-_ALIKE = 1e-3
-"""Nats by which rounding may change a log-probability."""
-
-
-Row: TypeAlias = Sequence[Example]
-"""Sequences that go through the model as one, behind each other; one if they are not packed."""
 Objective: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Log-probabilities now, when sampled, and weights -> what is maximised; one a learned token."""
-_Tokens: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""For each learned token the row of what it follows from, and itself."""
 _ToLogits: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Of what learned tokens follow from."""
 Optimizers: TypeAlias = Callable[
@@ -88,14 +65,10 @@ class Learner:
         tokens_per_pass: most tokens, padding included, of one backward pass; None: those whose
             activations have room in a part of the device's memory.
         optimizers: made once, for all weights that learn.
-        packed_length: most tokens of a row of several sequences; 0 packs none.
         products: dtype of matrix products; weights, sums of gradients and losses are float32.
 
-    Attributes:
-        packs: several sequences into a row, which the model's class has to allow.
-
     Raises:
-        ConfigError: A name is no parameter's own, or a step does not fit into the free memory.
+        ConfigError: A name is no parameter's own.
     """
 
     def __init__(
@@ -106,7 +79,6 @@ class Learner:
         tokens_per_pass: int | None = None,
         optimizers: Optimizers = adamw,
         max_gradient_norm: float = 1.0,
-        packed_length: int = 0,
         products: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
@@ -114,11 +86,10 @@ class Learner:
         self._max_gradient_norm = max_gradient_norm
         self._products = products
         self._halves = _Halves(model)
-        self._packed_length, self._tokens_per_pass = packed_length, sys.maxsize
-        self.packs = packed_length > 0 and self._can_pack()
-        if not self.packs:
-            self._packed_length = 0
-        self._tokens_per_pass = self._room(tokens_per_pass)
+        if tokens_per_pass is None:
+            room = _ROOM * total_bytes(model.device) / self._bytes_per_token()
+            tokens_per_pass = max(1, min(int(room), MOST_TOKENS))
+        self._tokens_per_pass = tokens_per_pass
         self._optimizers = optimizers(self.weights) if self.weights else []
         self._factors = [optimizer.defaults["lr"] for optimizer in self._optimizers]
         name_of = {weight: name for name, weight in self.weights.items()}
@@ -141,13 +112,13 @@ class Learner:
             weight.grad = None
         total = 0.0
         for part in self._parts(examples):
-            states_N_D, tokens, to_logits = self._origins(part)
+            states_N_D, tokens_N, to_logits = self._origins(part)
             kept_N_D = states_N_D.detach().requires_grad_()
             sampled, weights, counts = torch.tensor(
                 [_of_token(token) for token in learned_tokens(part)], device=kept_N_D.device
             ).T
-            for logits_n_V, of_logits, which in self._logits(kept_N_D, tokens, to_logits):
-                logprobs = _logprobs(logits_n_V, *of_logits)
+            for logits_n_V, which in self._logits(kept_N_D, to_logits):
+                logprobs = _logprobs(logits_n_V, tokens_N[which])
                 gained = objective(logprobs, sampled[which], weights[which]) * counts[which]
                 gain = share * gained.sum()
                 (-gain).backward()
@@ -167,8 +138,8 @@ class Learner:
     def entropies(self, examples: Sequence[Example]) -> list[tuple[float, ...]]:
         """In nats, of the distribution over all tokens that each learned one was drawn from."""
 
-        def of_logits(logits: torch.Tensor, rows: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-            return torch.special.entr(logits.softmax(dim=-1)).sum(dim=-1)[rows]
+        def of_logits(logits_n_V: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            return torch.special.entr(logits_n_V.softmax(dim=-1)).sum(dim=-1)
 
         return self._by_example(examples, of_logits)
 
@@ -176,72 +147,21 @@ class Learner:
     def _by_example(
         self,
         examples: Sequence[Example],
-        measure: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        measure: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> list[tuple[float, ...]]:
-        """A number for each learned token, of all parts; returns each example's, in order.
+        """A number for each learned token; returns each example's, in order.
 
-        `measure` is given some logits, and for each token its row of them and itself.
+        `measure` is given some tokens and the logits (n, V) that they were drawn from.
         """
         found: dict[int, list[float]] = {id(example): [] for example in examples}
         for part in self._parts(examples):
-            states_N_D, tokens, to_logits = self._origins(part)
-            numbers = torch.empty(len(tokens[0]), device=states_N_D.device)
-            for logits_n_V, of_logits, which in self._logits(states_N_D, tokens, to_logits):
-                numbers[which] = measure(logits_n_V, *of_logits)
+            states_N_D, tokens_N, to_logits = self._origins(part)
+            numbers = torch.empty(len(tokens_N), device=states_N_D.device)
+            for logits_n_V, which in self._logits(states_N_D, to_logits):
+                numbers[which] = measure(logits_n_V, tokens_N[which])
             for (example, _), number in zip(learned_tokens(part), numbers.tolist(), strict=True):
                 found[id(example)].append(number)
         return [tuple(found[id(example)]) for example in examples]
-
-    def _can_pack(self) -> bool:
-        """Whether no sequence sees others of its row, and the model takes a mask that says so."""
-        own = [
-            Example(tokens_T, (True,) * len(tokens_T))
-            for tokens_T in ((3, 4, 5, 6, 7), (3, 4, 6, 5), (6, 3, 7))
-        ]
-        length, self._packed_length = self._packed_length, 0
-        alone, self._packed_length = [*itertools.chain(*self.logprobs(own))], length
-        try:
-            together = [*itertools.chain(*self.logprobs(own))]
-        except (KeyError, RuntimeError, TypeError, ValueError):
-            return False
-        return max(abs(a - b) for a, b in zip(alone, together, strict=True)) <= _ALIKE
-
-    def _room(self, given: int | None) -> int:
-        """Of a pass: those given, or whose activations have room; what does not fit is refused.
-
-        If few have room, layers compute theirs again.
-        """
-        per_token = self._bytes_per_token()
-        tokens = given
-        if tokens is None:
-            room = _ROOM * total_bytes(self.model.device)
-            if room < _FEW * per_token:
-                for layer in self._halves.layers():
-                    again = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-                    layer.forward = again
-                per_token = self._bytes_per_token()
-            tokens = max(1, min(int(room / per_token), MOST_TOKENS))
-        if self.weights:
-            self._check_fits(min(tokens, MOST_TOKENS), per_token)
-        return tokens
-
-    def _check_fits(self, tokens: int, per_token: float) -> None:
-        """Refuse, before anything is sampled, what would be killed in the first step."""
-        free, numbers = free_bytes(self.model.device), sum(w.numel() for w in self.weights.values())
-        states = _BYTES_OF_WEIGHT * numbers
-        logits = _BYTES_OF_LOGIT * min(LOGITS_AT_ONCE, tokens * self._halves.vocabulary_size)
-        if states + logits + tokens * per_token <= free:
-            return
-        fits = int((free - states - logits) / per_token)
-        smaller = f"tokens_per_pass={fits}, " if fits >= 1 else ""
-        raise ConfigError(
-            f"a step does not fit into the {show_bytes(free)} of memory that are free on "
-            f"{self.model.device.type}: gradients and moments of {numbers:,} weights need "
-            f"{show_bytes(states)}, logits {show_bytes(logits)}, and activations of {tokens:,} "
-            f"tokens (tokens_per_pass) {show_bytes(int(tokens * per_token))}; use {smaller}"
-            "fewer weights (rank=8 of sft, trained=linear of policy_gradient), a smaller model, or "
-            "a machine with more memory"
-        )
 
     def _bytes_per_token(self) -> float:
         """What a backward pass needs of a forward pass, but for the weights."""
@@ -257,66 +177,44 @@ class Learner:
                 return tensor.detach()  # with the output of a node itself it would live for ever
 
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                _held = self._origins([[Example((3,) * size, (False,) * (size - 1) + (True,))]])
+                _held = self._origins([Example((3,) * size, (False,) * (size - 1) + (True,))])
             return sum(kept.values())
 
         few, more = 16, 80
         return max(1.0, (kept_of(more) - kept_of(few)) / (more - few))
 
-    def _parts(self, examples: Sequence[Example]) -> list[list[Row]]:
+    def _parts(self, examples: Sequence[Example]) -> list[list[Example]]:
         learned = [example for example in examples if any(example.learned_T[1:])]
-        rows = (
-            packed(learned, self._packed_length) if self._packed_length else [[e] for e in learned]
-        )
-        return in_parts(rows, self._tokens_per_pass)
+        return in_parts(learned, self._tokens_per_pass)
 
-    def _origins(self, part: Sequence[Row]) -> tuple[torch.Tensor, _Tokens, _ToLogits]:
-        """What a part's learned tokens follow from, each once: logits, if few, or hidden states."""
-        trees, device = [Tree.of(row) for row in part], self.model.device
-        shape = len(trees), max(len(tree.tokens) for tree in trees)
-        tokens_B_T, positions_B_T = torch.zeros(2, *shape, dtype=torch.long)
-        for b, tree in enumerate(trees):
-            tokens_B_T[b, : len(tree.tokens)] = torch.tensor(tree.tokens)
-            positions_B_T[b, : len(tree.tokens)] = torch.tensor(tree.positions)
-        how: dict[str, object] = {}
-        if self._packed_length:
-            sees_B_T_T = torch.eye(shape[1], dtype=torch.bool).repeat(shape[0], 1, 1)
-            for sees_T_T, tree in zip(sees_B_T_T, trees, strict=True):
-                for t, before in enumerate(tree.before):
-                    if before is not None:
-                        sees_T_T[t] |= sees_T_T[before]
-            masks = self._halves.masks(sees_B_T_T.to(device), positions_B_T.to(device))
-            how = {"position_ids": positions_B_T.to(device), "attention_mask": masks}
+    def _origins(self, part: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, _ToLogits]:
+        """What learned tokens follow from (logits, if few, or hidden states), and they."""
+        device, length = self.model.device, max(len(example.tokens_T) for example in part)
+        tokens_B_T = torch.zeros(len(part), length, dtype=torch.long)
+        for tokens_T, example in zip(tokens_B_T, part, strict=True):
+            tokens_T[: len(example.tokens_T)] = torch.tensor(example.tokens_T)
         is_small = tokens_B_T.numel() * self._halves.vocabulary_size <= LOGITS_AT_ONCE
         run = self._halves.whole if is_small else self._halves.hidden
         with self._computing():
-            states_B_T_D = run(tokens_B_T.to(device), **how)
+            states_B_T_D = run(tokens_B_T.to(device))
         places = [
-            b * shape[1] + path[t - 1]
-            for b, (row, tree) in enumerate(zip(part, trees, strict=True))
-            for example, path in zip(row, tree.paths, strict=True)
-            for t in learned_places(example)
+            b * length + t - 1 for b, example in enumerate(part) for t in learned_places(example)
         ]
-        rows_of = {place: row for row, place in enumerate(sorted(set(places)))}
-        chosen = torch.tensor(list(rows_of), device=device)
-        rows = torch.tensor([rows_of[place] for place in places], device=device)
+        chosen = torch.tensor(places, device=device)
         learned = [example.tokens_T[t] for example, t in learned_tokens(part)]
         to_logits = _themselves if is_small else self._halves.logits
-        tokens = rows, torch.tensor(learned, device=device)
-        return states_B_T_D.flatten(0, 1)[chosen], tokens, to_logits
+        return states_B_T_D.flatten(0, 1)[chosen], torch.tensor(learned, device=device), to_logits
 
     def _logits(
-        self, states_N_D: torch.Tensor, tokens: _Tokens, to_logits: _ToLogits
-    ) -> Iterator[tuple[torch.Tensor, _Tokens, torch.Tensor]]:
-        """Logits (n, V) of a few states at a time; what follows from them, and which that is."""
-        rows, targets = tokens
+        self, states_N_D: torch.Tensor, to_logits: _ToLogits
+    ) -> Iterator[tuple[torch.Tensor, slice]]:
+        """Logits (n, V) of a few states at a time, and which they are."""
         size = max(1, LOGITS_AT_ONCE // self._halves.vocabulary_size)
-        firsts = range(0, len(states_N_D), size)
-        for first, states_n_D in zip(firsts, states_N_D.split(size), strict=True):
-            which = ((rows >= first) & (rows < first + size)).nonzero()[:, 0]
+        for first in range(0, len(states_N_D), size):
+            which = slice(first, first + size)
             with self._computing():
-                logits_n_V = to_logits(states_n_D)
-            yield logits_n_V.float(), (rows[which] - first, targets[which]), which
+                logits_n_V = to_logits(states_N_D[which])
+            yield logits_n_V.float(), which
 
     def _computing(self) -> AbstractContextManager[object]:
         """Inside, products have their dtype."""
@@ -373,8 +271,8 @@ def _themselves(logits_N_V: torch.Tensor) -> torch.Tensor:
     return logits_N_V
 
 
-def _logprobs(logits_n_V: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    return logits_n_V.log_softmax(dim=-1)[rows, tokens]
+def _logprobs(logits_n_V: torch.Tensor, tokens_n: torch.Tensor) -> torch.Tensor:
+    return logits_n_V.log_softmax(dim=-1).gather(1, tokens_n[:, None])[:, 0]
 
 
 class _Halves:
@@ -386,35 +284,13 @@ class _Halves:
         self._name = self._model.base_model_prefix
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
 
-    def layers(self) -> Sequence[torch.nn.Module]:
-        """The longest list of modules is that of the layers."""
-        lists = (m for m in self._model.modules() if isinstance(m, torch.nn.ModuleList))
-        return max(lists, key=len, default=())  # pyright: ignore[reportReturnType]
-
-    def whole(self, tokens_B_T: torch.Tensor, **how: object) -> torch.Tensor:
+    def whole(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V)."""
-        return self._model(input_ids=tokens_B_T, use_cache=False, **how).logits
+        return self._model(input_ids=tokens_B_T, use_cache=False).logits
 
-    def hidden(self, tokens_B_T: torch.Tensor, **how: object) -> torch.Tensor:
+    def hidden(self, tokens_B_T: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, T, D)."""
-        return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False, **how)[0]
-
-    def masks(self, sees_B_T_T: torch.Tensor, positions_B_T: torch.Tensor) -> object:
-        """What attention is told of which tokens see which, of each kind of layer."""
-        config = self._model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        kinds = set(getattr(config, "layer_types", None) or ())
-        ago_B_T_T = positions_B_T[:, :, None] - positions_B_T[:, None]
-
-        def mask(within: int | None) -> torch.Tensor:
-            seen = sees_B_T_T if within is None else sees_B_T_T & (ago_B_T_T < within)
-            lowest = torch.finfo(self._model.dtype).min
-            return torch.where(seen, 0.0, lowest)[:, None].to(self._model.dtype)
-
-        if not kinds:
-            return mask(window)
-        masks = {kind: mask(window if kind == _SLIDING else None) for kind in kinds}
-        return masks if len(masks) > 1 else mask(window if kinds == {_SLIDING} else None)
+        return getattr(self._model, self._name)(input_ids=tokens_B_T, use_cache=False)[0]
 
     def logits(self, hidden_N_D: torch.Tensor) -> torch.Tensor:
         """(N, V): the model's own, with its first half replaced by what that gave."""
@@ -457,50 +333,14 @@ def trained_weights(model: PreTrainedModel, names: Iterable[str]) -> dict[str, t
     return weights
 
 
-@dataclasses.dataclass(frozen=True)
-class Tree:
-    """A row's sequences as the model reads them: what they begin with in common once.
-
-    Attributes:
-        tokens: read, with their `positions`, and the place of the one `before` each; None: the
-            first of a sequence.
-        paths: of each sequence, where its tokens are.
-    """
-
-    tokens: list[int]
-    positions: list[int]
-    before: list[int | None]
-    paths: list[list[int]]
-
-    @staticmethod
-    def of(row: Row) -> "Tree":
-        """Each sequence goes on where it leaves the one before it.
-
-        >>> tree = Tree.of([Example((5, 6, 7), (True,) * 3), Example((5, 8, 9, 4), (True,) * 4)])
-        >>> tree.tokens, tree.before, tree.paths
-        ([5, 6, 7, 8, 9, 4], [None, 0, 1, 0, 3, 4], [[0, 1, 2], [0, 3, 4, 5]])
-        """
-        tree = Tree([], [], [], [])
-        path, read = list[int](), tuple[int, ...]()
-        for example in row:
-            path, read = path[: num_common(read, example.tokens_T)], example.tokens_T
-            for token in read[len(path) :]:
-                tree.before.append(path[-1] if path else None)
-                tree.positions.append(len(path))
-                path.append(len(tree.tokens))
-                tree.tokens.append(token)
-            tree.paths.append(list(path))
-        return tree
-
-
 def learned_places(example: Example) -> list[int]:
     """Where its tokens that have a loss are; the first of all never has one."""
     return [t for t in range(1, len(example.tokens_T)) if example.learned_T[t]]
 
 
-def learned_tokens(part: Sequence[Row]) -> Iterator[tuple[Example, int]]:
-    """Every token that has a loss, row by row: its example, and its place there."""
-    for example in itertools.chain(*part):
+def learned_tokens(part: Sequence[Example]) -> Iterator[tuple[Example, int]]:
+    """Every token that has a loss: its example, and its place there."""
+    for example in part:
         for t in learned_places(example):
             yield example, t
 
@@ -510,45 +350,25 @@ def _of_token(token: tuple[Example, int]) -> tuple[float, float, float]:
     return example.sampled_T[t] if example.sampled_T else 0.0, example.weight, float(example.count)
 
 
-def length_of(row: Row) -> int:
-    """Tokens that the model reads."""
-    alike = (num_common(a.tokens_T, b.tokens_T) for a, b in itertools.pairwise(row))
-    return sum(len(example.tokens_T) for example in row) - sum(alike)
-
-
-def packed(examples: Sequence[Example], length: int) -> list[Row]:
-    """Rows of at most so many tokens; a longer sequence has its own.
-
-    Neighbours in the order of their tokens lie together, since they begin alike.
-
-    >>> rows = packed([Example((n,) * n, (True,) * n) for n in (3, 6, 4, 5)], 7)
-    >>> [[len(example.tokens_T) for example in row] for row in rows]
-    [[3, 4], [5], [6]]
-    """
-    rows: list[list[Example]] = []
-    for example in sorted(examples, key=lambda example: example.tokens_T):
-        if rows and length_of([*rows[-1], example]) <= length:
-            rows[-1].append(example)
-        else:
-            rows.append([example])
-    return list(rows)
-
-
-def in_parts(rows: Sequence[Row], tokens_per_pass: int) -> list[list[Row]]:
-    """Rows of similar length together, each part of so many tokens at most, padding included.
+def in_parts(examples: Sequence[Example], tokens_per_pass: int) -> list[list[Example]]:
+    """Sequences of similar length together, each part of so many tokens at most, with padding.
 
     The longest come first: what others need then fits into the memory that these have freed. What
     fits into one part keeps its order.
 
-    >>> a, b, c = ([Example((1,) * n, (True,) * n)] for n in (3, 9, 4))
-    >>> [[length_of(row) for row in part] for part in in_parts([a, b, c], 10)]
+    >>> a, b, c = (Example((1,) * n, (True,) * n) for n in (3, 9, 4))
+    >>> [[len(example.tokens_T) for example in part] for part in in_parts([a, b, c], 10)]
     [[9], [4, 3]]
     """
-    if rows and len(rows) * max(map(length_of, rows)) <= tokens_per_pass:
-        return [list(rows)]
-    parts: list[list[Row]] = []
-    for row in sorted(rows, key=length_of, reverse=True):
-        if not parts or (len(parts[-1]) + 1) * length_of(parts[-1][0]) > tokens_per_pass:
+
+    def length(example: Example) -> int:
+        return len(example.tokens_T)
+
+    if examples and len(examples) * max(map(length, examples)) <= tokens_per_pass:
+        return [list(examples)]
+    parts: list[list[Example]] = []
+    for example in sorted(examples, key=length, reverse=True):
+        if not parts or (len(parts[-1]) + 1) * length(parts[-1][0]) > tokens_per_pass:
             parts.append([])
-        parts[-1].append(row)
+        parts[-1].append(example)
     return parts

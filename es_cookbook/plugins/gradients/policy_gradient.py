@@ -85,10 +85,6 @@ if TYPE_CHECKING:
     from es_cookbook.plugins.gradients.learner import Learner
 
 
-_ROW = 512
-"""Tokens of a row of answers that begin alike: attention over more costs more than it shares."""
-
-
 @chz.chz
 class Method(ABC):
     """What is learned from, and what of it is maximised."""
@@ -310,7 +306,6 @@ def learner_of(config: Config, model: "PreTrainedModel", engine: Engine) -> "Lea
         tokens_per_pass=config.tokens_per_pass,
         optimizers=partial(adamw, weight_decay=config.weight_decay),
         max_gradient_norm=config.max_gradient_norm,
-        packed_length=_ROW,
         products=dtype_of_products(config.products, engine.traits.base_dtype, model.device),
     )
 

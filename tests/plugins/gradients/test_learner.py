@@ -2,11 +2,8 @@
 
 import functools
 import gc
-import json
 import math
 import random
-import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +12,10 @@ import pytest
 import torch
 
 from es_cookbook.checkpoints.models import load_causal_lm
-from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch import processor
 from es_cookbook.engines.torch.processor import Rates
 from es_cookbook.plugins.gradients import learner as learner_module
-from es_cookbook.plugins.gradients.learner import Learner, Tree, adamw, dtype_of_products
+from es_cookbook.plugins.gradients.learner import Learner, adamw, dtype_of_products
 from es_cookbook.plugins.gradients.policy_gradient import PPO
 from es_cookbook.plugins.gradients.sft import likelihood
 from es_cookbook.rl.rollouts import Example
@@ -56,15 +52,14 @@ def learned(path: Path, examples: Sequence[Example], **how: Any) -> dict[str, to
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3", "gpt_neox"])
-def test_rows_of_what_begins_alike_and_halves_change_nothing(
+def test_parts_and_halves_change_nothing(
     family: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = answers()
     plain = learned(tiny_model(family), examples, tokens_per_pass=1000)
     for logits, how in (
-        (10**9, {"packed_length": 40}),
         (2 * VOCABULARY, {}),
-        (3 * VOCABULARY, {"packed_length": 24, "tokens_per_pass": 50}),
+        (3 * VOCABULARY, {"tokens_per_pass": 50}),
     ):
         monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", logits)
         found = learned(tiny_model(family), examples, **how)
@@ -96,81 +91,6 @@ def test_a_first_step_of_adamw_is_as_long_as_the_rate_and_decays_by_its_share(
         moved.append(weight.detach() - before)
     assert moved[0].abs().median().item() == pytest.approx(0.01, rel=1e-2)
     torch.testing.assert_close(moved[1], moved[0] - 0.01 * 0.5 * before, atol=1e-6, rtol=1e-3)
-
-
-def test_rows_are_packed_where_that_is_asked_for(tiny_model: Callable[[str], Path]) -> None:
-    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
-    examples, shapes = answers(), list[torch.Size]()
-
-    def look(_: object, __: object, how: dict[str, torch.Tensor]) -> None:
-        shapes.append(how["input_ids"].shape)
-
-    packing, plain = Learner(lm, (), packed_length=40), Learner(lm, (), tokens_per_pass=1)
-    assert packing.packs and not plain.packs
-    lm.register_forward_pre_hook(look, with_kwargs=True)
-    plain.logprobs(examples)
-    alone, shapes = shapes, []
-    packing.logprobs(examples)
-    assert [rows for rows, _ in alone] == [1] * len(examples)
-    assert sum(rows for rows, _ in shapes) < len(examples) / 2
-
-
-@pytest.mark.parametrize("kinds", [("full", "sliding"), ("sliding", "sliding")])
-def test_packed_rows_see_no_farther_than_the_models_window(
-    kinds: tuple[str, str], tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
-    path = shutil.copytree(tiny_model("gemma3"), tmp_path / "model")
-    config = json.loads((path / "config.json").read_text())
-    layers = [f"{kinds[i % 2]}_attention" for i in range(config["num_hidden_layers"])]
-    narrow = {**config, "sliding_window": 3, "layer_types": layers}
-    (path / "config.json").write_text(json.dumps(narrow))
-    lm = load_causal_lm(str(path), "float32", torch.device("cpu"))
-    examples = answers()
-    alone, packing = Learner(lm, (), tokens_per_pass=1), Learner(lm, (), packed_length=40)
-    assert packing.packs
-    for one, other in zip(alone.logprobs(examples), packing.logprobs(examples), strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
-
-
-def test_a_model_that_takes_masks_and_does_not_heed_them_is_not_packed(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
-    forward = lm.forward
-
-    def heedless(*, attention_mask: object = None, **given: Any) -> object:
-        return forward(**given)
-
-    monkeypatch.setattr(lm, "forward", heedless)
-    assert not Learner(lm, (), packed_length=16).packs
-
-
-def test_what_is_read_once_lies_there_once() -> None:
-    examples = [Example((1, 2, 3, *end), (True,) * 5) for end in ((4, 5), (4, 6), (7, 8))]
-    tree = Tree.of(examples)
-    assert tree.tokens == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert tree.positions == [0, 1, 2, 3, 4, 4, 3, 4]
-    assert tree.before == [None, 0, 1, 2, 3, 3, 2, 6]
-
-
-def test_where_memory_is_short_layers_compute_again_and_nothing_else_changes(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    examples = answers()
-    plain = learned(tiny_model("qwen2"), examples)
-    calls: list[object] = []
-    original = learner_module.checkpoint
-
-    def counted(*args: Any, **kwargs: Any) -> object:
-        calls.append(args)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(learner_module, "checkpoint", counted)
-    monkeypatch.setattr(learner_module, "total_bytes", lambda _: 2**22)
-    found = learned(tiny_model("qwen2"), examples)
-    assert calls
-    for name, values in plain.items():
-        torch.testing.assert_close(found[name], values, atol=2e-6, rtol=1e-4, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +128,7 @@ def test_slow_products_that_are_asked_for_say_how_slow_they_are(
 def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Path]) -> None:
     examples = answers()
     exact, found = (
-        learned(tiny_model("qwen2"), examples, packed_length=40, products=products)
+        learned(tiny_model("qwen2"), examples, products=products)
         for products in (torch.float32, torch.bfloat16)
     )
     one, other = (
@@ -218,24 +138,6 @@ def test_products_of_bfloat16_leave_the_direction(tiny_model: Callable[[str], Pa
     assert one.dtype == other.dtype == torch.float32
     alike = torch.nn.functional.cosine_similarity(one, other, dim=0)
     assert 0.99 < alike < 1 - 1e-9
-
-
-def test_a_step_that_does_not_fit_is_refused_with_what_would(
-    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lm = load_causal_lm(str(tiny_model("qwen2")), "float32", torch.device("cpu"))
-    names = [name for name, _ in lm.named_parameters()]
-    states = 12 * sum(weight.numel() for weight in lm.parameters())
-    logits = 16 * 8192 * VOCABULARY
-    monkeypatch.setattr(learner_module, "free_bytes", lambda _: 2 * (states + logits))
-    with pytest.raises(ConfigError, match=r"a step does not fit into .* free on cpu: ") as refused:
-        Learner(lm, names, tokens_per_pass=8192)
-    (fits,) = re.findall(r"use tokens_per_pass=(\d+), fewer weights", str(refused.value))
-    assert Learner(lm, names, tokens_per_pass=int(fits)).weights
-    monkeypatch.setattr(learner_module, "free_bytes", lambda _: states // 2)
-    with pytest.raises(ConfigError, match="use fewer weights"):
-        Learner(lm, names)
-    assert not Learner(lm, ()).weights  # only measures
 
 
 def test_measuring_activations_keeps_none(tiny_model: Callable[[str], Path]) -> None:

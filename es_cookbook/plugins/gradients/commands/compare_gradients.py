@@ -1,9 +1,9 @@
-"""Compare evolution strategies with gradients on a recipe: rollouts, seconds, memory, forgetting.
+"""Compare evolution strategies with gradients on a recipe: rollouts, seconds, forgetting.
 
     python -m es_cookbook compare-gradients recipe=arithmetic
     ... recipe=countdown contestants=es,group seeds=0,1 factors=1
     ... recipe=arithmetic second=math num_generations=30 group.attempts=16 es.optimizer.sigma=0.02
-    ... recipe=chat second=chat second.dataset.task=extraction text=README.md at_equal=seconds
+    ... recipe=chat second=chat second.dataset.task=extraction at_equal=seconds
 
 Contestants start with the recipe's model, problems and settings:
 
@@ -24,65 +24,69 @@ their own. The factor with the highest training reward, as a mean over the last 
 generations, is used for all seeds: nothing held out has a part in the choice. `NAME.factors=1`
 tries none for one contestant.
 
-A run is a process of its own, which tells how much memory it needs: the most that it ever had
-resident, less what importing torch and transformers takes. Its last weights are measured on an
-engine that was built from the base, so that it knows both: the KL to the base is that of answers
-which the last weights gave at temperature 1. What else they may have lost is seen on the problems
-of one or two other recipes, answered greedily as these sample, and in `text`. Seconds are those of
-training, without measurements. At equal seconds, or at equal rollouts, a run has the last score
-that it had reached by then.
+The last weights of a run are measured on an engine that was built from the base, so that it knows
+both: the KL to the base is that of answers which the last weights gave at temperature 1. What else
+they may have lost is seen on the problems of a `second` recipe, answered greedily as that samples.
+Seconds are those of training, without measurements. At equal seconds, or at equal rollouts, a run
+has the last score that it had reached by then.
 
 The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
-seconds. The same command goes on where it was interrupted (`measured_runs`).
+seconds. The same command goes on where it was interrupted, and runs nothing twice.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
+import anyio
 import chz
 
+from es_cookbook.cli.evaluate.measuring import Subject, opened
 from es_cookbook.cli.options import by_label, check_comparison, recipe_defaults
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import changed, run_with_fields
+from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.files import LARGEST_TEXT, read_file
-from es_cookbook.common.terminal import markdown
+from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
+from es_cookbook.common.terminal import markdown, plural, say
+from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.plugins.gradients import policy_gradient
-from es_cookbook.plugins.gradients.commands.measured_runs import (
-    TEXT,
-    AnyConfig,
-    Finals,
-    Measured,
-    measured_base,
-    run_measured,
-)
+from es_cookbook.plugins.gradients.checkpoints import latest_checkpoint
 from es_cookbook.plugins.gradients.commands.policy_gradient import of_recipe
+from es_cookbook.plugins.gradients.commands.policy_gradient import run as run_gradients
 from es_cookbook.plugins.gradients.grpo import config as grpo
+from es_cookbook.plugins.gradients.grpo import main as train_by_grpo
+from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
 from es_cookbook.plugins.sweep import batch_of, rollouts_of
+from es_cookbook.population.evaluate import evaluate
+from es_cookbook.rl.golds import check_attempted
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import Metrics
+from es_cookbook.rl.types import EnvGroupBuilder, Metrics
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import METRICS
+from es_cookbook.runs.directory.directory import METRICS, keep_date, read_trained_on
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
+from es_cookbook.runs.program import run as run_evolution
+from es_cookbook.runs.recorded import open_run
 from es_cookbook.runs.tracking.curves import Spent, mean_and_range, points
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
+AnyConfig: TypeAlias = Config | policy_gradient.Config | grpo.Config
+"""Of a run of evolution strategies, or of gradients."""
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "rewards", *PRESETS, "surrogate", *GRADIENTS)
 METRIC = "test/env/all/correct"
-OTHERS = ("second", "third")
-"""Tasks on which nobody trains."""
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
 
@@ -107,10 +111,6 @@ class CompareGradients:
         default="",
         doc="another recipe, on whose held-out problems forgetting is measured; second.FIELD=... "
         "are its options",
-    )
-    third: str = chz.field(default="", doc="one more, as second is")
-    text: tuple[str, ...] = chz.field(
-        default=(), doc="files of plain text, whose log-probability per token is measured"
     )
     pass_at: int = chz.field(
         default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
@@ -142,12 +142,6 @@ class CompareGradients:
     def directory(self) -> Path:
         return Path(self.log_path or f"runs/compare-gradients-{self.recipe}")
 
-    @property
-    def others(self) -> dict[str, str]:
-        """By the name of the option, recipes on which nobody trains."""
-        given = {"second": self.second, "third": self.third}
-        return {name: recipe for name, recipe in given.items() if recipe}
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
@@ -156,6 +150,7 @@ class _Entry:
     Attributes:
         config: before its learning rate was chosen.
         tried: factor on the learning rate -> reward at the end.
+        finals_R: what the last weights of each run are worth.
     """
 
     config: AnyConfig
@@ -163,7 +158,7 @@ class _Entry:
     tried: Mapping[float, float]
     metric: str
     runs_R: Sequence[RunFiles]
-    measured_R: Sequence[Measured]
+    finals_R: Sequence[Metrics]
 
     def scores_R(self, spent: Spent) -> list[dict[float, float]]:
         """Of each run, what it had spent -> score; the first before training."""
@@ -211,26 +206,18 @@ def contestants(
 def _labelled(
     compare: CompareGradients, fields: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    labels = (*compare.contestants, *compare.others)
-    return by_label(fields, labels, (*NAMES, *OTHERS), "a contestant")
+    labels = (*compare.contestants, *(["second"] if compare.second else []))
+    return by_label(fields, labels, (*NAMES, "second"), "a contestant")
 
 
-def finals_of(compare: CompareGradients, fields: Mapping[str, str]) -> Finals:
-    """What last weights are measured on; only inside `run_cli`.
+def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | None:
+    """A run of the recipe on which forgetting is measured; only inside `run_cli`.
 
     Raises:
-        ConfigError: There is no such recipe, it has no such option, or a text cannot be read.
+        ConfigError: There is no such recipe, or it has no such option.
     """
     options = _labelled(compare, fields)[1]
-    others = {
-        name: changed(recipe_defaults(recipe), options[name])
-        for name, recipe in compare.others.items()
-    }
-    try:
-        texts = [read_file(Path(name), LARGEST_TEXT, None).decode() for name in compare.text]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"text: {error}") from error
-    return Finals(compare.pass_at, others, texts)
+    return changed(recipe_defaults(compare.second), options["second"]) if compare.second else None
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:
@@ -293,42 +280,134 @@ def _reward_at_the_end(log_path: Path) -> float:
     return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
+def _run(config: AnyConfig) -> None:
+    """Run to the end what is not complete yet."""
+    if isinstance(config, Config):
+        run_evolution(config)
+    elif isinstance(config, grpo.Config):
+        run_gradients(train_by_grpo, config)
+    else:
+        run_gradients(policy_gradient.main, config)
+
+
 def _run_contestant(
     compare: CompareGradients,
     name: str,
     config: AnyConfig,
     factors: Sequence[float],
-    finals: Finals,
+    second: Config | None,
 ) -> _Entry:
     """Choose a contestant's learning rate, and run all its seeds."""
 
-    def path(factor: float, seed: int) -> Path:
-        return compare.directory / f"{name}-x{factor:g}-seed{seed}"
+    def at(factor: float, seed: int) -> AnyConfig:
+        path = compare.directory / f"{name}-x{factor:g}-seed{seed}"
+        return _at(config, factor, seed, path)
 
     tried: dict[float, float] = {}
     for factor in factors if len(factors) > 1 else ():
         print(f"{name}: trying {factor:g} x its learning rate", flush=True)
-        log_path = path(factor, compare.tuning_seed)
-        run_measured(_at(config, factor, compare.tuning_seed, log_path))
-        tried[factor] = _reward_at_the_end(log_path)
+        run = at(factor, compare.tuning_seed)
+        _run(run)
+        tried[factor] = _reward_at_the_end(Path(run.log_path))
     factor = max(tried, key=lambda each: tried[each]) if tried else factors[0]
-    measured: list[Measured] = []
-    for seed in compare.seeds:
-        print(f"{name}: seed {seed}", flush=True)
-        run = _at(config, factor, seed, path(factor, seed))
-        measured.append(run_measured(run, finals))
-    runs_R = [read_run(path(factor, seed)) for seed in compare.seeds]
-    return _Entry(config, factor, tried, compare.metric, runs_R, measured)
+    finals: list[Metrics] = []
+    runs = [at(factor, seed) for seed in compare.seeds]
+    for run in runs:
+        print(f"{name}: seed {run.seed}", flush=True)
+        _run(run)
+        finals.append(_finals(compare, run, second))
+    runs_R = [read_run(Path(run.log_path)) for run in runs]
+    return _Entry(config, factor, tried, compare.metric, runs_R, finals)
+
+
+def _finals(
+    compare: CompareGradients, config: AnyConfig, second: Config | None, is_base: bool = False
+) -> Metrics:
+    """What a run's last weights are worth, or its base, measured once and kept beside the run."""
+    name = compare.directory / "base" if is_base else Path(config.log_path)
+    path = name.with_name(f"{name.name}.final.json")
+    configs = [config_to_json(each) for each in (config, second) if each is not None]
+    asked = {"pass_at": compare.pass_at, "configs": configs}
+    if path.exists():
+        known = cast("dict[str, Metrics]", parsed(read_file(path, LARGEST_TEXT, path.parent)))
+        if {name: known.get(name) for name in asked} == asked:
+            return known["final"]
+    measure = functools.partial(final_metrics, config, compare.pass_at, second, is_base)
+    final = anyio.run(measure)
+    replace_file(path, [json.dumps({**asked, "final": final}, indent=1).encode()])
+    return final
+
+
+async def final_metrics(
+    config: AnyConfig, attempts: int, second: Config | None, is_base: bool = False
+) -> Metrics:
+    """Metrics of a run's last weights, or of the model that it begins with."""
+    async with _opened(config, is_base) as engine:
+        test_P = (await config.dataset(engine.tokenizer)).test_P
+        kl = KLToBase(
+            weight=0.0,
+            problems_per_generation=max(len(test_P), 1),
+            max_tokens=config.sampling.max_tokens,
+        )
+        kl_P = kl(engine.tokenizer, engine.traits.context_length, 0)(0, test_P)
+        found = await evaluate(config.sampler(engine), test_P, attempts, 1.0, kl_P)
+        if second is None:
+            return found
+        other_P = (await second.dataset(engine.tokenizer)).test_P
+        of = engine.tokenizer, engine.traits.context_length, second.sampling
+        await check_attempted(other_P, *of)
+        if not is_base:
+            say_shared(Path(config.log_path), other_P)
+        of_other = await evaluate(second.sampler(engine), other_P)
+        return found | {f"second/{key}": value for key, value in of_other.items()}
+
+
+def say_shared(log_path: Path, other_P: Sequence[EnvGroupBuilder]) -> None:
+    """Say how many of the second task's problems a run trains on, if it does."""
+    known = read_trained_on(log_path)
+    if shared := known and known.overlap(problem.digests for problem in other_P):
+        of_other = plural(len(other_P), "problem")
+        say(f"not held out: {log_path} trains on {shared} of {of_other} of second")
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: AnyConfig, is_base: bool) -> AsyncGenerator[Engine]:
+    """An engine whose base is the run's, and whose centre has its last weights."""
+    run = None
+    if isinstance(config, Config) and not is_base:
+        run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
+    name = "the base" if is_base else config.log_path
+    subject = Subject(name, config.model_name, config.engine, config.space, run)
+    async with opened(subject) as (engine, rebuilt):
+        if rebuilt is not None:
+            await rebuilt.go_to(len(rebuilt.run.records))
+        elif not is_base:
+            await _take_checkpoint(engine, Path(config.log_path))
+        keep_date(Path(config.log_path), engine.tokenizer, writes=False)
+        yield engine
+
+
+async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
+    import torch
+
+    from es_cookbook.checkpoints.models import load_causal_lm
+    from es_cookbook.plugins.gradients.gradient_run import take_weights
+
+    checkpoint = latest_checkpoint(log_path)
+    assert checkpoint is not None, "a complete run has one"
+    model = load_causal_lm(str(checkpoint.model), "float32", torch.device("cpu"))
+    parameters: Mapping[str, torch.Tensor] = dict(model.named_parameters())
+    await take_weights(engine, {name: parameters[name] for name in engine.space.shapes})
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     """Run what is not complete yet; print and write the tables, and draw the curves."""
-    found, finals = contestants(compare, fields), finals_of(compare, fields)
+    found, second = contestants(compare, fields), second_of(compare, fields)
     require_matplotlib()
     compare.directory.mkdir(parents=True, exist_ok=True)
     first, _ = next(iter(found.values()))
-    base = measured_base(first, finals, compare.directory / "base.measured.json")
-    entries = {name: _run_contestant(compare, name, *one, finals) for name, one in found.items()}
+    base = _finals(compare, first, second, is_base=True)
+    entries = {name: _run_contestant(compare, name, *one, second) for name, one in found.items()}
     text = _report(compare, entries, base)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
@@ -379,24 +458,19 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
         "rollouts",
         *(f"{k}, T = 1" for k in shown),
         "KL to the base, nats a token",
-        *(f"{name} task" for name in compare.others),
-        *(["plain text, nats a token"] if compare.text else []),
-        *("peak memory, MiB", "kept, kB"),
+        *(["second task"] if compare.second else []),
     ]
 
     def finals(of: Sequence[Metrics], kl: str) -> list[str]:
         shares = [_percent([each[f"test/{k}"] for each in of]) for k in shown]
-        others = [_percent([_score(each, name) for each in of]) for name in compare.others]
-        text = [f"{fmean(each[TEXT] for each in of):.3f}"] if compare.text else []
-        return [*shares, kl, *others, *text]
+        second = [_percent([_second(each) for each in of])] if compare.second else []
+        return [*shares, kl, *second]
 
     start, *_ = next(iter(entries.values())).after("seconds", 0)
     spent = [""] * (4 if more else 3)
-    rows = [["base", _percent([start]), *spent, *finals([base], "0"), "", ""]]
+    rows = [["base", _percent([start]), *spent, *finals([base], "0")]]
     for name, entry in entries.items():
-        peaks_R, kept_R, finals_R = zip(*entry.measured_R, strict=True)
-        seen_R = [peak for peak in peaks_R if peak]
-        kl = fmean(final["test/env/kl/kl"] for final in finals_R)
+        kl = fmean(final["test/env/kl/kl"] for final in entry.finals_R)
         rows.append(
             [
                 name,
@@ -405,17 +479,16 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
                 f"{fmean(entry.whole_R('seconds')):.0f}",
                 *([_percent(entry.after("rollouts", fewest))] if more else []),
                 f"{rollouts(entry.config):,}",
-                *finals(finals_R, f"{kl:.3f}"),
-                f"{fmean(seen_R) / 2**20:.0f}" if seen_R else "",
-                f"{fmean(kept_R) / 1000:.0f}",
+                *finals(entry.finals_R, f"{kl:.3f}"),
             ]
         )
     return markdown(head, rows)
 
 
-def _score(metrics: Metrics, task: str) -> float:
+def _second(metrics: Metrics) -> float:
+    """The score of the second task."""
     names = ("env/all/correct", "env/all/solved", "reward/mean")
-    keys = [f"{task}/test/{name}" for name in names]
+    keys = [f"second/test/{name}" for name in names]
     return next(metrics[key] for key in keys if key in metrics)
 
 
@@ -436,7 +509,7 @@ def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metric
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
             "race": _race(entry),
-            "measured": [each._asdict() for each in entry.measured_R],
+            "finals": entry.finals_R,
         }
         for name, entry in entries.items()
     }
