@@ -1,7 +1,7 @@
 """TRL's `GRPOConfig` for a run: what a Config says, and what a user adds as `trl.NAME=VALUE`.
 
-What is ours to say is refused there, with the option that says it. So is a name that TRL does not
-know, and a value that is not of the type that TRL declares.
+What follows from the run's own options is refused there. So is a name that TRL does not know, and a
+value that is not of the type that TRL declares.
 
 TRL is imported here, without the vLLM that it would have with it where that is installed: that
 takes seconds and hundreds of megabytes. TRL's generation is not used, and its versions of vLLM are
@@ -41,42 +41,20 @@ with mock.patch.object(import_utils, "is_vllm_available", _not_wanted):
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "add_fused_lm_head", "arguments", "checked"]
 
-_OURS = {
-    **{
-        name: name
-        for name in (
-            *("seed", "learning_rate", "weight_decay", "num_iterations", "loss_type"),
-            *("scale_rewards", "epsilon", "epsilon_high", "beta", "importance_sampling_level"),
-        )
-    },
-    "data_seed": "seed",
-    "lr_scheduler": "learning_rate_schedule",
-    "max_grad_norm": "max_gradient_norm",
-    **dict.fromkeys(("max_steps", "num_train_epochs"), "num_generations"),
-    "num_generations": "attempts",
-    "mask_truncated_completions": "mask_truncated",
-    "per_device": "tokens_per_pass",
-    "auto_find_batch_size": "tokens_per_pass",
-    "gradient_accumulation_steps": "steps and tokens_per_pass",
-    "steps_per_generation": "steps and tokens_per_pass",
-    "generation_batch_size": "attempts and the data set's problems",
-    "temperature": "sampling.temperature",
-    "top_p": "sampling.top_p",
-    **dict.fromkeys(("top_k", "min_p", "repetition_penalty", "generation_kwargs"), "sampling"),
-    **dict.fromkeys(("chat_template_kwargs", "reward_weights", "max_tool_calling"), "dataset"),
-    **dict.fromkeys(("use_vllm", "vllm_", "use_transformers_", "transformers_"), "engine"),
-    **dict.fromkeys(("eval", "do_", "batch_eval"), "eval_every"),
-    **dict.fromkeys(("save", "restore_", "resume_from_checkpoint"), "checkpoint_every"),
-    **dict.fromkeys(("logging", "log_", "report_to", "disable_tqdm", "run_name"), "trackers"),
-    **dict.fromkeys(("push_to_hub", "hub_"), "hub"),
-    **dict.fromkeys(("output_dir",), "log_path"),
-    **dict.fromkeys(("model_init_kwargs", "trust_remote_code"), "model_name"),
-    **dict.fromkeys(("shuffle_dataset", "remove_unused_columns", "dataloader_"), "dataset"),
-    **dict.fromkeys(("use_cpu", "ddp_", "fsdp", "deepspeed", "parallelism_config"), "one device"),
-}
-"""Beginnings of names of TRL's arguments -> where the same is said."""
-_CORRECTION = "vllm_importance_sampling_"
-"""How `correct_sampling` corrects."""
+_OURS = (
+    *("seed", "data_seed", "learning_rate", "lr_scheduler", "weight_decay", "max_grad_norm"),
+    *("num_iterations", "loss_type", "scale_rewards", "epsilon", "beta", "num_generations"),
+    *("importance_sampling_level", "max_steps", "num_train_epochs", "per_device"),
+    *("auto_find_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("generation_batch_size", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("generation_kwargs", "chat_template_kwargs", "reward_weights", "max_tool_calling"),
+    *("use_vllm", "vllm_", "use_transformers_", "transformers_", "eval", "do_", "batch_eval"),
+    *("save", "restore_", "resume_from_checkpoint", "logging", "log_", "report_to", "run_name"),
+    *("disable_tqdm", "push_to_hub", "hub_", "output_dir", "model_init_kwargs"),
+    *("trust_remote_code", "shuffle_dataset", "remove_unused_columns", "dataloader_", "use_cpu"),
+    *("ddp_", "fsdp", "deepspeed", "parallelism_config"),
+)
+"""Beginnings of names of TRL's arguments that follow from the run's own options."""
 
 
 def checked(given: Sequence[str]) -> dict[str, object]:
@@ -96,17 +74,12 @@ def checked(given: Sequence[str]) -> dict[str, object]:
             raise ConfigError(
                 f"trl.{name}: TRL's GRPOConfig has no such argument{did_you_mean(name, names)}"
             )
-        if (instead := _instead(name)) and not name.startswith(_CORRECTION):
-            raise ConfigError(f"trl.{name} is not given to TRL: {instead} says that in a run")
+        if name.startswith(_OURS):
+            raise ConfigError(f"trl.{name} follows from the options of the run; leave it out")
         found[name] = _value(value)
         if not fits(found[name], declared[name]):
             raise ConfigError(f"trl.{name} must be {_shown(declared[name])}, found {value!r}")
     return found
-
-
-def _instead(name: str) -> str | None:
-    beginnings = [each for each in _OURS if name.startswith(each)]
-    return _OURS[max(beginnings, key=len)] if beginnings else None
 
 
 def _value(text: str) -> object:

@@ -9,7 +9,6 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.schedules import (
-    Constant,
     Schedule,
     check_temperatures,
     schedule_field,
@@ -57,14 +56,6 @@ class Config(GradientConfig):
     steps: int = chz.field(
         default=1, doc="of the optimizer in an iteration, on equal shares of the answers"
     )
-    mask_truncated: bool = chz.field(
-        default=False, doc="answers that max_tokens cut have no loss; their rewards count"
-    )
-    correct_sampling: bool = chz.field(
-        default=False,
-        doc="weigh losses by the trained model's probabilities over the engine's, as TRL does for "
-        "vLLM; only at temperature 1",
-    )
     trl: tuple[str, ...] = chz.field(
         default=(),
         doc="more arguments of TRL's GRPOConfig, as NAME=VALUE; in commands trl.NAME=VALUE",
@@ -88,13 +79,6 @@ class Config(GradientConfig):
             self.num_generations,
             self.engine.least_temperature,
         )
-
-        how = self.sampling.temperature, self.sampling.top_p, self.temperature_schedule
-        if self.correct_sampling and how != (1.0, 1.0, Constant()):
-            raise ConfigError(
-                "correct_sampling needs sampling.temperature=1, sampling.top_p=1 and no "
-                "temperature_schedule: engines report the probabilities before these"
-            )
 
     @override
     def sampling_at(self, generation: int) -> SamplingParams:

@@ -85,7 +85,6 @@ _MEASURED = {
     "policy/entropy": "entropy",
     "policy/kl": "kl",
     "policy/clipped": "clip_ratio/region_mean",
-    "policy/sampling_gap": "sampling/sampling_logp_difference/mean",
     "optimizer/learning_rate": "learning_rate",
 }
 """Our metric -> what TRL logs at each step; it is the mean over a generation's steps."""
@@ -167,8 +166,6 @@ def _train(
         raise refused_by_trl(error) from error
     if trainer.ref_model is not None:  # TRL loads it itself.
         learn_tokens_alone(cast(PreTrainedModel, trainer.ref_model), run.engine.tokenizer)
-    if config.correct_sampling:
-        trainer.correct_sampling()
     trainer.forwards = {}
     trainer.factor = generations.learning_rate_factor
     trainer.remove_callback(PrinterCallback)
@@ -202,12 +199,6 @@ class _Trainer(GRPOTrainer):
 
     factor: Callable[[int], float]
     forwards: dict[PreTrainedModel, Callable[..., object]]
-
-    def correct_sampling(self) -> None:
-        """Weigh losses as TRL does where vLLM samples, whose weights are loaded by others here."""
-        self.use_vllm = True
-        self.vllm_generation = _Loaded()
-        self._last_loaded_step = -1
 
     @override
     def create_scheduler(
@@ -267,13 +258,6 @@ class _Trainer(GRPOTrainer):
         """The weights are there already."""
 
 
-class _Loaded:
-    """Stands for TRL's vLLM, of which the trainer wants only that it has the latest weights."""
-
-    def sync_weights(self) -> None:
-        """The run's engine has them."""
-
-
 class _Generations(TrainerCallback):
     """What TRL's trainer calls, in its thread; the run itself is on the event loop."""
 
@@ -312,7 +296,6 @@ class _Generations(TrainerCallback):
         return rows_of(
             self._groups_P,
             filler=self._filler,
-            mask_truncated=config.mask_truncated,
             with_logprobs=(sampling.temperature, sampling.top_p) == (1.0, 1.0),
         )
 
@@ -372,7 +355,6 @@ def rows_of(
     groups_P: Sequence[TrajectoryGroup],
     *,
     filler: int,
-    mask_truncated: bool = False,
     with_logprobs: bool = True,
 ) -> dict[str, Any]:
     """What TRL's `rollout_func` returns, problem by problem, attempt by attempt.
@@ -380,7 +362,6 @@ def rows_of(
     Args:
         groups_P: of one genome each, the model.
         filler: a token that stands where there is none, without a loss.
-        mask_truncated: answers of which the last was cut have no loss.
         with_logprobs: the probabilities with which tokens were sampled are those that TRL computes,
             so it may compare them.
 
@@ -388,7 +369,7 @@ def rows_of(
         ConfigError: A rollout is more than one sequence.
     """
     rows = [
-        (*_row(trajectory, filler, mask_truncated), None if math.isnan(reward) else reward)
+        (*_row(trajectory, filler), None if math.isnan(reward) else reward)
         for group in groups_P
         for trajectory, reward in zip(group.trajectories_G_K[0], group.rewards_G_K[0], strict=True)
     ]
@@ -398,18 +379,16 @@ def rows_of(
 
 
 def _row(
-    trajectory: Trajectory | LostRollout, filler: int, mask_truncated: bool
+    trajectory: Trajectory | LostRollout, filler: int
 ) -> tuple[list[int], list[int], list[int], list[float]]:
     """Prompt, completion, and of each of its tokens whether it has a loss, and its logprob."""
     if not isinstance(trajectory, Trajectory) or (example := _sequence(trajectory)) is None:
         return [filler], [filler], [0], [0.0]
     start = len(trajectory.transitions[0].observation.tokens_T)
-    was_cut = trajectory.transitions[-1].action.stop_reason == "length"
-    has_loss = not (mask_truncated and was_cut)
     return (
         list(example.tokens_T[:start]),
         list(example.tokens_T[start:]),
-        [int(learned and has_loss) for learned in example.learned_T[start:]],
+        [int(learned) for learned in example.learned_T[start:]],
         list(example.sampled_T[start:]),
     )
 
