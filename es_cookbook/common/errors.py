@@ -85,7 +85,7 @@ class HubError(ESCookbookError, OSError):
 
 
 class ServerError(ESCookbookError, OSError):
-    """A server with a language model that refuses to answer, or answers nobody."""
+    """A server with a language model that refuses to answer, or does not answer."""
 
 
 def with_notes(error: _Error, of: BaseException | None) -> _Error:

@@ -249,7 +249,7 @@ def _no_number(name: str) -> None:
 
 
 def _finite(number: str) -> float:
-    """JSON's 1e999 would be read as infinity, which nobody means."""
+    """Refuse 1e999, which Python reads as infinity."""
     if not math.isfinite(value := float(number)):
         raise ValueError("has a number that is too large")
     return value

@@ -3,7 +3,7 @@
 A part plugs in by its distribution's metadata alone (`importlib.metadata`): in the group of its
 kind, `es_cookbook.optimizers` for one, a name stands for "module:Class", which is imported when it
 is chosen. The parts of es_cookbook itself, of its plug-ins and of other distributions register in
-the same way; whoever installs a distribution trusts what it has registered.
+the same way; installing a distribution means trusting what it registers.
 
     [project.entry-points."es_cookbook.optimizers"]
     walk = "my_package.walk:Walk"
@@ -63,7 +63,7 @@ class Part:
 
 
 class Registered(Mapping[str, str]):
-    """Name -> "module:Class" of one group; nothing is looked up until somebody asks.
+    """Name -> "module:Class" of one group; looked up when it is first used.
 
     Raises:
         ConfigError: When a name is asked for that two distributions have registered, or one that is
@@ -153,7 +153,7 @@ def _check_api(distribution: str) -> None:
 
 
 def forget() -> None:
-    """Look again what is installed when somebody asks next, as after an installation."""
+    """Clear what is cached, so that an installation is noticed."""
     for function in (_distributions, _registered, _by_value, _versions):
         function.cache_clear()
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from es_cookbook.common.errors import ConfigError, HubError, RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, read_file
+from es_cookbook.common.files import ANY_SIZE, PARTIAL_SUFFIX, check_file, kind_of, lines, opened
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.plugins.hub.client import FIRST_SECONDS, TOKEN, asking
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS
+from es_cookbook.runs.history.format import LONGEST_LINE
 from es_cookbook.runs.history.store import read_history
 
 if TYPE_CHECKING:
@@ -73,8 +74,11 @@ def files_to_push(path: Path) -> Mapping[str, Path | bytes]:
 
 
 def _whole_lines(path: Path) -> bytes:
-    content = read_file(path, ANY_SIZE, path.parent)
-    return content[: content.rfind(b"\n") + 1] if path.suffix == ".jsonl" else content
+    with opened(path, ANY_SIZE, path.parent) as file:
+        found = list(lines(file, LONGEST_LINE))
+    if path.suffix == ".jsonl" and found and not found[-1].endswith(b"\n"):
+        found.pop()
+    return b"".join(found)
 
 
 def _is_left_out(path: Path) -> bool:

@@ -15,8 +15,8 @@ def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[st
     """Every field that differs between two Configs as text, in words.
 
     Fields that the recorded one's classes have gained since have their defaults. `may_differ` are
-    dotted paths that do not count, with everything under them. The recorded one may be anybody's;
-    `now` is of this process, and what it names is trusted.
+    dotted paths that do not count, with everything under them. The recorded one may come from a
+    stranger; `now` is of this process, and what it names is trusted.
 
     Raises:
         ValueError: The recorded text is not JSON.

@@ -78,7 +78,7 @@ WRITTEN_BY_RUNS = frozenset(
         *("optimizer", "wandb", WANDB_ID),
     }
 )
-"""What may be in a run directory; anything else is somebody's own."""
+"""What may be in a run directory; anything else is not the run's."""
 _FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, TENSORBOARD, "optimizer", "wandb"}
 _MOST_DATE = 64
 """Bytes of the record of a date."""
@@ -384,9 +384,7 @@ def check_kinds(log_path: Path) -> None:
         wanted = "a directory" if name in _FOLDERS else "a regular file"
         found = kind_of(log_path / name)
         if found not in (None, wanted):
-            raise RunDirectoryError(
-                f"log_path {log_path}: {name} is {found}, and must be {wanted} of its own"
-            )
+            raise RunDirectoryError(f"log_path {log_path}: {name} is {found}, and must be {wanted}")
 
 
 def checked_names(log_path: Path) -> set[str]:

