@@ -90,7 +90,6 @@ _PHRASE = re.compile(
     rf"(?P<percent>\s?%|[ {_TEXT}-]{{1,4}}percent\b)?°?(?:[ {_TEXT}]*(?:{_UNIT})(?!\w|\^|/))?",
     re.ASCII,
 )
-_NUMERAL = re.compile(rf"-?{_DECIMAL}", re.ASCII)
 _NO_UNITS = (
     "and|or|to|pi|sqrt|squared|cubed|factorial|dozens?|half|halves|thirds?|quarters?|times|plus|"
     "minus|divided|over|mod|modulo|choose|point|than|hundreds?|thousands?|millions?|billions?|"
