@@ -205,8 +205,7 @@ def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
     Raises:
         AskAgainError: It is not.
     """
-    lines = spoken(said)[-_LONGEST_REPLY:].strip().splitlines()
-    line = lines[-1] if lines else ""
+    line = spoken(said)[-_LONGEST_REPLY:].strip().rpartition("\n")[2]
     for text in (line, re.split(r"[.;!?]\s", line.rstrip(" .!*_`\"'"))[-1]):
         words = " ".join(_MARKUP.sub(" ", text).split())
         for verdict, first in zip(verdicts, (1.0, 0.0), strict=True):
