@@ -61,7 +61,7 @@ from es_cookbook.runs.signals import result_until_signal
 
 _TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")
 _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
-"""What an evaluation has of a run's options."""
+"""Options of a run that an evaluation accepts."""
 
 
 @chz.chz
@@ -129,7 +129,7 @@ def _resolved(config: EvaluateConfig, fields: Mapping[str, str]) -> tuple[Settin
 
 
 def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple[Setting, Subject]:
-    """The genomes of a run in place of its centre, once each; refused before a model is loaded."""
+    """The best genomes of a run in place of its centre, one attempt each."""
     run = subject.run
     if run is None:
         raise ConfigError("voters are genomes, and a run of gradients has none: leave voters out")
@@ -182,7 +182,7 @@ def _task(
     fields: Mapping[str, str],
     model_name: str | None = None,
 ) -> RunConfig:
-    """The Config whose problems are attempted, as it samples, and on whose engine a model is."""
+    """The Config that gives the problems, the sampling options, and the engine of a model."""
     if run is not None and not config.recipe:
         return changed(run, fields)
     if not config.recipe and not fields.keys() & {"dataset", "dataset.source"}:
@@ -214,7 +214,7 @@ def _setting(config: EvaluateConfig, task: RunConfig, fields: Mapping[str, str])
 def _of_run(
     name: str, run: RecordedRun, generation: int | None, fields: Mapping[str, str]
 ) -> Subject:
-    """A run at a generation; one of gradients is its last checkpoint, or its base, as a model."""
+    """A run at a generation; for a run of gradients, its last checkpoint or its base as a model."""
     config = run.config
     given = {path: text for path, text in fields.items() if _first(path) == "engine"}
     engine, trained = changed(config, given).engine, (Path(name), config.dataset)
@@ -308,7 +308,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
 
 
 def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
-    """With the metric `vote`; of one policy's attempts, too, so that both can be compared."""
+    """Add the metric `vote`, also to the attempts of one policy."""
     results = evaluation.results
     if not results.can_vote:
         raise ConfigError(
@@ -320,7 +320,7 @@ def _voted(evaluation: Evaluation, metric: str) -> Evaluation:
 
 
 def _check_model(config: EvaluateConfig, subject: Subject) -> None:
-    """Fetch a model, or say that there is none, before another is measured for an hour."""
+    """Fetch a model before another one is measured, which may take long."""
     try:
         model_directory(subject.model_name)
     except ModelError as error:

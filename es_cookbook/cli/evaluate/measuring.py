@@ -47,8 +47,8 @@ class Subject:
         name: the model's name or the run directory, as it was given.
         run: None for a model.
         generations: at which it is evaluated; (0,) for a model.
-        trained: by which run: its directory and data set; None where nothing tells.
-        voters: how many of a generation's best genomes answer in place of the centre; 0: none.
+        trained: directory and data set of the run that trained it; None if unknown.
+        voters: number of a generation's best genomes that answer in place of the centre; 0: none.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """On what it is evaluated, and how.
+    """The problems of an evaluation, and how they are attempted.
 
     Attributes:
-        problems: the recipe or file that they are of; empty for a run's own.
-        config: has the problems, and says how they are attempted: as its run evaluates.
+        problems: name of their recipe or file; empty for a run's own.
+        config: gives the problems and how they are attempted.
     """
 
     problems: str
@@ -77,16 +77,16 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came out for one subject at one generation.
+    """The results of one subject at one generation.
 
     Attributes:
         name: as in `Subject`.
         generation: None for a model.
-        model: what was evaluated, to the bit: base and fingerprint.
-        metrics: means by the names that a run gives them, without `test/`.
-        trained_on: how many of the problems its run may have trained on; None if that is not known.
+        model: identity of the weights: base and fingerprint.
+        metrics: means by the names of `metrics.jsonl`, without `test/`.
+        trained_on: number of problems that the run may have trained on; None if unknown.
         answers_P: the last message of the first attempt at each problem.
-        voters: how many genomes answered in place of the centre; 0: none.
+        voters: number of genomes that answered in place of the centre; 0: none.
     """
 
     name: str
@@ -132,7 +132,7 @@ async def measure(subjects: Sequence[Subject], setting: Setting) -> list[Evaluat
 
 
 def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "centre") -> Subject:
-    """A run at the generation in which somebody is asked for, or a model, on an engine.
+    """A run at a generation, or a model, on an engine.
 
     Raises:
         ESCookbookError: There is no such run, or no such genome in it.
@@ -153,7 +153,7 @@ def subject_of(config: RunOrModel, engine: EngineBuilder | None, who: Target = "
 
 @asynccontextmanager
 async def opened(subject: Subject) -> AsyncGenerator[tuple[Engine, RebuiltRun | None]]:
-    """Inside, an engine with the model; for a run, what goes to its generations, too."""
+    """Yields an engine with the model, and for a run the rebuilt run."""
     say(f"{subject.name}: loading {subject.model_name} on {subject.engine.name}")
     if subject.run is not None:
         rebuilt = await rebuild(subject.run, subject.engine)
@@ -240,7 +240,7 @@ def _said_last(trajectory: Trajectory | LostRollout) -> str:
 async def trained_on(
     subject: Subject, generation: int, engine: Engine, problems_P: Sequence[EnvGroupBuilder]
 ) -> int | None:
-    """How many of the problems a run may have trained on by this generation; None if unknown."""
+    """Number of problems that a run may have trained on by this generation; None if unknown."""
     if subject.trained is None or (subject.run is not None and generation == 0):
         return None if subject.trained is None else 0
     log_path, dataset = subject.trained

@@ -42,13 +42,13 @@ def estimates_of(results: Results, seed: int, solved: str | None) -> dict[str, d
 
 
 def compared(first: Results, second: Results, seed: int) -> list[Comparison]:
-    """Every metric that both have."""
+    """Compare every metric that both have."""
     both = [metric for metric in first.metrics if metric in second.metrics]
     return [compare(first, second, metric, seed) for metric in both]
 
 
 def print_text(text: str) -> None:
-    """Print what a model or its tags may be part of, which a terminal may have no letters for."""
+    """Print a text, with escapes for characters that the terminal cannot encode."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     print(text)
@@ -62,7 +62,7 @@ def report(
     against: Evaluation | None = None,
     comparisons: Sequence[Comparison] = (),
 ) -> str:
-    """All of it as text; `metric` is the one that is shown by tag and told of in words."""
+    """The whole page; `metric` is shown by tag and compared in words."""
     attempts = evaluation.results.attempts
     parts = [_heading(setting, evaluation), _table(estimates["all"], metric)]
     if tags := [tag for tag in estimates if tag != "all"]:
@@ -78,7 +78,7 @@ def report(
 
 
 def answers_text(evaluations: Sequence[Evaluation], count: int) -> str:
-    """What each said at the first few problems, with its reward, for people to read."""
+    """Answers to the first few problems, with their rewards."""
     lines: list[str] = []
     for p, name in enumerate(evaluations[0].results.names_P[:count]):
         lines += ["", one_line(name)]
@@ -97,7 +97,7 @@ def _when(evaluation: Evaluation) -> str:
 
 
 def _heading(setting: Setting, evaluation: Evaluation) -> str:
-    """Who was measured, on what and how."""
+    """What was measured, on which problems and how."""
     config, count = setting.config, len(evaluation.results.names_P)
     which = "held-out problem" if setting.split == "test" else "training problem"
     temperature = config.eval_temperature
@@ -115,7 +115,7 @@ def _heading(setting: Setting, evaluation: Evaluation) -> str:
 
 
 def _not_held_out(setting: Setting, evaluation: Evaluation) -> str:
-    """How many of the problems were trained on, where that matters and is not none."""
+    """How many held-out problems the run trains on, if any."""
     name, known = evaluation.name, evaluation.trained_on
     if setting.split == "train" or known == 0 or (known is None and not evaluation.generation):
         return ""
@@ -134,7 +134,7 @@ def _table(estimates: Mapping[str, Estimate], metric: str) -> str:
 
 
 def _place(name: str, metric: str) -> tuple[bool, bool, bool]:
-    """Sorts what is asked for first, then pass@k, then the reward."""
+    """Sort key: the requested metric first, then pass@k, then the reward."""
     return name != metric, "@" not in name, name != REWARD
 
 
@@ -160,7 +160,7 @@ def _by_tag(estimates: Mapping[str, Estimate], metric: str) -> str:
 
 
 def _lost(lost: Mapping[str, int], num_rollouts: int) -> str:
-    """How many were lost, and for which reasons."""
+    """Number of lost rollouts, by reason."""
     lines = [f"lost: {sum(lost.values())} of {plural(num_rollouts, 'rollout')}, left out above"]
     most = sorted(lost.items(), key=lambda item: -item[1])
     lines += [
@@ -226,7 +226,7 @@ def _notes(estimates: Mapping[str, Estimate], comparisons: Sequence[Comparison])
 
 
 def _number(value: float, is_share: bool, decimals: int, signed: bool = False) -> str:
-    """A value; of a share in percent, and of a difference of shares in points of percent."""
+    """A value; shares in percent, differences of shares in percentage points."""
     if not math.isfinite(value):
         return "unknown"
     return _digits(value, is_share, decimals, signed) + (" %" if is_share and not signed else "")
@@ -245,7 +245,7 @@ def _digits(value: float, is_share: bool, decimals: int, signed: bool) -> str:
 
 
 def _decimals(*values: float) -> int:
-    """So many that the largest of these has four digits."""
+    """Decimals that give the largest of these four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
     return 3 if largest == 0 else min(max(3 - math.floor(math.log10(largest)), 0), 6)
 
@@ -265,7 +265,7 @@ def to_json(
     against: Evaluation | None = None,
     comparisons: Sequence[Comparison] = (),
 ) -> str:
-    """Everything that was measured; unknown numbers are null.
+    """Everything that was measured, as JSON; unknown numbers are null.
 
     `estimates` are by tag, `all` for all problems, and metric.
     """
@@ -323,13 +323,6 @@ def _problems(results: Results) -> list[dict[str, object]]:
             "tokens": results.outcomes.tokens_P_G_K[p, 0].tolist(),
             "metrics": {metric: metrics[metric][p, 0].tolist() for metric in sorted(metrics)},
             "lost": list(results.lost_P[p]),
-            "answers": _numbered(results.answers_P[p]) if results.answers_P else [],
         }
         for p, name in enumerate(results.names_P)
     ]
-
-
-def _numbered(answers: Sequence[str | None]) -> list[int | None]:
-    """Equal answers as equal numbers, without a word of the model's."""
-    numbers: dict[str, int] = {}
-    return [None if a is None else numbers.setdefault(a, len(numbers)) for a in answers]

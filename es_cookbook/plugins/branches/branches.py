@@ -1,4 +1,4 @@
-"""Forks and rewinds: what becomes of a run directory when a run goes another way from generation t.
+"""Forks and rewinds: run directories that branch off at generation t.
 
 A fork is a new directory that begins with the first t generations of another, which is only read. A
 rewind cuts a run back in place; the run as it stood goes to `rewound/<n>/`, which is a run
@@ -42,7 +42,7 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     """Make a run directory, new or empty, that begins with the first generations of another.
 
     All that are recorded if `generation` is None. `source` is only read, so it may be going on.
-    `config_json` is of this process, the user's own word.
+    `config_json` comes from the user of this process.
 
     Returns:
         How many generations were taken.
@@ -76,8 +76,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         Where the run is kept as it stood.
 
     Raises:
-        RunDirectoryError: No run, a run that goes on, or the disk refuses; nothing is cut then.
-        HistoryError: Fewer generations are recorded, or no more: there is nothing to cut.
+        RunDirectoryError: There is no run, it is in progress, or the disk failed; nothing is cut.
+        HistoryError: Fewer generations are recorded, or no more, so there is nothing to cut.
     """
     check_is_run(log_path)
     with locked(log_path):
@@ -138,7 +138,7 @@ def _new_directory(path: Path) -> Generator[Path]:
 
 
 def _move_snapshots(log_path: Path, generation: int, rewound: Path) -> None:
-    """Those of centres that are cut off; they are large, so they are not copied."""
+    """Move snapshots of generations that are cut off; they are too large to copy."""
     later = [
         path
         for path in (log_path / SNAPSHOTS).glob("*")

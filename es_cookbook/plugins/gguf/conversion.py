@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 _CONVERSION = 2
-"""Of a change after which a file is another model directory: what older versions made is unused."""
+"""Version of the conversion; directories of older versions are not used."""
 SUFFIX = ".gguf"
 FloatType: TypeAlias = Literal["float16", "bfloat16", "q8_0"]
-"""Of the matrices in a file that is written."""
+"""Types of the matrices in a written file."""
 
 _ROPE_THETA = 10_000.0
-"""llama.cpp's, where a file does not say."""
+"""llama.cpp's default."""
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {
     "rope_type": "llama3",
@@ -46,7 +46,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 _LLAMA3_FACTORS = (8.0, 32.0)
-"""Of 3.1 and of 3.2."""
+"""Of Llama 3.1 and 3.2."""
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,12 +58,12 @@ SPLITS = {
 }
 """llama.cpp's name of a byte-level tokenizer's kind -> the expression by which it splits text."""
 _SPLITS_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")
-"""Kinds that split text as GPT-2 does, after every digit was split off."""
+"""Kinds that split off every digit and then split as GPT-2 does."""
 WHOLE_WORDS = (
     *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     *("jina-v5-nano", "tekken"),
 )
-"""Kinds that take a word of the vocabulary as it is, without merges, and whose texts begin so."""
+"""Kinds that use whole words of the vocabulary without merges, and begin texts with BOS."""
 _SPLITS_AS_GPT2 = ("", "default", "gpt-2")
 _SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' name of a special token -> the format's."""
@@ -107,7 +107,7 @@ def _convert(path: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
-    """Without transformers' bars over the tensors, and its warnings of what is refused here."""
+    """Suppress transformers' progress bars and warnings."""
     log = logging.getLogger("transformers")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -173,7 +173,7 @@ def _write_model(path: Path, header: Header, directory: Path) -> None:
 
 
 def read_config(path: Path, header: Header) -> "PreTrainedConfig":
-    """The model's config, with what transformers leaves out: heads' sizes, stretched positions."""
+    """The model's config, with what transformers omits: sizes of heads, scaled positions."""
     import torch
     from transformers import AutoConfig
 
@@ -240,13 +240,13 @@ def read_config(path: Path, header: Header) -> "PreTrainedConfig":
 
 
 def rope_of(config: "PreTrainedConfig") -> dict[str, Any]:
-    """How a model turns positions into angles, in the layers that see everything."""
+    """The RoPE parameters of layers with full attention."""
     found = cast("dict[str, Any]", getattr(config, "rope_parameters", None) or {})
     return found.get("full_attention", found)
 
 
 def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
-    """What llama.cpp divides the frequencies of positions by, where Llama 3 stretches them."""
+    """The factors by which llama.cpp divides RoPE frequencies for Llama 3 scaling."""
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -256,7 +256,7 @@ def llama3_factors(config: "PreTrainedConfig") -> "torch.Tensor":
 
 
 def _set_split(path: Path, tokenizer: "Tokenizer", metadata: Mapping[str, Value]) -> None:
-    """Have a tokenizer split text as its file says: transformers knows few ways."""
+    """Set the pre-tokenizer that the file names; transformers does not know all kinds."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     pre, known = str(metadata.get("tokenizer.ggml.pre", "")), set[str]()
@@ -334,14 +334,14 @@ def _with_its_tokens(
 
 
 def _special_token(metadata: Mapping[str, Value], name: str) -> int | None:
-    """A token by its name in the format; llama.cpp takes no heed of one that is not there."""
+    """A special token's id; None if it is not in the vocabulary, as in llama.cpp."""
     token = metadata.get(f"tokenizer.ggml.{name}_token_id")
     tokens = cast("list[str]", metadata["tokenizer.ggml.tokens"])
     return token if type(token) is int and 0 <= token < len(tokens) else None
 
 
 def _end_tokens(metadata: Mapping[str, Value]) -> list[int]:
-    """llama.cpp ends an answer at each of these; a chat's turns often end with the second."""
+    """Tokens that end an answer in llama.cpp; chat turns often end with the second."""
     found = (_special_token(metadata, name) for name in ("eos", "eot", "eom"))
     return list(dict.fromkeys(token for token in found if token is not None))
 

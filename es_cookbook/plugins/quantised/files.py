@@ -97,12 +97,12 @@ class _Layout:
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Of all its tensors."""
+        """Suffixes of all tensors of a layer."""
         return (*self.names.values(), self.group_of_input, *self.others)
 
     @property
     def kinds(self) -> list[Kind]:
-        """What search spaces may move."""
+        """Parameters that search spaces may move."""
         if self.numbers == "float8":
             return []
         return [kind for kind in KINDS if kind != "zeros" or not self.symmetric]
@@ -157,11 +157,6 @@ class _Layout:
         zeros = None
         if not self.symmetric:
             zeros = fitting("zeros", self._zeros(upright("zeros"), rows))
-        elif self._has_unmeant_zeros(stored, layer):
-            raise ModelError(
-                f"model_name: {layer}.{self.names['zeros']} is not 0, and config.json says that "
-                "there are no zero points (symmetric)"
-            )
         group = torch.arange(inputs) // (self.shares[1] or inputs)
         if (own := stored.get(f"{layer}.{self.group_of_input}")) is not None:
             group = own.long()
@@ -172,13 +167,6 @@ class _Layout:
                 )
         row = torch.arange(outputs) // (self.shares[0] or outputs)
         return CodesAndScales(codes, scales, zeros, row, group, self.bits, self.least_zero)
-
-    def _has_unmeant_zeros(self, stored: Mapping[str, torch.Tensor], layer: str) -> bool:
-        """Zero points that are stored as 0 mean nothing; packed ones of symmetric GPTQ neither."""
-        zeros = stored.get(f"{layer}.{self.names['zeros']}")
-        if zeros is None or zeros.is_meta or self.numbers == "words":
-            return False
-        return bool(zeros.float().any())
 
     def _codes(self, words: torch.Tensor) -> torch.Tensor:
         match self.numbers:
@@ -399,7 +387,7 @@ def _layout(model_name: str, how: Mapping[str, Any]) -> _Layout:
 
 
 def _group(size: int | None) -> tuple[int, int]:
-    """What shares a scale in groups of inputs; -1 or None is all inputs of an output."""
+    """Outputs and inputs that share a scale; -1 or None: all inputs of an output."""
     return 1, max(0, int(size or 0))
 
 

@@ -91,8 +91,6 @@ def test_without_a_generation_the_last_one_votes_and_one_model_has_maj_at_k() ->
     found = measured("attempts=4", "temperature=1")
     estimates = found["estimates"]["all"]
     assert estimates.keys() >= {"pass@4", "maj@4", "correct"} and "vote" not in estimates
-    numbers = [problem["answers"] for problem in found["problems"]]
-    assert all(isinstance(n, int | None) for answers in numbers for n in answers)
 
 
 @pytest.mark.parametrize(
