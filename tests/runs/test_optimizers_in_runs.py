@@ -41,7 +41,7 @@ SETTINGS: dict[str, list[str]] = {
         "optimizer.sigma_schedule.over=3",
         "optimizer.sigma_schedule.then=linear",
     ],
-    "sep_cma": ["search_space=adapter", "search_space.rank=2", "optimizer.sigma_schedule=cosine"],
+    "sep_cma": ["search_space=adapter", "search_space.rank=2"],
     "qes": ["search_space=quant_codes", "optimizer.sigma=2.0", "optimizer.learning_rate=1.0"],
     "genetic": [
         "optimizer.tournament_size=2",

@@ -10,9 +10,6 @@ CMA-ES uses only ranks, best first, ties in the order of the population. A lost 
 last, because the libraries need the whole population ranked. If no two genomes differ, or all are
 lost, nothing is told, and the step is empty.
 
-`sigma_schedule` multiplies σ on top of what CMA-ES adapts. Its evolution paths are in units of σ,
-so they are not affected.
-
 The state is rebuilt by asking and telling the recorded generations again. The libraries compute
 with NumPy and LAPACK, so the bits are the same where those are the same. Elsewhere the recorded
 steps still give the same centre, but continuing may be refused, with the advice to fork.
@@ -34,7 +31,6 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
-from es_cookbook.common.schedules import Schedule, schedule_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step
@@ -43,7 +39,6 @@ from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
     check_fitness,
-    refuse_zero_sigma,
 )
 from es_cookbook.evolution.rules import Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
@@ -60,14 +55,12 @@ class _OffsetsBuilder(OptimizerBuilder):
         default=0.05,
         doc="standard deviation of the first generation, in the parameters' own units; it adapts",
     )
-    sigma_schedule: Schedule = schedule_field("factor on the sigma that adapts, over the run")
 
     @classmethod
     @override
     def carried(cls, es: Mapping[str, object]) -> dict[str, object]:
-        """Sigma is of a small space, only the first, and needs no schedule."""
-        own = ("sigma", "sigma_schedule")
-        return {name: value for name, value in super().carried(es).items() if name not in own}
+        """Sigma is in the units of a small space, and adapts."""
+        return {name: value for name, value in super().carried(es).items() if name != "sigma"}
 
     @chz.validate
     def _shared_fields(self) -> None:
@@ -90,7 +83,7 @@ class _OffsetsBuilder(OptimizerBuilder):
             )
 
     @abstractmethod
-    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
         """Build it for a number of parameters.
 
         Raises:
@@ -108,7 +101,7 @@ class _OffsetsBuilder(OptimizerBuilder):
                 "it: leave them out"
             )
         dimension = sum(math.prod(shape) for shape in space.shapes.values())
-        return self.of_dimension(run_seed, num_generations, dimension)
+        return self.of_dimension(run_seed, dimension)
 
     def need(self) -> None:
         """Check that the library is there.
@@ -127,15 +120,9 @@ class _OffsetsBuilder(OptimizerBuilder):
 class _OffsetsOptimizer(Optimizer):
     """Asks and tells a distribution, which a subclass holds."""
 
-    def __init__(
-        self, config: _OffsetsBuilder, run_seed: int, num_generations: int, dimension: int
-    ) -> None:
+    def __init__(self, config: _OffsetsBuilder, run_seed: int, dimension: int) -> None:
         self._config = config
         self._run_seed = run_seed
-        self._num_generations = num_generations
-        self._factor = 1.0
-        """The factor on the distribution's σ so far."""
-        refuse_zero_sigma(self._factor_at, num_generations)
         self._sigma = config.sigma
         self._asked: int | None = None
         self._points_G: Sequence[Floats] = ()
@@ -145,10 +132,6 @@ class _OffsetsOptimizer(Optimizer):
     @abstractmethod
     def start(self, mean: Floats) -> None:
         """Begin with an isotropic distribution around this mean, which must not be changed."""
-
-    @abstractmethod
-    def scale(self, factor: float) -> None:
-        """Multiply the present distribution's σ."""
 
     @abstractmethod
     def sample(self, seed: int) -> Sequence[Floats]:
@@ -181,9 +164,6 @@ class _OffsetsOptimizer(Optimizer):
     def ask(self, generation: int) -> list[Genome]:
         """A population around the mean."""
         if self._asked != generation:
-            factor = self._factor_at(generation)
-            self.scale(factor / self._factor)
-            self._factor = factor
             self._points_G = self.sample(derive_seed(self._run_seed, "population", generation))
             self._asked = generation
             squares_G = [float(np.mean((point - self._mean) ** 2)) for point in self._points_G]
@@ -217,9 +197,6 @@ class _OffsetsOptimizer(Optimizer):
     def sigma(self, generation: int) -> float:
         """RMS distance of the population from the mean, per parameter."""
         return self._sigma
-
-    def _factor_at(self, generation: int) -> float:
-        return self._config.sigma_schedule(generation, self._num_generations)
 
 
 _MATRICES = 4
@@ -262,7 +239,7 @@ class CMA(_OffsetsBuilder):
         check_range(self, "max_dimension", at_least=1)
 
     @override
-    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
         if dimension > self.max_dimension:
             memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
             raise ConfigError(
@@ -272,15 +249,15 @@ class CMA(_OffsetsBuilder):
                 "optimizer=sep_cma, or select fewer parameters"
             )
         self.need()
-        return _CMAOptimizer(self, run_seed, num_generations, dimension)
+        return _CMAOptimizer(self, run_seed, dimension)
 
 
 class _CMAOptimizer(_OffsetsOptimizer):
     """Samples and updates with the `cma` package."""
 
-    def __init__(self, config: CMA, run_seed: int, num_generations: int, dimension: int) -> None:
+    def __init__(self, config: CMA, run_seed: int, dimension: int) -> None:
         self._seed, self._draws = 0, 0
-        super().__init__(config, run_seed, num_generations, dimension)
+        super().__init__(config, run_seed, dimension)
 
     @override
     def start(self, mean: Floats) -> None:
@@ -298,10 +275,6 @@ class _CMAOptimizer(_OffsetsOptimizer):
             }
             make: Any = CMAEvolutionStrategy  # without types, which pyright would infer for seconds
             self._strategy = make(mean.copy(), self._config.sigma, options)
-
-    @override
-    def scale(self, factor: float) -> None:
-        self._strategy.sigma *= factor
 
     @override
     def sample(self, seed: int) -> Sequence[Floats]:
@@ -349,14 +322,14 @@ class SepCMA(_OffsetsBuilder):
     )
 
     @override
-    def of_dimension(self, run_seed: int, num_generations: int, dimension: int) -> Optimizer:
+    def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
         if dimension < 2:
             raise ConfigError(
                 "optimizer=sep_cma needs at least 2 parameters, and this search space has "
                 f"{dimension}: take optimizer=cma"
             )
         self.need()
-        return _SepCMAOptimizer(self, run_seed, num_generations, dimension)
+        return _SepCMAOptimizer(self, run_seed, dimension)
 
 
 class _SepCMAOptimizer(_OffsetsOptimizer):
@@ -369,11 +342,6 @@ class _SepCMAOptimizer(_OffsetsOptimizer):
         size = self._config.population_size
         # A copy, because it is written in place.
         self._strategy = cmaes.SepCMA(mean.copy(), self._config.sigma, seed=0, population_size=size)
-
-    @override
-    def scale(self, factor: float) -> None:
-        state: Any = self._strategy
-        state._sigma *= factor  # cmaes has no public name for it
 
     @override
     def sample(self, seed: int) -> Sequence[Floats]:

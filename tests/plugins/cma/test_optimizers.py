@@ -6,13 +6,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import chz
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.schedules import Linear, Schedule, Table, WarmUp
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.noise import noise
@@ -24,7 +22,6 @@ from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRankSpace
 from es_cookbook.plugins.cma.optimizers import CMA, SepCMA
 
-TABLE = Table(generations=(0, 1, 2), factors=(1.0, 0.25, 0.5))
 BUILDERS = (CMA(population_size=12, sigma=0.5), SepCMA(population_size=12, sigma=0.5))
 both = pytest.mark.parametrize("builder", BUILDERS, ids=["cma", "sep_cma"])
 Landscape = Callable[[NDArray[np.float64]], float]
@@ -133,30 +130,11 @@ def test_the_step_is_the_new_mean_and_says_how_far_it_is(builder: OptimizerBuild
 
 
 @both
-def test_a_schedule_multiplies_the_sigma_that_adapts(builder: OptimizerBuilder) -> None:
-    plain, scheduled = (
-        build(b, 400) for b in (builder, chz.replace(builder, sigma_schedule=TABLE))
-    )
-    ((_, step),) = run(plain, sphere, range(1))
-    assert run(scheduled, sphere, range(1))[0][1] == step, "its factor is 1 in generation 0"
-    for generation, factor in ((1, 0.25), (2, 0.5)):  # nothing is told in between
-        around, narrower = (
-            points(each.ask(generation)) - mean_of(step) for each in (plain, scheduled)
-        )
-        assert narrower == pytest.approx(factor * around, rel=1e-4, abs=1e-6)
-        assert scheduled.sigma(generation) == pytest.approx(factor * plain.sigma(generation))
-
-
-@pytest.mark.parametrize("schedule", [Linear(final=0.3), WarmUp(over=20, then=Linear(final=0.3))])
-@both
-def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(
-    builder: OptimizerBuilder, schedule: Schedule
-) -> None:
+def test_a_rebuilt_optimizer_told_the_same_asks_the_same_bits(builder: OptimizerBuilder) -> None:
     def landscape(point: NDArray[np.float64]) -> float:
         value = ellipsoid(point)  # lost and tied ones too
         return float("nan") if point[0] > 0.5 else round(value, -1)
 
-    builder = chz.replace(builder, sigma_schedule=schedule)
     lived = build(builder, 30)
     recorded = run(lived, landscape, range(40))
     fitness_G = np.full(12, np.nan)
@@ -251,8 +229,6 @@ def test_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
             type(builder)(population_size=3)
         with pytest.raises(ConfigError, match="sigma must be above 0"):
             type(builder)(sigma=0.0)
-        with pytest.raises(ConfigError, match="sigma_schedule reaches 0 at generation 5 of 10"):
-            build(chz.replace(builder, sigma_schedule=Table(generations=(0, 5), factors=(1, 0))), 8)
     with pytest.raises(
         ConfigError, match=r"all 20,000 parameters.* 11\.9 GiB .*4,096: take optimizer=sep_cma"
     ):
