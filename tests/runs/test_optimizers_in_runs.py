@@ -34,13 +34,7 @@ SETTINGS: dict[str, list[str]] = {
     "rmsprop": ["optimizer.moments=block", "optimizer.learning_rate=0.01"],
     "clip_up": ["optimizer.max_speed=0.01", "optimizer.learning_rate=0.01"],
     "muon": ["optimizer.window=3", "optimizer.weight_decay=0.1"],
-    "cma": [
-        "search_space=full_rank",
-        "search_space.include=*norm*",
-        "optimizer.sigma_schedule=warmup",
-        "optimizer.sigma_schedule.over=3",
-        "optimizer.sigma_schedule.then=linear",
-    ],
+    "cma": ["search_space=full_rank", "search_space.include=*norm*"],
     "sep_cma": ["search_space=adapter", "search_space.rank=2"],
     "qes": ["search_space=quant_codes", "optimizer.sigma=2.0", "optimizer.learning_rate=1.0"],
     "genetic": [
