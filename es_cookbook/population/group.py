@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import anyio
 
 from es_cookbook.common.errors import EngineError, EnvError, RequestError, leaves
-from es_cookbook.engines.base import Engine
+from es_cookbook.engines.base import Engine, Target
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.rl.rollouts import checked_group_rewards, run_rollout
 from es_cookbook.rl.timeouts import Clock, Watch
@@ -80,26 +80,21 @@ class RolloutGroup:
         self._trajectories: list[Trajectory | LostRollout] = [_NOT_RUN] * num_envs
         self._group_rewards: Sequence[GroupReward] | None = None
 
-    def begin(self, block: Residents) -> list[asyncio.Task[BaseException | None]]:
-        """A task for each attempt of a block's genomes.
+    @property
+    def num_attempts(self) -> int:
+        """Attempts of each genome."""
+        return len(self._seeds_K)
 
-        Plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
-        """
-        loop = asyncio.get_running_loop()
-        tasks: list[asyncio.Task[BaseException | None]] = []
-        for g, target in zip(block.range_G, block.targets_G, strict=True):
-            for k, seed_of_call in enumerate(self._seeds_K):
-                clock = Clock(self._watch)
-                attempt = Attempt(self._engine, self._sampling, block, seed_of_call, clock)
-                run = self._attempt(EnginePolicy(attempt, target), g * len(self._seeds_K) + k)
-                tasks.append(asyncio.Task(run, loop=loop, name="attempt"))
-        return tasks
-
-    async def _attempt(self, policy: EnginePolicy, i: int) -> BaseException | None:
-        """Run one attempt; the first of the group makes the Envs, the last scores and closes.
+    async def attempt(
+        self, block: Residents, g: int, target: Target, k: int
+    ) -> BaseException | None:
+        """Run attempt k of genome g; the first of the group makes the Envs, the last scores.
 
         Returns what stops the run: raised, asyncio would print it where that ends by Ctrl-C.
         """
+        clock, i = Clock(self._watch), g * len(self._seeds_K) + k
+        shared = Attempt(self._engine, self._sampling, block, self._seeds_K[k], clock)
+        policy = EnginePolicy(shared, target)
         try:
             if not self._is_open.is_set():
                 await self._open()
@@ -107,7 +102,7 @@ class RolloutGroup:
                 return None
             self._policies[i] = policy
             work = functools.partial(run_rollout, self._handle.envs[i], policy)
-            self._trajectories[i] = await _guarded(policy.attempt.clock, work)
+            self._trajectories[i] = await _guarded(clock, work)
             if self._ended is not None:
                 self._ended(self._trajectories[i])
             self._num_left -= 1
@@ -217,8 +212,18 @@ async def running(groups_P: Sequence[RolloutGroup], watch: Watch) -> AsyncGenera
         raise (_what_stops(errors) or next(leaves(errors))) from None
 
 
-async def finished(tasks: Sequence[asyncio.Task[BaseException | None]], watch: Watch) -> None:
-    """Wait for all of these attempts, and for the scores of the groups that they complete."""
+async def attempted(groups_P: Sequence[RolloutGroup], block: Residents, watch: Watch) -> None:
+    """Run all attempts of a block's genomes, and score the groups that they complete.
+
+    In plain tasks, not those of a task group: each would have a cancel scope beside its clock's.
+    """
+    loop = asyncio.get_running_loop()
+    tasks = [
+        asyncio.Task(group.attempt(block, g, target, k), loop=loop, name="attempt")
+        for group in groups_P
+        for g, target in zip(block.range_G, block.targets_G, strict=True)
+        for k in range(group.num_attempts)
+    ]
     try:
         errors = await _ended(tasks)
     except asyncio.CancelledError:

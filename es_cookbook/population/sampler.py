@@ -21,7 +21,6 @@ anyway. And blocks of a population that plays itself: genomes that are asked for
 (`EnvGroupBuilder.asks_genomes`) have to be resident together.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -41,7 +40,7 @@ from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.population.group import RolloutGroup, finished, running
+from es_cookbook.population.group import RolloutGroup, attempted, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.population.results import problem_names
 from es_cookbook.population.scheduling import BlockScheduler, Overlap
@@ -167,7 +166,7 @@ class PopulationSampler:
                 rollouts.count(loading=-1, sampling=1)
                 block.host = host
                 with self.spans.span(host.label, "sample"):
-                    await finished(rollouts.begin(block), rollouts.watch)
+                    await attempted(rollouts.groups_P, block, rollouts.watch)
             finally:
                 self._scheduler.end(taken)
             block.host = None
@@ -191,7 +190,8 @@ class PopulationSampler:
         """
         size = 1, attempts
         async with self._rollouts(generation, env_group_builders_P, size, sampling) as rollouts:
-            await finished(rollouts.begin(Residents(range(1), ["centre"])), rollouts.watch)
+            centre = Residents(range(1), ["centre"])
+            await attempted(rollouts.groups_P, centre, rollouts.watch)
         return rollouts.results_P
 
     def _check_asking(
@@ -309,9 +309,6 @@ class _Rollouts:
     _num_loading: int = 0
     _num_sampling: int = 0
     _since: float = 0.0
-
-    def begin(self, block: Residents) -> list[asyncio.Task[BaseException | None]]:
-        return [task for group in self.groups_P for task in group.begin(block)]
 
     def count(self, loading: int = 0, sampling: int = 0) -> None:
         """As many blocks more, or less, are being loaded or sampled."""

@@ -31,7 +31,7 @@ from es_cookbook.engines.base import Engine, EngineBuilder, Host, SampleRequest,
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace
-from es_cookbook.population.group import RolloutGroup, finished, running
+from es_cookbook.population.group import RolloutGroup, attempted, running
 from es_cookbook.population.policy import Residents
 from es_cookbook.rl.data.task import RowDatasetBuilder
 from es_cookbook.rl.timeouts import Watch
@@ -375,7 +375,7 @@ class RebuiltRun:
         problem = _Alone(builder) if compares else builder
         group = RolloutGroup(problem, self.engine, sampling, 1, [seed_of_call], watch)
         async with running([group], watch), self._hosted(who) as residents:
-            await finished(group.begin(residents), watch)
+            await attempted([group], residents, watch)
         done = group.result()
         name = getattr(builder, "name", "")
         return Played(str(name), done.trajectories_G_K[0][0], done.rewards_G_K[0][0], compares)
