@@ -138,42 +138,27 @@ def shared_points(
 def table(groups: Mapping[str, Sequence[RunFiles]], metric: str) -> str:
     """A line a group of runs as Markdown: how good they were, and what they cost.
 
-    `over the run` is the mean height of the curve over rollouts (trapezoids); `terms a step` are
-    those whose noise is generated again wherever the centre is kept.
-
     Raises:
         ConfigError: A run did not measure the metric, or does not count rollouts and time.
     """
-    head = ["", "runs", f"{metric} at the end", "over the run", "rollouts", "s a generation"]
-    rows = [[name, *_cells(runs_R, metric)] for name, runs_R in groups.items()]
-    return markdown([*head, "ask + tell of it", "terms a step"], rows)
+    head = ["", "runs", f"{metric} at the end", "rollouts", "s a generation"]
+    return markdown(head, [[name, *_cells(runs_R, metric)] for name, runs_R in groups.items()])
 
 
 def _cells(runs_R: Sequence[RunFiles], metric: str) -> list[str]:
-    x_M, values_R_M = shared_points(runs_R, metric, "rollouts")
-    last_R, span = values_R_M[:, -1], x_M[-1] - x_M[0]
-    heights_R = np.trapezoid(values_R_M, x_M, axis=1) / span if span else last_R
-    costs_R = np.array([_costs(run) for run in runs_R])
-    rollouts, seconds, share, terms = costs_R.mean(axis=0).tolist()
-    return [
-        str(len(runs_R)),
-        *(mean_and_range(of.tolist(), is_share(metric)) for of in (last_R, heights_R)),
-        *(f"{rollouts:.0f}", f"{seconds:.3g}", f"{100 * share:.2g} %", f"{terms:.4g}"),
-    ]
+    _, values_R_M = shared_points(runs_R, metric, "rollouts")
+    rollouts, seconds = map(fmean, zip(*map(_costs, runs_R), strict=True))
+    at_the_end = mean_and_range(values_R_M[:, -1].tolist(), is_share(metric))
+    return [str(len(runs_R)), at_the_end, f"{rollouts:.0f}", f"{seconds:.3g}"]
 
 
-def _costs(run: RunFiles) -> tuple[float, float, float, float]:
-    """Rollouts, seconds a generation, the share of them in ask and tell, and terms a step."""
-    rows = [row for row in run.metrics if "time/total" in row]
-    rollouts = run.metrics[-1].get("progress/rollouts", math.nan) if rows else math.nan
+def _costs(run: RunFiles) -> tuple[float, float]:
+    """Rollouts, and seconds a generation."""
+    seconds = [row["time/total"] for row in run.metrics if "time/total" in row]
+    rollouts = run.metrics[-1].get("progress/rollouts", math.nan) if seconds else math.nan
     if math.isnan(rollouts):
         raise ConfigError(f"{run.path} does not count rollouts and time: it cannot be compared")
-    total, optimizer = (
-        math.fsum(row.get(key, math.nan) for row in rows for key in keys)
-        for keys in (("time/total",), ("time/ask", "time/tell"))
-    )
-    terms = fmean(len(record.step.terms) for record in run.records) if run.records else math.nan
-    return rollouts, total / len(rows), optimizer / total if total else math.nan, terms
+    return rollouts, fmean(seconds)
 
 
 def mean_and_range(values_R: Sequence[float], share: bool = True) -> str:

@@ -36,16 +36,12 @@ class _Log(TextIOBase):
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self._in_bar = False
 
     @override
     def write(self, text: str, /) -> int:
         if self.path is None:
             screen().write(text)
-        elif text.startswith("\r"):  # A progress bar draws itself, again and again.
-            self._in_bar = True
-        elif not (self._in_bar and text == "\n"):
-            self._in_bar = False
+        elif not text.startswith("\r"):  # A progress bar draws itself, again and again.
             self.append(text)
         return len(text)
 
@@ -100,22 +96,11 @@ class _Sorting(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno < logging.WARNING or _is_library(record.pathname):
-            if not _has_own_handler(record.name):  # It has led here already.
-                when = time.strftime("%Y-%m-%d %H:%M:%S")
-                _log.append(f"{when} {record.name}: {self.format(record)}\n")
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            _log.append(f"{when} {record.name}: {self.format(record)}\n")
         else:
             with contextlib.suppress(OSError, ValueError):  # Closed; the run goes on.
                 print(printable(self.format(record)), file=screen(), flush=True)
-
-
-def _has_own_handler(name: str) -> bool:
-    """Whether a logger or one that it belongs to, but the root, has a handler."""
-    logger = logging.getLogger(name)
-    while logger.parent is not None:
-        if logger.handlers:
-            return True
-        logger = logger.parent
-    return False
 
 
 def _show_warning(
