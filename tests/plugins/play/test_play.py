@@ -141,14 +141,14 @@ def test_prompts_go_through_the_chat_template_unless_told_not_to(tmp_path: Path)
 def test_answers_to_typed_prompts_end_where_those_of_the_run_do(
     stop: tuple[str, ...] | None, ends: str, tmp_path: Path
 ) -> None:
-    examples = "Q: one and one\nA: two\n\nQ: {question}\nA:"
     source = write_rows(
         tmp_path / "rows.jsonl",
         [{"question": f"one and {word}", "answer": word} for word in "abcdefghijklmnopqrst"],
     )
     dataset = Task(
         source=source,
-        prompt=examples,
+        prompt="Q: {question}\nA:",
+        examples=1,
         reward=Exact(),
         test_fraction=0.2,
         problems_per_generation=4,
