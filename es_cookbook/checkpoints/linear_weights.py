@@ -8,7 +8,7 @@ other kinds are linear weights as well:
   or, where the class says `is_transposed`, (experts, in, out). Recognised are the classes of
   transformers' experts interface (`transformers.integrations.moe.use_experts_implementation`).
 
-An expert's matrix is a weight of its own, named after the parameter with the expert's number in
+An expert's matrix is a separate weight, named after the parameter with the expert's number in
 brackets, and is a view of that parameter. All that follows from a weight (noise, low-rank factors,
 the centre) then has two axes everywhere, and a weight keeps the rows and columns that it is stored
 with. Only who computes with a weight has to know whether it is transposed.

@@ -1,7 +1,7 @@
 """PEFT LoRA adapters on the disk: read, and written as PEFT, transformers and vLLM load them.
 
 The factors are written in float32, as the centre keeps them, whatever dtype the base is sampled in:
-they are small, and whoever loads them casts them. Names are the weights' with `lora_A` and `lora_B`
+they are small, and loaders cast them. Names are the weights' with `lora_A` and `lora_B`
 in them.
 
 Experts that share a parameter of three axes share one A and one B there (PEFT's

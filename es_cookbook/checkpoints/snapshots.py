@@ -2,7 +2,7 @@
 
 It holds the selected parameters in float32 and says of which generation they are and what their
 fingerprint is. A replay from it does to the bits what the rest of one from the base would do, so
-whoever cannot read it begins at the base and gets the same.
+an engine that cannot read it begins at the base, with the same result.
 """
 
 import dataclasses

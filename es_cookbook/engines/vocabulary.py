@@ -1,8 +1,8 @@
 """Which rows of a model's vocabulary are tokens: these alone are sampled.
 
 Embeddings are often longer than the tokenizer, padded to a round number or for tokens that were
-never added, and a tokenizer may have holes. What such a row's token says is nothing, and nobody can
-write it. Its logit is far below all others, so the distribution is over the tokens that there are.
+never added, and a tokenizer may have holes. Such rows have no text. Their logits are far below all
+others, so the distribution is over the tokens that there are.
 """
 
 from typing import cast

@@ -89,7 +89,7 @@ class Centre:
 
     Args:
         base: the base model's parameters by name, at least the selected ones; kept by reference and
-            never written, and nobody else may write them either. They are on the CPU or on
+            never written, here or elsewhere. They are on the CPU or on
             `device`, where they are sent one at a time when they are needed.
         num_threads: that move it on the CPU; `num_cores()` if None. Bits do not depend on it.
         parts: which part of each selected parameter the base has, for a tensor-parallel rank; all

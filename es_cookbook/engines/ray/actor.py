@@ -40,7 +40,7 @@ Built: TypeAlias = tuple[EngineTraits, "PreTrainedTokenizerBase", "SearchSpace"]
 
 
 class EngineActor:
-    """One engine in a process of its own. `call` is the only method that the pool uses."""
+    """One engine in its own process. `call` is the only method that the pool uses."""
 
     _engine: Engine
 
@@ -135,7 +135,7 @@ class EngineActor:
 def portable(error: Exception) -> ESCookbookError:
     """An error as it crosses to another process: itself if it is one of ours, else in a sentence.
 
-    What nobody foresaw is an `EngineError` with its traceback as a note.
+    An unexpected error is an `EngineError` with its traceback as a note.
     """
     if isinstance(error, ESCookbookError):
         return error

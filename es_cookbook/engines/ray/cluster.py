@@ -96,7 +96,7 @@ class Cluster:
         if address == "local":
             options |= {
                 "include_dashboard": False,
-                "num_cpus": 1,  # For each of them Ray would start a process that nobody uses.
+                "num_cpus": 1,  # For each of them Ray would start an idle process.
                 "object_store_memory": _OBJECT_STORE_BYTES,
             }
         with cls._lock:
@@ -174,7 +174,7 @@ class Cluster:
 
     @property
     def _cpus(self) -> float:
-        """What Ray counts: nearly nothing where nobody else is there to share the cores with."""
+        """What Ray counts: nearly nothing in a private Ray, whose cores no one else shares."""
         return _CPUS_OF_OUR_OWN if self.is_private else self.num_cpus
 
     async def close(self) -> None:

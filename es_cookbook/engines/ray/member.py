@@ -1,7 +1,7 @@
 """One engine of a pool: a process of the cluster, and the requests on their way to it and back.
 
 A process that dies, hangs or fails is not repaired. Its member is lost: requests raise
-`EngineLostError`, and whoever made them asks another engine. The pool starts a new member in its
+`EngineLostError`, and their caller asks another engine. The pool starts a new member in its
 place.
 
 Each machine chooses the dtype of matrix products that is fastest there. In a pool the first engine

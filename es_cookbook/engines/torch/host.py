@@ -1,6 +1,6 @@
 """A running torch engine: the model in this process, and the lanes that run its batches.
 
-Its builder is in a module of its own (`engine`): a Config is made, shown and checked without torch.
+Its builder is in a separate module (`engine`): a Config is made, shown and checked without torch.
 """
 
 import asyncio
@@ -316,7 +316,7 @@ class TorchEngine(Engine):
 
     @contextmanager
     def _changing(self, what: str) -> Generator[None]:
-        """Inside, nobody else may use the engine, and nothing is kept of its weights' answers."""
+        """Inside, access is exclusive, and nothing is kept of the weights' answers."""
         with self._usage.changing(what):
             self._prefixes.clear()
             yield

@@ -109,7 +109,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """All memory of a device, whoever uses it: it is the same for every run there."""
+    """All memory of a device, used or not: it is the same for every run there."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     if device.type == "mps":

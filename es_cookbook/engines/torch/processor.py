@@ -51,7 +51,7 @@ class Rates:
     Attributes:
         float32: the weights widened, sums in float32.
         bfloat16: by torch, rows rounded to bfloat16.
-        packs: oneDNN can hold the weights in a layout of its own (`kernels.packed`).
+        packs: oneDNN can hold the weights in its own layout (`kernels.packed`).
     """
 
     float32: float

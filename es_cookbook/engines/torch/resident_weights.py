@@ -202,7 +202,7 @@ class ResidentWeights:
         self._num_loaded = len(genomes_G)
 
     def _new_model(self) -> PopulationModel:
-        """A copy of the base with weights of its own, except tables that genomes leave alone."""
+        """A copy of the base with its own weights, except tables that genomes leave alone."""
         linear = {
             id(parameter)
             for module in self.base.modules()

@@ -1,7 +1,7 @@
 """What vLLM's CPU builds need before a model is loaded, and are given here.
 
 They pack linear weights into a layout of their own and leave an empty parameter behind, so that
-whoever moves `named_parameters()` moves norms and embeddings only. Here a layer keeps its weight,
+code that moves `named_parameters()` moves norms and embeddings only. Here a layer keeps its weight,
 and is packed again when it is used after a change: packing costs as much as copying, and the packed
 product a quarter less than the plain one. Weights take twice the memory.
 
@@ -46,7 +46,7 @@ _PRODUCTS_KEPT = 32
 
 def prepare() -> None:
     """Replace all of it in this process."""
-    from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # on GPUs nobody needs it
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # not needed on GPUs
 
     utils.dispatch_cpu_unquantized_gemm = _keep_weight
     cast(Any, base_linear)._get_lora_device = _cpu_of
@@ -230,7 +230,7 @@ def _add_rows(
             h[k] = scale * total
         y_t = y[t, first : first + outputs]
         b_slot = b[slot]
-        if rank == 1:  # a loop of its own: outputs are neighbours, and go into vectors
+        if rank == 1:  # a separate loop: outputs are neighbours, and go into vectors
             factor, column = h[0], b_slot.reshape(outputs)
             for o in range(outputs):
                 y_t[o] += factor * column[o]

@@ -39,7 +39,7 @@ _PRIVATE = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
 }
-"""Where ranks of one machine listen for each other: nobody else has to reach them."""
+"""Where ranks of one machine listen for each other: nothing else has to reach them."""
 _HARMLESS = {
     *("block_size", "cpu_offload_gb", "disable_custom_all_reduce", "enable_chunked_prefill"),
     *("enable_prefix_caching", "max_logprobs", "max_num_batched_tokens", "max_num_seqs"),
@@ -300,7 +300,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
         if self.tensor_parallel_size > 1:
             return "mp"  # In an actor of a Ray pool vLLM would take Ray for them too.
         if on_cpu:
-            # A CPU build would run its one rank as a process of its own, and both wait for each
+            # A CPU build would run its one rank as a separate process, and both wait for each
             # other by asking all the time: on few cores they take half of them for nothing.
             from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

@@ -1,4 +1,4 @@
-"""A running vLLM engine: `AsyncLLM` in a process of its own, whose workers host genomes.
+"""A running vLLM engine: `AsyncLLM` in its own process, whose workers host genomes.
 
 Low-rank genomes are resident LoRA slots, so the whole population is in one batch; a slot is written
 in the worker from seeds (`worker`), and no adapter file is ever made. Dense genomes take the
@@ -13,9 +13,9 @@ A request is a function of (centre, genome, prompt, sampling seed), as far as vL
 the batch: a rare near-tie may flip a token where they are not. Where you need every bit,
 VLLM_BATCH_INVARIANT=1 makes them so on recent NVIDIA GPUs, and engine=torch is so on the CPU.
 
-Requests that need other weights take turns: those who need the set that is there go through
-together; the others wait until nobody is inside, and then the set that has been waited for longest
-comes in. Who is inside only ever waits for vLLM, so everybody's turn comes as long as requests end.
+Requests that need other weights take turns: those that need the set that is there go through
+together; the others wait until no request is inside, and then the set with the longest wait comes
+in. Requests that are inside wait for vLLM only, so every set has its turn as long as requests end.
 """
 
 import asyncio
@@ -433,7 +433,7 @@ class Turnstile:
     """Admits requests by the weights that they need. For the tasks of one event loop.
 
     Args:
-        switch: brings in a set of weights; called when nobody is inside.
+        switch: brings in a set of weights; called when no request is inside.
 
     Attributes:
         current: the set that is there, None if none is known to be.

@@ -7,7 +7,7 @@ bytes and lists: once the search space, then seeds (or a small space's coordinat
 The centre is kept in float32, for the part of each parameter that the rank has. What vLLM samples
 with is always derived from it, never undone. Dense genomes take the weights' place one at a time;
 low-rank genomes are LoRA slots beside the centre's weights, written here from (seed, coefficient);
-adapters are slots beside the base's weights, which nobody touches, so these may be quantised.
+adapters are slots beside the base's weights, which stay as they are, so these may be quantised.
 """
 
 import functools

@@ -3,7 +3,7 @@
 Ask and tell speak in seeds and coefficients, never weights, so an optimizer is small, needs no
 model, and is tested on literal arrays. All of them maximise.
 
-To add one: subclass `Optimizer` in a module of its own, write its builder beside it, and add a name
+To add one: subclass `Optimizer` in a separate module, write its builder beside it, and add a name
 to `OPTIMIZER_NAMES`.
 """
 

@@ -2,7 +2,7 @@
 
 A learning rate that was found is for fitness of unit variance, which z-scores have. Ranks have a
 standard deviation of 0.29, less where many tie, and rewards whatever the task gives them. So the
-optimizer is told fitness in units of its own RMS over the run so far:
+optimizer is told fitness in units of its RMS over the run so far:
 
     f / r_t,   r_t² = mean over generations up to t, those without a signal left out, of mean f²
 

@@ -6,7 +6,7 @@ arithmetic: float32, every product and every sum rounded on its own, in a fixed 
 multiply-add and reassociation are what make two machines disagree in the last bit, so neither is
 used, and NumPy, torch and CUDA agree to the bit.
 
-To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a module of its own, and add a name
+To add one: subclass `SearchSpaceBuilder` and `SearchSpace` in a separate module, and add a name
 to `SEARCH_SPACE_NAMES`. σ by layer and partitions come with `SearchSpaceBuilder.shares`: the space
 keeps it, and adds to each parameter `shares.of(name, terms)` in place of the terms. Engines and
 exports know no space by its class: what they have to know of one is in the attributes of
@@ -231,7 +231,7 @@ class SearchSpace(ABC):
 
     @property
     def is_dense(self) -> bool:
-        """Whether each genome has weights of its own, in place of a part beside the centre's."""
+        """Whether each genome has its own weights, in place of a part beside the centre's."""
         return self.rank is None and self.adapter is None
 
     @property
@@ -241,7 +241,7 @@ class SearchSpace(ABC):
 
     @property
     def hosts_offsets(self) -> bool:
-        """Whether engines can give a genome coordinates of its own, `Genome.offsets`.
+        """Whether engines can give a genome its own coordinates, `Genome.offsets`.
 
         Not where all genomes share the centre's weights, nor where parameters are whole numbers.
         """
@@ -250,7 +250,7 @@ class SearchSpace(ABC):
     def base(self, parameters: Mapping[str, "torch.Tensor"]) -> Mapping[str, "torch.Tensor"]:
         """What the centre starts from, at least `shapes`: the model's parameters themselves.
 
-        A space with parameters of its own returns their start instead.
+        A space with its own parameters returns their start instead.
         """
         return parameters
 
@@ -461,7 +461,7 @@ def linear_shapes(
 def refuse_quantised(
     builder: SearchSpaceBuilder, parameters: Sequence[ParameterInfo], names: Iterable[str]
 ) -> None:
-    """Raise a ConfigError where a selected weight is quantised: it has no numbers of its own."""
+    """Raise a ConfigError where a selected weight is quantised: it has no numbers to move."""
     bits = {p.name: p.bits for p in parameters if p.bits is not None}
     for name in names:
         if name in bits:

@@ -4,9 +4,9 @@ A space says by `SearchSpace.rank` or `SearchSpace.adapter` that its genomes hav
 and engines ask for nothing else:
 
 - `rank`: each term of a genome is a product of two noises, beside the centre's weights.
-- `AdapterFactors`: each genome has an A and a B of its own, beside the base's weights.
+- `AdapterFactors`: each genome has its own A and B, beside the base's weights.
 
-Genomes of a space with neither are dense: each needs weights of its own, in place of the model's.
+Genomes of a space with neither are dense: each needs its own weights, in place of the model's.
 """
 
 import dataclasses

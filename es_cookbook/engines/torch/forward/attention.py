@@ -126,7 +126,7 @@ class TokenCache:
 
     Layers are allocated when they are first written, so that the cache needs to know nothing of the
     architecture, and grow with the blocks in use. Keys and values are (places, kv heads, d). Block
-    0 is where rows write that are nobody's.
+    0 is where rows of no request write.
 
     Args:
         num_blocks: of `STEP` places each, at most.
@@ -215,7 +215,7 @@ class KernelRows:
     """Tokens of any sequences on the CPU, after those that they see.
 
     Args:
-        sequences_T: of each row; negative for rows that are nobody's.
+        sequences_T: of each row; negative for rows of no request.
         positions_T: of each row, in its sequence.
         table: where sequences lie.
         cache: where keys and values go.

@@ -109,7 +109,7 @@ def flat_cache_size(
         raise Unfit("it does not use its attention hook")
     for *_, window, mask in noted:
         if isinstance(mask, torch.Tensor):
-            raise Unfit("it makes a mask of its own")
+            raise Unfit("it makes its own mask")
         if callable(mask) and not _is_causal(cast(_Mask, mask), window, context_length):
             raise Unfit("its attention looks back otherwise than over a window")
     bytes_of_layer = {i: _bytes_of_token(key, value, on_cpu) for i, key, value, *_ in noted}

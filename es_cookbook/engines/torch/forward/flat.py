@@ -211,7 +211,10 @@ class FlatForward(Forward):
         batch: list[_Span] = []
         free = self.rows_scored
         for sequence, (work, lease) in enumerate(zip(works, leases, strict=True)):
-            first, last = lease.first, len(work.sequence) - 1  # nobody asks what comes after it
+            first, last = (
+                lease.first,
+                len(work.sequence) - 1,
+            )  # nothing after it is asked
             while first < last:
                 end = min(last, max(first, work.num_prompt - 1) + free)
                 batch.append(_Span(work, sequence, first, end))
@@ -243,7 +246,7 @@ class FlatForward(Forward):
                 self._prefixes.give_back(self._leases.pop(work))
 
     def _apart(self, works: Sequence[Work]) -> "FlatForward":
-        """The same with a cache of its own, of room for these."""
+        """The same with a separate cache that has room for these."""
         num_blocks = 1 + sum(-(-work.length // STEP) for work in works)
         cache = self._cache.of_size(num_blocks)
         prefixes = PrefixCache(cache, num_blocks)

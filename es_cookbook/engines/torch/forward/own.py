@@ -6,7 +6,7 @@ values, recurrent or convolution states, both) is up to the model. How much a co
 model's `Path`. Rows that end leave the cache once a fifth of them has; others join with the next
 cohort. Long prompts run a few rows at a time, and what they leave is joined.
 
-Every lane runs modules of its own around the shared weights, so what a model keeps in its modules
+Every lane runs its own modules around the shared weights, so what a model keeps in its modules
 is never another lane's. The rows beside it may change a row's bits by rounding, so a near-tie may
 flip a token.
 """

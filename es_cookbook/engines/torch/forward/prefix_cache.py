@@ -38,7 +38,7 @@ class _Node:
         parent: what comes before; None for the root, which has no tokens.
         owner: who computes them, until they are there.
         children: by first token, and by owner.
-        stays: when nobody reads it.
+        stays: when no request reads it.
         gone: it has left the tree.
     """
 
@@ -164,7 +164,7 @@ class PrefixCache:
             self._release(lease.blocks)
             while node is not None and node.parent is not None and not node.gone:
                 if node.children or (node.stays and node.owner is None):
-                    break  # those that nobody has computed go as well
+                    break  # those that were not computed go as well
                 self._remove(node)
                 node = node.parent
             while self._num_taken - self._num_read > self._max_idle and self._let_go():
@@ -248,7 +248,7 @@ class PrefixCache:
             nodes += node.children.values()
 
     def _let_go(self) -> bool:
-        """Let a node leave of which a block is read by nobody, if there is one."""
+        """Let a node leave of which no request reads some block, if there is one."""
         idle = (
             node
             for node in self._stay
@@ -291,15 +291,15 @@ class PrefixCache:
         for block in blocks:
             self._readers[block] -= 1
             self._num_read -= not self._readers[block]
-            self._free_if_nobodys(block)
+            self._free_if_unused(block)
 
     def _forget(self, blocks: Iterable[int]) -> None:
         """A node no longer has these."""
         for block in blocks:
             self._keepers[block] -= 1
-            self._free_if_nobodys(block)
+            self._free_if_unused(block)
 
-    def _free_if_nobodys(self, block: int) -> None:
+    def _free_if_unused(self, block: int) -> None:
         if not self._readers[block] and not self._keepers[block]:
             self._num_taken -= 1
             heapq.heappush(self._free, block)

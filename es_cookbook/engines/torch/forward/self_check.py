@@ -13,7 +13,7 @@ and has that if it agrees up to rounding (see `kernels.modules`).
 To be quick the check first runs a part of the model, in float32: its first layers up to one of
 every kind there is, and the first tokens of its vocabulary. Only if that does not show one of the
 fast paths to be right, it runs all of it. A sequence of a few tokens does not show how far back a
-layer looks; on the flat path, which has attention of its own, that is compared over the whole
+layer looks; on the flat path, which has its own attention, that is compared over the whole
 context (see `cache_size`).
 """
 
@@ -367,7 +367,7 @@ def _layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _layers_like(model: PreTrainedModel) -> list[int]:
-    """For each layer, the first one that does the same with weights of its own."""
+    """For each layer, the first one that does the same with its own weights."""
     layers = _layers(model)
     types = getattr(model.config.get_text_config(), "layer_types", None) or [None] * len(layers)
     kinds = [(kind, _kind(layer)) for kind, layer in zip(types, layers, strict=True)]

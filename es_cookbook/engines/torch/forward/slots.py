@@ -54,7 +54,7 @@ class SlotTable:
         newest: the slot's newest token, not yet in the cache.
         count: tokens sampled so far, and `limit` the most.
         tokens: sampled tokens, and `logprobs` theirs where `wants_logprobs`.
-        has_stops: whether the slot's request has stop conditions of its own.
+        has_stops: whether the slot's request has its own stop conditions.
         followed: whether somebody is told of the slot's tokens as they come.
         temperature: of the slot's request, and `top_p`; `uniforms` are its random numbers by token
             index.
@@ -102,7 +102,7 @@ class SlotTable:
         return free
 
     def num_empty_blocks(self) -> int:
-        """Blocks that belong to nobody."""
+        """Blocks that belong to no genome."""
         return int((self.genome_of_block == _NOBODY).sum())
 
     def place(self, works: Sequence[Work]) -> list[int]:
@@ -140,7 +140,7 @@ class SlotTable:
             self.uniforms[slot, : work.limit] = token_uniforms(request.seed, work.limit)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Free slots; a block belongs to nobody once it is empty."""
+        """Free slots; a block belongs to no genome once it is empty."""
         for slot in slots:
             self.works[slot] = None
         for array in self._cleared:

@@ -166,7 +166,7 @@ class WorkQueue:
         max_length: int,
         admission: Admission,
     ) -> list[Work]:
-        """Requests for the free slots in blocks of each genome, then for blocks of nobody's.
+        """Requests for the free slots in blocks of each genome, then for empty blocks.
 
         Returns a lane's share of those that need at most `max_length` cache tokens and that
         `admission` lets enter: as many of a genome as it has free slots, and more in whole blocks.

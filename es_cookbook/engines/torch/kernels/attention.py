@@ -69,7 +69,7 @@ Columns are the width of values rounded up to `STEP`. Place i is place i % STEP 
 """
 _Indices: TypeAlias = NDArray[np.int64]
 Where: TypeAlias = tuple[_Indices, _Indices, _Indices, _Indices]
-"""The sequence of each token, negative for one that is nobody's, and its position there; then by
+"""The sequence of each token, negative for one of no request, and its position there; then by
 sequence the first position of each of its runs, and how many places these lie after their
 positions. A run begins where a block does and may end within one. Runs that a sequence lacks begin
 beyond all positions, and lie where its last one does.
@@ -380,7 +380,7 @@ def attend(
     Args:
         linear: queries, keys and values side by side, and what is done to them first.
         cache: written.
-        where: what a token sees is there, or of a token before it; nobody's get zeros.
+        where: what a token sees is there, or of a token before it; tokens of no request get zeros.
         looks: how.
         heads: of queries.
         out_T_N: (tokens, heads · width of values), written.

@@ -4,7 +4,7 @@ LLVM's vectoriser may add in another order wherever it likes, and leaves loops o
 numbers scalar; with these a kernel says itself which numbers are added in which order, so a row's
 bits are the same on every processor and in every batch. They compute in float32, read rows of
 float32, of bfloat16, which NumPy knows as `uint16`, and of float16, and write the first two.
-`load(row, i)` or `fma(a, b, c)` are for kernels alone: nobody else can call them.
+`load(row, i)` or `fma(a, b, c)` can be called in kernels only.
 """
 
 import hashlib

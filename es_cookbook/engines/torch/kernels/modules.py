@@ -3,7 +3,7 @@
 Which modules these are is found by what they compute, not by their names alone: a module is
 replaced only if random rows come out of both alike. What linear layers make goes into a kernel as
 it is, in the dtype of their products, together with the low-rank parts of the rows' genomes: adding
-them costs no pass of its own there.
+them needs no separate pass there.
 
 What takes the time of a model in 16 bits are its products. Processors with the instructions for it
 multiply bfloat16 at twice the rate of float32; others multiply float32 alone (see `processor`). All

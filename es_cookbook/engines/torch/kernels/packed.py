@@ -1,4 +1,4 @@
-"""Products in bfloat16, with weights that oneDNN holds in a layout of its own.
+"""Products in bfloat16, with weights that oneDNN holds in its own layout.
 
 Where a processor has instructions for it (`processor`), a packed product is 1.0 times as fast as a
 plain one for many rows and 1.6 times for few. A row's bits depend neither on the number of rows nor

@@ -125,7 +125,7 @@ def multiply(
         x_T_K: contiguous, in float32.
         weight_N_K: contiguous, in float32, bfloat16 or float16.
         bias_N: of any of these.
-        live: rows from here on are nobody's, and may be 0.
+        live: rows from here on belong to no request, and may be 0.
     """
     outputs, inputs = weight_N_K.shape
     if outputs < PANEL or inputs < LINE // weight_N_K.itemsize:
