@@ -67,6 +67,7 @@ def run(config: Config) -> Result:
         KeyboardInterrupt: It was stopped; says how to go on.
         ESCookbookError: As `train`.
     """
+    refuse_while_imported()
     config = with_log_path(config)
     _train_until_signal(config)
     return result_of(Path(config.log_path))

@@ -46,26 +46,6 @@ def test_reads_back_what_was_appended_also_after_reopening(tmp_path: Path) -> No
     assert list(store.steps()) == [record.step for record in store.records()]
 
 
-def test_what_opening_has_read_is_not_read_again_until_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "history.jsonl"
-    records = write_history(path, 3)
-    read: list[bytes] = []
-
-    def watched(line: bytes) -> Header | Record:
-        read.append(line)
-        return decode(line)
-
-    monkeypatch.setattr("es_cookbook.runs.history.store.decode", watched)
-    store = HistoryStore(path, HEADER)
-    assert list(store.records()) == list(store.records()) == records
-    assert [record.step for record in records] == list(store.steps())
-    assert b"".join(read) == path.read_bytes()
-    store.append(make_record(3))
-    assert len(list(store.records())) == 4
-
-
 finite = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)
 
 
@@ -122,15 +102,6 @@ def test_a_last_line_torn_at_any_byte_is_dropped_and_the_run_goes_on(tmp_path: P
         store.append(records[2])
         store.close()
         assert path.read_bytes() == whole
-
-
-def test_a_last_line_of_zeros_after_a_power_cut_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    records = write_history(path, 2)
-    with path.open("ab") as file:
-        file.write(bytes(300))
-    assert HistoryStore(path, HEADER).next_generation == 2
-    assert list(read_history(path)) == records
 
 
 def test_any_flipped_byte_before_the_last_line_is_refused_by_line_number(tmp_path: Path) -> None:
