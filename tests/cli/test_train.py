@@ -59,8 +59,9 @@ def test_a_new_task_runs_and_its_directory_is_enough_to_go_on_and_play(here: Pat
     assert "my_rewards:score is not part of" in refused("resume", str(run), "num_generations=3")
     assert typed("resume", str(run), "num_generations=3", trust).returncode == 0
     assert len(list(read_history(run / "history.jsonl"))) == 3
-    played = json.loads(typed("play", f"log_path={run}", trust, "problem=0").stdout)
-    assert played["turns"][0]["prompt"].endswith("justthenumber.")  # No spaces.
+    assert (
+        "justthenumber." in typed("play", f"log_path={run}", trust, "problem=0").stdout
+    )  # No spaces.
 
 
 def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Path) -> None:

@@ -52,7 +52,9 @@ def test_nothing_is_run_or_imported_whichever_way_a_hostile_run_is_opened(tmp_pa
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert found["canary_works"] and not found["canary"]
-    assert found["run"] == [] and set(found["imported"]) <= {"es_cookbook", "__main__"}
+    of_the_hub = "huggingface_hub.utils._validators"  # It checks names of repositories.
+    assert found["run"] == []
+    assert set(found["imported"]) <= {"es_cookbook", "__main__", of_the_hub}
     refused = {"load_config: ConfigError"} | {f"{way}: 1" for way in ("resume", "fork", "play")}
     for text, said in found["said"].items():
         assert {" ".join(words.split()[:2]) for words in said} >= refused, text
