@@ -156,10 +156,30 @@ def arguments(argv: Sequence[str] | None = None) -> list[str]:
     words = sys.argv[1:] if argv is None else list(argv)
     if odd := [word for word in words if not is_utf8(word)]:
         raise OptionError(f"an option must be text in UTF-8, found {odd[0]!r}")
+    words = joined(words)
     files = [word for word in words if word.lstrip("-").startswith("config=")]
     of_files = [options_in(Path(word.partition("=")[2])) for word in files]
     typed = [word for word in words if word not in files]
     return [f"{path}={text}" for each in of_files for path, text in each.items()] + typed
+
+
+def joined(words: Sequence[str]) -> list[str]:
+    """`--name value`, which other programs read, as `name=value`.
+
+    >>> joined(["--seed", "1", "--sampling.max-tokens", "8", "runs/mine", "--help", "all"])
+    ['seed=1', 'sampling.max_tokens=8', 'runs/mine', '--help', 'all']
+    >>> joined(["--seed=1", "--prompt", "Q: {question} =", "--profile", "data=rows.jsonl"])
+    ['--seed=1', 'prompt=Q: {question} =', '--profile', 'data=rows.jsonl']
+    """
+    found: list[str] = []
+    left = list(reversed(words))
+    while left:
+        word = left.pop()
+        is_value = bool(left) and not re.match(r"--[A-Za-z]|[A-Za-z_][\w.]*=", left[-1])
+        if re.fullmatch(r"--[A-Za-z][\w.-]*", word) and word not in _HELP and is_value:
+            word = f"{word.removeprefix('--').replace('-', '_')}={left.pop()}"
+        found.append(word)
+    return found
 
 
 def typed_options(words: Sequence[str], config: object) -> dict[str, str]:

@@ -66,7 +66,9 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[object, str
 
 
 def test_options_reach_the_parts_of_the_config() -> None:
-    config = run("optimizer.learning_rate=5e-3", "fitness=raw", "--num_generations=3", "tags=x,y,z")
+    config = run(
+        "optimizer.learning_rate=5e-3", "fitness=raw", "--num-generations", "3", "tags=x,y,z"
+    )
     assert config.optimizer == ES(sigma=0.005, learning_rate=5e-3)
     assert config.fitness == Raw()
     assert (config.num_generations, config.tags) == (3, ("x", "y", "z"))
