@@ -157,6 +157,11 @@ class _Layout:
         zeros = None
         if not self.symmetric:
             zeros = fitting("zeros", self._zeros(upright("zeros"), rows))
+        elif self._has_zeros(stored, layer):
+            raise ModelError(
+                f"model_name: {layer}.{self.names['zeros']} is not 0, and config.json says that "
+                "there are no zero points (symmetric)"
+            )
         group = torch.arange(inputs) // (self.shares[1] or inputs)
         if (own := stored.get(f"{layer}.{self.group_of_input}")) is not None:
             group = own.long()
@@ -176,6 +181,13 @@ class _Layout:
                 return (words.to(torch.int16) + 2 ** (self.bits - 1)).to(torch.uint8)
             case "float8":
                 return words
+
+    def _has_zeros(self, stored: Mapping[str, torch.Tensor], layer: str) -> bool:
+        """Whether zero points are stored that count; packed ones of symmetric GPTQ do not."""
+        zeros = stored.get(f"{layer}.{self.names['zeros']}")
+        if zeros is None or zeros.is_meta or self.numbers == "words":
+            return False
+        return bool(zeros.float().any())
 
     def _scales(self, layer: str, scales: torch.Tensor) -> torch.Tensor:
         if scales.dtype not in _SCALE_DTYPES:

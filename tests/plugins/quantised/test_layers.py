@@ -277,6 +277,7 @@ W8A8 = LIBRARY["w8a8 int"]
         (BLOCKS, "weight", lambda t: (t.float() * torch.nan).to(t.dtype), "NaN or infinite"),
         (BLOCKS, "weight", lambda t: t.to(torch.float8_e5m2), "is torch.float8_e5m2 of shape"),
         (W8A8, "weight_scale", None, "up_proj.weight is torch.int8 and has no scales"),
+        (W8A8, "weight_zero_point", lambda _: torch.ones(96, 1), "is not 0, and config.json says"),
     ],
 )
 def test_a_damaged_layer_is_named(
