@@ -150,7 +150,8 @@ KINDS = {
         dict.fromkeys(("resume", "resume, longer", "play", "evaluate"), "engine=torch"),
     ),
     "base model moved": Kind(
-        changed(moved, of="interrupted"), said={"": "there is no directory '{path.parent}/model'"}
+        changed(moved, of="interrupted"),
+        said={"": "model_name: '{path.parent}/model' is not a model"},
     ),
     "base model moved, with `model_name=`": Kind(changed(moved, of="interrupted"), MOVED),
     "base model changed": Kind(
@@ -339,9 +340,7 @@ def test_every_command_does_what_the_page_says(name: str, trained: Path, tmp_pat
             case "works" if command == "evaluate":
                 assert "run after 1 generation\n4 held-out problems, " in done.stdout, where
             case "works":
-                assert command == "play" and json.loads(done.stdout.splitlines()[-1])["turns"], (
-                    where
-                )
+                assert command == "play" and "answer (" in done.stdout, where
             case other:
                 raise AssertionError(f"{other!r} is no word of the table")
 
