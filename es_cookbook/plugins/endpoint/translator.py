@@ -23,10 +23,11 @@ from es_cookbook.rl.messages.message import (
     Message,
     ToolCall,
     as_json,
-    read_turn,
 )
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, spoken
+from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.messages.turns import has_response_template, read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _PIECE = 1 << 16
@@ -48,12 +49,14 @@ class Prompt:
         opening: text that the answer begins with, which the tokens already have.
         form: of tool calls; None if none are read.
         renderer: of the chat; None for a text.
+        tools: that the model may call.
     """
 
     tokens_T: tuple[int, ...]
     opening: str = ""
     form: Form | None = None
     renderer: Renderer | None = None
+    tools: Sequence[ToolSchema] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +96,9 @@ class Begun:
         self._texts, self._prompt = texts, prompt
         self._stops = draw.stop or ()
         self._held = max(map(len, self._stops), default=1) - 1
-        self._waits = texts.has_marked(draw.stop or ())
+        self._waits = texts.has_marked(draw.stop or ()) or (
+            prompt.form is not None and has_response_template(texts.tokenizer)
+        )
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
         self._told = 0
@@ -162,7 +167,7 @@ class Translator:
             opened = opened_thought(self.tokenizer, tokens_T)
             tokens_T += inside(self.tokenizer, closed_turn(opening, opened))
         is_read = request.tools and request.choice != "none"
-        return Prompt(tokens_T, opening, form if is_read else None, renderer)
+        return Prompt(tokens_T, opening, form if is_read else None, renderer, request.tools)
 
     def of_text(self, prompt: str | tuple[int, ...]) -> Prompt:
         """The prompt of a text, encoded with control tokens; or of tokens as they are.
@@ -251,8 +256,9 @@ class Translator:
         text = prompt.opening + sampled
         if prompt.form is None:
             return Answer(text, (), action.stop_reason, action)
-        opened = opened_thought(self.tokenizer, prompt.tokens_T)
-        parsed = read_turn(text, prompt.form, opened)
+        schemas = [tool.schema for tool in prompt.tools]
+        given = self.tokenizer, prompt.form, prompt.tokens_T, action
+        parsed = read_turn(*given, text=sampled, opening=prompt.opening, schemas=schemas)
         if not parsed.calls:
             return Answer(text, (), action.stop_reason, action)
         calls = parsed.calls[:1] if one_call else parsed.calls

@@ -52,9 +52,10 @@ from es_cookbook.common.errors import ConfigError, DataError, RequestError, near
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import printable
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, KeptTurns
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, read_turn
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.tools import ToolSchema
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.types import Action, Answer, Observation, SamplingParams, Tokenizer
 
@@ -149,8 +150,8 @@ class _RunModel(ModelAPI):
         action = await source.answer(observation, params, self._seed(observation, config))
         parsed = Parsed(action.text)
         if chat and used:
-            opened = opened_thought(chat.tokenizer, observation.tokens_T)
-            parsed = read_turn(action.text, chat.form, opened)
+            given = chat.tokenizer, chat.form, observation.tokens_T, action
+            parsed = read_turn(*given, schemas=[tool.schema for tool in chat.tools])
         output = self._output(observation, action, parsed)
         if chat is not None:
             names.append(output.choices[0].message.id)

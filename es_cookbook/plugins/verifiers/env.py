@@ -36,9 +36,10 @@ from es_cookbook.common.errors import EnvError, ESCookbookError
 from es_cookbook.plugins.verifiers.library import Source, Task, refuse_unplayable, said, text_of
 from es_cookbook.plugins.verifiers.tools import Tools
 from es_cookbook.rl.messages.chat import Chat, TokenStream
-from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json, read_turn
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, as_json
 from es_cookbook.rl.messages.reading import JsonObject, read_call
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
 from es_cookbook.rl.types import (
     Action,
@@ -381,7 +382,8 @@ class _Interaction:
         chat, parsed = self._agent.chat, Parsed(action.text)
         opened = opened_thought(chat.tokenizer, observation.tokens_T)
         if self._tools.tools:
-            parsed = read_turn(action.text, chat.form, opened)
+            given = chat.tokenizer, chat.form, observation.tokens_T, action
+            parsed = read_turn(*given, schemas=[tool.schema for tool in chat.tools])
         return dataclasses.replace(parsed, content=spoken(whole_turn(parsed.content, opened)))
 
     async def _answered(self, message: vf.AssistantMessage, parsed: Parsed) -> bool:

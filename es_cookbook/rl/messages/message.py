@@ -14,7 +14,8 @@ it are read all the same. A JSON object at the beginning of a text which is noth
 Llama's, such as `{"name": "Ann", "age": 4}`, is an answer. That takes time linear in the text, and
 raises nothing.
 
-Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`).
+Left out: calls as Python or XML (Llama's `[f(x=1)]`, Qwen3-Coder's `<function=f>`), which a
+tokenizer's response template may read (`es_cookbook.rl.messages.turns`).
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import EnvError, nearest
 from es_cookbook.common.files import strict_json
-from es_cookbook.rl.messages.thoughts import said_spans, whole_turn
+from es_cookbook.rl.messages.thoughts import said_spans
 
 ROLES = ("system", "user", "assistant", "tool")
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -171,13 +172,10 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     return Parsed("".join(content).strip(), tuple(calls), tuple(problems))
 
 
-def read_turn(text: str, form: Form, opened: str = "") -> Parsed:
-    """Read the calls in a turn whose prompt has opened a thought with this tag, if with any."""
-    whole = whole_turn(text, opened)
-    read = parse_tool_calls(whole, form)
-    if whole == text:
-        return read
-    return dataclasses.replace(read, content=read.content.removeprefix(opened))
+def said_in(text: str, form: Form) -> str:
+    """A text with its calls, without its thoughts."""
+    parts = (text[start:stop].strip("\n") for start, stop in _said_spans(text, form))
+    return "\n".join(part for part in parts if part)
 
 
 def call_text(call: ToolCall, form: Form) -> str:

@@ -26,9 +26,10 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.chat import Chat, Limit
 from es_cookbook.rl.messages.encoder import inside
-from es_cookbook.rl.messages.message import Message, ToolCall, parse_tool_calls
+from es_cookbook.rl.messages.message import Message, Parsed, ToolCall, parse_tool_calls
 from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, whole_turn
 from es_cookbook.rl.messages.tools import Result, run_call
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import (
     Action,
@@ -75,6 +76,7 @@ class MessageEnv(ProvableEnv):
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         self.counts: Counter[str] = Counter()
+        self._action: Action | None = None
 
     @abstractmethod
     async def initial_messages(self) -> Sequence[Message]:
@@ -102,7 +104,7 @@ class MessageEnv(ProvableEnv):
     @override
     async def step(self, action: Action) -> StepResult:
         opened = opened_thought(self.chat.tokenizer, self._stream.tokens_T)
-        message = Message("assistant", whole_turn(action.text, opened))
+        self._action, message = action, Message("assistant", whole_turn(action.text, opened))
         reply = self._checked(await self.reply(message))
         limit = None if reply.done else self._stream.add(action, reply.messages)
         if not reply.done and limit is None:
@@ -172,7 +174,7 @@ class ToolEnv(MessageEnv):
 
     @override
     async def reply(self, message: Message) -> Reply:
-        parsed = parse_tool_calls(message.content, self.chat.form)
+        parsed = self._read(message.content)
         if not parsed.calls and not parsed.problems:
             return await self.answer(parsed.content)
         results: list[Message] = []
@@ -185,6 +187,12 @@ class ToolEnv(MessageEnv):
             self.counts["malformed_calls"] += 1
             results.append(Message("tool", f"error: {problem}", name="error"))
         return Reply(messages=results)
+
+    def _read(self, text: str) -> Parsed:
+        if self._action is None:  # `reply` was called without a rollout.
+            return parse_tool_calls(text, self.chat.form)
+        given = self.chat.tokenizer, self.chat.form, self._stream.tokens_T, self._action
+        return read_turn(*given, text=text, schemas=[tool.schema for tool in self.chat.tools])
 
 
 class Script(Policy):

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.machine.kept import Kept
-from es_cookbook.rl.messages.encoder import Controls, behind, inside
+from es_cookbook.rl.messages.encoder import Controls, behind, framed, inside
 from es_cookbook.rl.messages.message import (
     Form,
     Message,
@@ -29,6 +29,7 @@ from es_cookbook.rl.messages.message import (
 )
 from es_cookbook.rl.messages.template import ANSWERED, QUESTION, SENTINEL, ChatTemplate, name_of
 from es_cookbook.rl.messages.tools import Tool, ToolSchema
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.types import Action, Tokenizer
 
 ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
@@ -36,6 +37,9 @@ ToolsIn: TypeAlias = Literal["template", "system", "nowhere"]
 
 _RESULT = Message("tool", "Result7Sentinel", name="sentinel")
 _TWICE = *ANSWERED, QUESTION
+_SENTINEL = {
+    "function": {"name": "sentinel", "parameters": {"properties": {"x": {"type": "integer"}}}}
+}
 _KEPT = 32 << 20
 """Bytes of prompts that are kept, of additions, and of renderers that requests ask for, each."""
 _A_RENDERER = 100_000
@@ -184,7 +188,9 @@ class Renderer:
         for form in forms:
             if call in parse_tool_calls(written, form).calls:
                 return form
-        return None
+        given = framed(self.tokenizer, before), Action(tokens, written, "stop")
+        read = read_turn(self.tokenizer, "hermes", *given, schemas=[_SENTINEL])
+        return "hermes" if call in read.calls else None
 
     def _with_tools(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages, and what the system says of tools behind its first message."""
