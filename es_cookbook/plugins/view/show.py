@@ -30,7 +30,7 @@ from es_cookbook.plugins.view.runs import (
 )
 from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.tracking.findings import all_findings
-from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD
+from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
 from es_cookbook.runs.tracking.live import (
     PROBLEMS,
     SPEEDS,
@@ -179,11 +179,12 @@ def _gains(run: RunFiles) -> Iterator[str]:
 
 
 def _sure(rows: Sequence[Mapping[str, float]], key: str) -> str:
-    """The interval of the last value of a held-out metric, and the problems that it is over."""
+    """The interval of the last value of a held-out metric, and what it is over."""
     last = next(row for row in reversed(rows) if math.isfinite(row.get(key, math.nan)))
     within = interval(last, key)
     over = f", {last[PROBLEMS]:.0f} problems" if PROBLEMS in last else ""
-    return f"95 %: {within}{over}" if within else ""
+    told = (f"95 %: {within}{over}" if within else "", reported(last, key))
+    return ", ".join(filter(None, told))
 
 
 def _trends(run: RunFiles, width: int) -> Iterator[str]:

@@ -15,6 +15,8 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
+from es_cookbook.common.terminal import plural
+from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
@@ -113,6 +115,26 @@ class _JsonlTracker(Tracker):
     def close(self) -> None:
         self._metrics.close()
         self._rollouts.close()
+
+
+def reported_key(key: str) -> str:
+    """The key of how many answers a mean is over; rows have it if that is not all of them.
+
+    >>> reported_key("env/all/correct"), reported_key("test/reward/mean")
+    ('reported/env/all/correct', 'test/reported/reward/mean')
+    """
+    head = "test/" if key.startswith("test/") else ""
+    return f"{head}{REPORTED}{key.removeprefix(head)}"
+
+
+def reported(metrics: Mapping[str, float], key: str) -> str:
+    """How many answers a mean is over, if that is not all of them.
+
+    >>> reported({"env/all/correct": 0.9, "reported/env/all/correct": 29.0}, "env/all/correct")
+    'of 29 answers'
+    """
+    count = metrics.get(reported_key(key), math.nan)
+    return "" if math.isnan(count) else f"of {plural(round(count), 'answer')}"
 
 
 def _line(value: object) -> bytes:

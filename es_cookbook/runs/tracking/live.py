@@ -21,7 +21,7 @@ from es_cookbook.common.terminal import is_screen, plural, printable
 from es_cookbook.population.underway import Rollouts
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
-from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD
+from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD, reported
 from es_cookbook.runs.tracking.result import duration_in_words
 
 SPEEDS = {
@@ -171,6 +171,8 @@ def line_of(which: str, metrics: Mapping[str, float], left: str = "") -> str:
 
     >>> line_of("finished", {"reward/mean": 0.25, "test/reward/mean": 0.5, "test/problems": 40.0})
     'finished  reward 0.250  held-out reward 0.500  40 held-out problems'
+    >>> line_of("generation 1/9", {"env/all/correct": 0.9, "reported/env/all/correct": 29.0})
+    'generation 1/9  correct 0.900 (of 29 answers)'
     """
     line, end = which, f"  {left}" if left else ""
     main = ("reward/mean", "env/all/correct", CORRECT, REWARD, "objective/mean")
@@ -190,7 +192,7 @@ def _shown(metrics: Mapping[str, float], keys: Sequence[str]) -> Iterator[str]:
     """Values of those that were measured, and how sure they are."""
     for key in keys:
         if key in metrics:
-            sure = interval(metrics, key)
+            sure = ", ".join(filter(None, (reported(metrics, key), interval(metrics, key))))
             yield f"{label(key)} {metrics[key]:.3f}{f' ({sure})' if sure else ''}"
 
 

@@ -7,7 +7,14 @@ from pathlib import Path
 
 from es_cookbook.common.terminal import plural
 from es_cookbook.runs.directory.directory import METRICS
-from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, PASS_AT, read_metrics
+from es_cookbook.runs.tracking.jsonl import (
+    CORRECT,
+    MEASURES,
+    PASS_AT,
+    read_metrics,
+    reported,
+    reported_key,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,7 +35,8 @@ class Result:
         """A metric's first and last value in words, and pass@k of the largest k if measured.
 
         Shares (keys under `test/env/` and `test/pass@`) are compared in points. If the metric was
-        not measured, `test/reward/mean` or `reward/mean` takes its place.
+        not measured, `test/reward/mean` or `reward/mean` takes its place. A mean that is not over
+        all answers says how many.
 
         >>> found = Result(Path("run"), {"test/env/all/correct": 0.25}, {"test/env/all/correct": 1})
         >>> found.gain()
@@ -39,7 +47,16 @@ class Result:
             return "nothing was measured"
         ks = [int(k) for name in self.last if (k := name.removeprefix(PASS_AT)).isdecimal()]
         told = main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]
-        return ", ".join(_gain(each, self.first[each], self.last[each]) for each in told)
+        return ", ".join(self._told(each) for each in told)
+
+    def _told(self, key: str) -> str:
+        ends = (self.first, self.last)
+        first, last = (values[key] for values in ends)
+        shown = [f"{values[key]:.3f}" + _over(values, key) for values in ends]
+        may_be_share = "env/" in key or key.startswith(PASS_AT)
+        is_share = may_be_share and all(0 <= value <= 1 for value in (first, last))
+        gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
+        return f"{key} {' -> '.join(shown)} ({gain})"
 
 
 def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None) -> Result:
@@ -52,7 +69,12 @@ def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None)
     last: dict[str, float] = {}
     for row in read_metrics(log_path / METRICS) if rows is None else rows:
         told = {k: v for k, v in row.items() if k.startswith("test/") or k == "reward/mean"}
-        first, last = told | first, last | told
+        complete = {reported_key(key) for key in told} - told.keys()
+        new = {
+            k: v for k, v in told.items() if k.replace(reported_key("test/"), "test/") not in first
+        }
+        first |= new
+        last = {key: value for key, value in (last | told).items() if key not in complete}
     return Result(log_path, first, last)
 
 
@@ -71,11 +93,9 @@ def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -
     return f"{took} ({plural(len(own), 'generation')}: {duration_in_words(math.fsum(own))})"
 
 
-def _gain(key: str, first: float, last: float) -> str:
-    may_be_share = "env/" in key or key.startswith(PASS_AT)
-    is_share = may_be_share and all(0 <= value <= 1 for value in (first, last))
-    gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
-    return f"{key} {first:.3f} -> {last:.3f} ({gain})"
+def _over(values: Mapping[str, float], key: str) -> str:
+    over = reported(values, key)
+    return f" ({over})" if over else ""
 
 
 def duration_in_words(seconds: float) -> str:
