@@ -163,7 +163,6 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 
 SPLIT_FOR_PEOPLE = {
-    "plugins.mcp.sessions": "the last line of a server's standard error, for a sentence",
     "common.machine.processes": "the last lines of a program's standard error, for a sentence",
     "checkpoints.tensors": "the first line of another library's error, for a sentence",
     "engines.torch.forward.self_check": "the first line of an error, for a sentence",

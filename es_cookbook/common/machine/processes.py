@@ -77,13 +77,13 @@ class Process(asyncio.SubprocessProtocol):
 
     Args:
         hear: takes what it writes to standard output, and returns whether it may go on.
-        hear_error: the same of standard error.
+        hear_error: the same of standard error, whose end is kept in any case.
     """
 
     def __init__(
         self, hear: Callable[[bytes], bool], hear_error: Callable[[bytes], bool] | None
     ) -> None:
-        self._hear = {_STDOUT: hear, _STDERR: hear_error or self._keep}
+        self._hear = {_STDOUT: hear, _STDERR: hear_error}
         self._kept = b""
         self._has_ended, self._is_silent = asyncio.Event(), asyncio.Event()
 
@@ -118,7 +118,10 @@ class Process(asyncio.SubprocessProtocol):
     @override
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         assert isinstance(data, bytes)
-        if not self._hear[fd](data):
+        if fd == _STDERR:
+            self._kept = (self._kept + data)[-_BYTES_KEPT:]
+        hear = self._hear[fd]
+        if hear is not None and not hear(data):
             self.kill()
 
     @override
@@ -130,13 +133,15 @@ class Process(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         self._has_ended.set()
 
-    def write(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input, which it need not read."""
+    def write(self, data: bytes, *, close: bool = False) -> int:
+        """Write to its standard input; returns how many bytes it has not yet read."""
         stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(_STDIN))
         if not stdin.is_closing():
             stdin.write(data)
+        unread = stdin.get_write_buffer_size()
         if close:
             stdin.close()
+        return unread
 
     async def exited(self) -> None:
         """Wait until it has ended by itself; what it left in its group is killed."""
@@ -156,8 +161,10 @@ class Process(asyncio.SubprocessProtocol):
     async def end(self) -> None:
         """Kill it, and wait until it is gone."""
         self.kill()
-        await self._has_ended.wait()
-        self._transport.close()
+        try:
+            await self._has_ended.wait()
+        finally:
+            self._transport.close()  # Also if the loop ends: later is too late.
 
     @property
     def pid(self) -> int:
@@ -174,10 +181,6 @@ class Process(asyncio.SubprocessProtocol):
         lines = [printable(line)[:200] for line in lines]
         said = "".join((f": {lines[-1]}", *(f"\n  {line}" for line in lines))) if lines else ""
         return f"{how_ended(self.exit_code or 0)}{said}"
-
-    def _keep(self, piece: bytes) -> bool:
-        self._kept = (self._kept + piece)[-_BYTES_KEPT:]
-        return True
 
 
 def how_ended(code: int) -> str:

@@ -4,26 +4,20 @@ A session has a task of its own, because rollouts come and go, and any of them m
 all share. After a failure it gets no more calls: it ends when those under way are answered, and the
 next call opens another.
 
-Transports are those of the `mcp` package. A server that is started is a process group, which ends
-with the session, and dies with this process (`es_cookbook.common.machine.processes.dying_first`).
+A server that sends too much is cut off (`es_cookbook.plugins.mcp.transports`). One that is started
+is a process group, which ends with the session.
 """
 
 import asyncio
 import contextlib
 import logging
-import os
-import shlex
-import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple
 
 import anyio
-import httpx2
 from anyio.lowlevel import RunVar
 from mcp import MCPError
 from mcp.client import Client, ClientSession
-from mcp.client.stdio import StdioServerParameters, stdio_client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
@@ -36,13 +30,13 @@ from mcp.types import Tool as Described
 from pydantic import ValidationError
 
 from es_cookbook.common.errors import EnvError, leaves
-from es_cookbook.common.machine.processes import dying_first
 from es_cookbook.common.terminal import one_line
 from es_cookbook.plugins.mcp.servers import MOST_TOOLS, MCPTool, Server, checked_tools, told
+from es_cookbook.plugins.mcp.transports import Allowance, http, stdio
 from es_cookbook.rl.messages.tools import Result, cut, failed
 
-if TYPE_CHECKING:
-    from mcp.client._transport import TransportStreams
+_SECONDS_TO_END = 3.0
+"""For a session over HTTP to say goodbye, or a process to end."""
 
 # What it logs, with tracebacks, is the reason of a lost rollout.
 for _name in ("mcp", "client"):
@@ -69,6 +63,7 @@ class Session:
         self._server = server
         self._num_calls = 0
         self._why = ""
+        self._allowance = Allowance(self._ended)
         self._over, self._scope = asyncio.Event(), anyio.CancelScope()
         self._opened: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
         self.living = asyncio.create_task(self._live())
@@ -97,6 +92,7 @@ class Session:
             if (tool.name, tool.parameters) not in [(t.name, t.parameters) for t in opened.tools]:
                 raise EnvError(f"{self._server} no longer has the tool {tool.name!r} as it was")
             request = CallToolRequest(params=params)
+            self._allowance.grow()
             try:
                 # Not `call_tool`, which checks results by a schema of the server's.
                 found = await opened.client.send_request(request, CallToolResult)
@@ -111,6 +107,12 @@ class Session:
         self.is_retired = True
         if not self._num_calls:
             self._end()
+
+    def _ended(self, how: str) -> None:
+        """The server has ended, or is cut off: calls under way are lost, and say how."""
+        self._why = self._why or f"{self._server} {how}"
+        self.is_retired = True
+        self._over.set()
 
     def _end(self) -> None:
         if self._opened.done():
@@ -129,12 +131,12 @@ class Session:
             self.is_retired = True  # Also if the rollout is cancelled: it is still at the call.
             if isinstance(error, TimeoutError):
                 why = f"{self._server} did not answer within {self._server.timeout:g} s"
-            elif isinstance(error, MCPError) and _is_closed(error):
-                self._end()
-                await asyncio.wait((self.living,))
-                why = self._why
             elif isinstance(error, MCPError):
-                why = f"{self._server} answered with an error: {one_line(error.message)[:200]}"
+                if _is_closed(error):
+                    self._end()
+                    await asyncio.wait((self.living,))
+                said = one_line(error.message)[:200]
+                why = self._why or f"{self._server} answered with an error: {said}"
             elif isinstance(error, ValidationError):
                 why = f"{self._server} answered with what is no result of a tool"
             else:
@@ -146,55 +148,37 @@ class Session:
                 self.retire()
 
     async def _live(self) -> None:
-        with tempfile.TemporaryFile("w+", errors="replace") as stderr:
-            try:
-                transport = _transport(self._server.target, self._server.is_url, stderr)
-                with self._scope:
-                    async with Client(transport, cache=None) as client:
-                        described = await _all_tools(client.session)
-                        tools = list(checked_tools(self._server, described))
-                        self._opened.set_result(_Opened(client.session, tools))
-                        await self._over.wait()
-            except Exception as error:
-                first = next(leaves(error))
-                if isinstance(first, EnvError):
-                    self._why = str(first)
-                elif isinstance(first, ValidationError):
-                    self._why = f"{self._server} answered with what is no list of tools"
-                elif not (isinstance(first, MCPError) and _is_closed(first)):
-                    what = one_line(f"{type(first).__name__}: {first}")[:200]
-                    self._why = f"{self._server} cannot be talked to: {what}"
-            finally:
-                self.is_retired = True
-                self._why = self._why or f"{self._server} has ended{_last_line(stderr)}"
-                if not self._opened.done():
-                    self._opened.set_exception(EnvError(self._why))
-                    self._opened.exception()  # It need not be awaited.
-
-
-@contextlib.asynccontextmanager
-async def _transport(
-    target: str, is_url: bool, stderr: TextIO
-) -> "AsyncGenerator[TransportStreams]":
-    """A server that is started, or one that runs already: by no proxy, and without redirects."""
-    if is_url:
-        async with (
-            httpx2.AsyncClient(timeout=None, trust_env=False) as client,
-            streamable_http_client(target, http_client=client) as streams,
-        ):
-            yield streams
-    else:
-        command, *arguments = *dying_first(), *shlex.split(target)
-        parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
-        async with stdio_client(parameters, stderr) as streams:
-            yield streams
-
-
-def _last_line(stderr: TextIO) -> str:
-    """The last line that a server wrote to standard error, for a sentence."""
-    stderr.seek(0)
-    lines = stderr.read().strip().splitlines()
-    return f": {one_line(lines[-1])[:200]}" if lines else ""
+        server, allowance = self._server, self._allowance
+        try:
+            transport = (
+                http(server.target, allowance)
+                if server.is_url
+                else stdio(server.target, allowance, self._ended)
+            )
+            with self._scope:
+                async with Client(transport, cache=None) as client:
+                    tools: list[MCPTool] = []
+                    for tool in checked_tools(server, await _all_tools(client.session)):
+                        tools.append(tool)
+                        await anyio.sleep(0)  # To check a schema takes a while.
+                    self._opened.set_result(_Opened(client.session, tools))
+                    await self._over.wait()
+                    self._scope.deadline = anyio.current_time() + _SECONDS_TO_END
+        except Exception as error:
+            first = next(leaves(error))
+            if isinstance(first, EnvError):
+                why = str(first)
+            elif isinstance(first, ValidationError):
+                why = f"{server} answered with what is no list of tools"
+            else:
+                why = one_line(f"{type(first).__name__}: {first}")[:200]
+                why = f"{server} cannot be talked to: {why}"
+            self._why = self._why or why
+        finally:
+            self._ended("has ended")
+            if not self._opened.done():
+                self._opened.set_exception(EnvError(self._why))
+                self._opened.exception()  # It need not be awaited.
 
 
 def _is_closed(error: MCPError) -> bool:

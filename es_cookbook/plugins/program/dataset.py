@@ -17,6 +17,7 @@ silence between two requests.
 import functools
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 import chz
 from typing_extensions import override
@@ -70,6 +71,11 @@ class ProgramRows(RowDatasetBuilder):
         default=32,
         doc="most answers that a rollout may ask for; it then ends without reward",
     )
+    key_in: Literal["environment", "line"] = chz.field(
+        default="environment",
+        doc="where a process for a rollout finds address and key: in variables, as OpenAI's "
+        "clients do, or in a line as a worker's, where no other process can read them",
+    )
 
     @chz.validate
     def _valid(self) -> None:
@@ -113,6 +119,7 @@ class ProgramRows(RowDatasetBuilder):
             self.rows_at_once,
             self.max_turns,
             tokenizer,
+            self.key_in == "line",
         )
         return ProgramProblem(functools.partial(ProgramEnv, program, row), row.where)
 

@@ -57,6 +57,7 @@ class Program:
         rows_at_once: of a worker; 0 starts a process for each rollout.
         max_turns: most answers that a rollout asks for.
         tokenizer: of the model.
+        is_key_in_line: a process for a rollout finds its key on standard input alone.
     """
 
     command: Command
@@ -66,6 +67,7 @@ class Program:
     rows_at_once: int
     max_turns: int
     tokenizer: Tokenizer
+    is_key_in_line: bool = False
 
 
 class ProgramEnv(Env):
@@ -176,7 +178,8 @@ class ProgramEnv(Env):
             return await _run_alone(program, line, opened)
         with opened:
             workers = Workers.of_loop(program.command, program.rows_at_once)
-            return await workers.result(key[:8], {"id": key[:8], **line})
+            name = key[:8]
+            return await workers.result(name, {"id": name, **line}, self._calls.close)
 
     def _is_over(self, running: asyncio.Task[Result]) -> None:
         self._calls.program_ended()
@@ -204,12 +207,10 @@ async def _run_alone(
         row, result = folder / "row.json", folder / "result.json"
         row.write_bytes(_written(line["row"]))
         result.touch()
-        variables = {
-            ROW_FILE: str(row),
-            RESULT_FILE: str(result),
-            "OPENAI_BASE_URL": line["base_url"],
-            "OPENAI_API_KEY": line["api_key"],
-        }
+        variables = {ROW_FILE: str(row), RESULT_FILE: str(result)}
+        if not program.is_key_in_line:
+            variables |= {"OPENAI_BASE_URL": line["base_url"], "OPENAI_API_KEY": line["api_key"]}
+            line = line["row"]
         output = bytearray()
 
         def hear(piece: bytes) -> bool:
@@ -219,7 +220,7 @@ async def _run_alone(
         answered.enter_context(opened)
         process = await program.command.start(variables, hear, folder, result)
         try:
-            process.write(_written(line["row"]), close=True)
+            process.write(_written(line), close=True)
             await process.exited()
             answered.close()  # Something outside its session may hold its output open.
             await process.wait()

@@ -10,7 +10,7 @@ that gives a result without an `id` when it has no row: the next row would get i
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from anyio.lowlevel import RunVar
 
@@ -33,6 +33,7 @@ class _Worker:
 
     def __init__(self, rows_at_once: int) -> None:
         self.waiting: dict[str, asyncio.Future[Result]] = {}
+        self._closing: dict[str, Callable[[], None]] = {}
         self.is_retired = False
         self._rows_at_once = rows_at_once
         self._begun = bytearray()
@@ -44,8 +45,9 @@ class _Worker:
         self._process = await command.start({}, self._hear)
         self._living = asyncio.create_task(self._live())
 
-    def take(self, key: str) -> None:
-        """Have a row, and room for one less."""
+    def take(self, key: str, close: Callable[[], None]) -> None:
+        """Have a row, and room for one less; its key is closed when the process has exited."""
+        self._closing[key] = close
         self.waiting[key] = asyncio.get_running_loop().create_future()
         self._room = min(self._room + MOST_BYTES, self._rows_at_once * MOST_BYTES)
 
@@ -62,12 +64,15 @@ class _Worker:
             self.is_retired = True  # Who knows what it is still doing.
             raise
         finally:
-            del self.waiting[key]
+            del self.waiting[key], self._closing[key]
             if self.is_retired and not self.waiting:
                 self._process.kill()
 
     async def _live(self) -> None:
         try:
+            await self._process.exited()
+            for close in self._closing.values():
+                close()
             await self._process.wait()
         finally:
             self.is_retired = True
@@ -126,8 +131,15 @@ class Workers:
             known[command, rows_at_once] = Workers(command, rows_at_once)
         return known[command, rows_at_once]
 
-    async def result(self, key: str, line: Mapping[str, object]) -> Result:
+    async def result(
+        self, key: str, line: Mapping[str, object], close: Callable[[], None]
+    ) -> Result:
         """The result of a row, which a worker is given in this line.
+
+        Args:
+            key: of the row.
+            line: for the worker.
+            close: closes what the row's key opens, if the worker exits.
 
         Raises:
             EnvError: No worker starts, or it ended.
@@ -138,7 +150,7 @@ class Workers:
                 worker = _Worker(self._rows_at_once)
                 await worker.start(self._command)
                 self._workers.append(worker)
-            worker.take(key)
+            worker.take(key, close)
         return await worker.result(key, line)
 
     def _with_room(self) -> _Worker | None:

@@ -1,5 +1,6 @@
 """Rollouts whose model calls tools of real servers, and of servers that misbehave."""
 
+import contextlib
 import functools
 import json
 import re
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from es_cookbook.common.errors import EnvError
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.plugins.mcp.env import RowEnv
 from es_cookbook.plugins.mcp.servers import Server
-from es_cookbook.plugins.mcp.sessions import listed
+from es_cookbook.plugins.mcp.sessions import Session, listed
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
@@ -260,15 +261,29 @@ def once(name):
     ("code", "said"),
     [
         ("def call(*_): time.sleep(60)", r"did not answer within 2 s"),
-        ("def call(*_): print('why', file=sys.stderr); os._exit(3)", "has ended: why"),
-        ("def call(*_): os.kill(os.getpid(), 9)", "has ended$"),
+        ("def call(*_): print('why', file=sys.stderr); os._exit(3)", "ended with exit code 3: why"),
+        ("def call(*_): os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
         ("def call(id, _): say(id=id, result=3)", "did not answer within"),
         ("def call(id, _): say(id=id, result={'content': 3})", "answered with what is no result"),
         ("def call(id, _): say(id=id, result={'content': [{'type': 'x'}]})", "no result of a tool"),
         ("def call(id, _): say(id=id + 7, result={})", "did not answer within"),
-        ("def call(id, _): print('{' * 9999, flush=True)", "did not answer within"),
+        ("def call(id, _): print('{' * 999, flush=True)", "did not answer within"),
         ("def call(id, _): say(id=id, error={'code': -32603, 'message': 'a\\x1b'})", r"r: a\\x1b$"),
-        ("def call(*_): os.close(1); time.sleep(60)", "has ended$"),
+        ("def call(*_): os.close(1); time.sleep(60)", "did not answer within"),
+        ("def call(id, _): print(json.dumps([{'id': id}]), flush=True)", "did not answer within"),
+        (f"def call(id, _): say(id=id, result=nested(300))\n{NESTED}", "did not answer within"),
+        ("def call(id, _): result(id, 'x' * 5_000_000)", "sent more than 4 MiB"),
+        ("def call(*_):\n while True: sys.stdout.write('x' * 99_999)", "sent more than 4 MiB"),
+        ("def call(*_):\n while True: print()", "sent more than 4 MiB"),
+        ("def call(*_):\n while True: say(method='x', params=LONG)", "sent more than 4 MiB"),
+        *(
+            (f"def call(*_):\n while True: say(id=7, method={method!r}, params=LONG)", "than 4 MiB")
+            for method in ("ping", "sampling/createMessage", "roots/list", "elicitation/create")
+        ),
+        ("def call(*_):\n while True: sys.stderr.write('x' * 99_999)", "sent more than 4 MiB"),
+        # Some hundred megabytes of Python's objects.
+        ("def call(id, _): say(id=id, result={'x': [[]] * 999_999})", "more than 32,768 values"),
+        ("def call(id, _): say(id=7, result={'x': [{'y': 0}] * 9_999})", "than 32,768 values"),
         # An error of its own, by a code that the library uses for a connection that has ended.
         ("def call(id, _): say(id=id, error={'code': -32000, 'message': 'busy'})", "error: busy$"),
     ],
@@ -276,7 +291,7 @@ def once(name):
 async def test_a_server_that_fails_loses_the_rollout_and_another_serves_the_next(
     stub: Callable[..., Server], code: str, said: str
 ) -> None:
-    fails = f"{ONCE}\nif once('failed'):\n " + code.replace("\n", "\n ")
+    fails = f"{ONCE}\nLONG = {{'x': 'x' * 9999}}\nif once('failed'):\n " + code.replace("\n", "\n ")
     server = stub(fails, timeout=2.0 if "did not" in said else 20.0)
     talk = await chat(server)
     (lost,) = reasons(await run(talk, CALL, genomes=GENOMES[:1]))
@@ -288,7 +303,7 @@ async def test_calls_under_way_end_with_the_server_and_with_one_that_is_only_slo
     stub: Callable[..., Server],
 ) -> None:
     dies = "n = 0\ndef call(id, _):\n global n\n n += 1\n if n == 3: os._exit(1)"
-    assert "has ended" in reasons(await run(await chat(stub(dies)), CALL)).pop()
+    assert "ended with exit code 1" in reasons(await run(await chat(stub(dies)), CALL)).pop()
     slow = "n = 0\ndef call(id, _):\n global n\n n += 1\n if n != 2: result(id, 'done')"
     found = await run(await chat(stub(slow, timeout=2.0)), CALL)
     assert sorted(type(each).__name__ for each in found) == ["LostRollout", *["Trajectory"] * 2]
@@ -297,8 +312,9 @@ async def test_calls_under_way_end_with_the_server_and_with_one_that_is_only_slo
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("print('no module', file=sys.stderr); sys.exit(2)", "has ended: no module"),
+        ("print('no module', file=sys.stderr); sys.exit(2)", "ended with exit code 2: no module"),
         ("time.sleep(60)", "did not answer within 0.5 s"),
+        ("while True: print('x' * 99_999)", "sent more than 4 MiB"),
         ("def tools(): return []", "has 0 tools"),
         ("def tools(): return 3", "answered with what is no list of tools"),
         ("def tools(): return [{'name': 't', 'inputSchema': {'type': 3}}]", "is no list of tools"),
@@ -328,6 +344,30 @@ def call(id, _):
 """
     (text,) = set(texts(await run(await chat(stub(much)), CALL, genomes=GENOMES[:1])))
     assert text.startswith('[],{"[],{"') and text.endswith(" more characters]")
+
+
+async def test_a_server_that_reads_nothing_is_not_written_to_without_a_limit(
+    stub: Callable[..., Server],
+) -> None:
+    """Its own requests have answers, whose length it chooses by that of their ids."""
+    talks = """
+def call(id, _):
+    while True: say(id="x" * 99_999, method="ping")
+"""
+    session = Session(stub(talks))
+    (tool,) = await session.tools()
+    long = {"x": "x" * 1_900_000}
+    reasons: list[str] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            with pytest.raises(EnvError) as caught:
+                await session.call(tool, long)
+            reasons.append(str(caught.value))
+
+        for _ in range(15):
+            tasks.start_soon(call)
+    assert {"left more than 16 MiB unread" in each for each in reasons} == {True}
 
 
 async def test_a_server_that_is_not_there_says_so() -> None:
@@ -382,6 +422,117 @@ def test_a_shared_server_ends_with_the_event_loop(stub: Callable[..., Server]) -
 
     anyio.run(use)
     assert not children()
+
+
+HTTP = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def log_message(self, *_): pass
+    def begin(self, kind, code=200, **headers):
+        self.send_response(code)
+        for name, value in {"content-type": kind, "connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.close_connection = True
+    def reply(self, id, result):
+        self.begin("application/json")
+        self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+    def event(self, **message):
+        self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\\n\\n")
+    def do_GET(self):
+        print("GET", self.headers.get("last-event-id"), flush=True)
+        self.begin("text/event-stream")
+        self.wfile.write(b"retry: 0\\nid: 7\\ndata:\\n\\n")
+    def do_DELETE(self): self.begin("text/plain")
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        id, method = asked.get("id"), asked.get("method")
+        if method == "initialize":
+            about = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            self.begin("application/json", **{"mcp-session-id": "s"})
+            result = {**about, "serverInfo": {"name": "stub", "version": "1"}}
+            self.wfile.write(json.dumps({"jsonrpc": "2.0", "id": id, "result": result}).encode())
+        elif method == "tools/list":
+            self.reply(id, {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]})
+        elif method == "tools/call":
+            self.call(id, {"content": [{"type": "text", "text": "done"}]})
+        else:
+            self.begin("text/plain", 404 if "id" in asked else 202)
+    def call(self, id, done):
+        CODE
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+"""As `STUB`, over HTTP."""
+
+
+@contextlib.contextmanager
+def on_http(code: str) -> Generator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a server whose `call` is this, and its process."""
+    command = [sys.executable, "-I", "-c", HTTP.replace("CODE", code)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/mcp", server
+        finally:
+            server.kill()
+
+
+def ended(server: subprocess.Popen[str]) -> str:
+    """What it had to say when it was ended."""
+    server.kill()
+    assert server.stdout is not None
+    return server.stdout.read()
+
+
+EVENTS = "self.begin('text/event-stream'); "
+NEVER_ENDS = "\n        while True: self.event("
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("self.reply(id, done)", None),
+        (EVENTS + "self.event(id=1, method='ping'); self.event(id=id, result=done)", None),
+        (
+            EVENTS + "self.wfile.write(b'event: x\\n\\n: y\\n\\n'); self.event(id=id, result=done)",
+            None,
+        ),
+        ("self.begin('text/plain', 307)", "Unexpected content type"),
+        ("self.begin('text/plain', 500)", "Server returned an error response"),
+        ("self.reply(id, {'x': 'x' * 5_000_000})", "more than 4 MiB"),
+        ("self.reply(id, {'x': [[]] * 999_999})", "more than 32,768 values"),
+        (EVENTS + "self.event(id=id, result={'x': [[]] * 99_999})", "more than 32,768 values"),
+        (EVENTS + NEVER_ENDS + "method='x')", "more than 4 MiB"),
+        (EVENTS + NEVER_ENDS + "id='x', method='ping')", "more than 4 MiB"),
+        (EVENTS + "self.wfile.write(b'data: {')", "ended without a response$"),
+        ("import os; os._exit(1)", "Server disconnected without sending a response"),
+    ],
+)
+async def test_a_server_on_http_that_fails_loses_the_rollout_and_says_why(
+    code: str, said: str | None
+) -> None:
+    with on_http(code) as (url, server):
+        found = await run(await chat(Server(url)), CALL, genomes=GENOMES[:1])
+        if said is None:
+            assert texts(found) == ["done"]
+        else:
+            (lost,) = reasons(found)
+            assert re.search(said, lost), lost
+        assert not ended(server)  # The stream of a GET is not opened.
+
+
+async def test_a_response_on_http_is_seldom_resumed() -> None:
+    """A server that ended each at once was asked hundreds of times a second."""
+    code = EVENTS + "self.wfile.write(b'retry: 0\\nid: 7\\ndata:\\n\\n')"
+    with on_http(code) as (url, server):
+        talk = await chat(Server(url, timeout=3.5))
+        assert "did not answer" in reasons(await run(talk, CALL, genomes=GENOMES[:1])).pop()
+        assert 1 <= ended(server).count("GET 7\n") <= 5
 
 
 def test_the_messages_of_a_session_are_data(stub: Callable[..., Server]) -> None:

@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
         (["tools=mcp:http://192.0.2.1/mcp"], "a server must be on this machine"),
         (["tools=mcp:no-such-program"], "dataset.tools: 'no-such-program' is not there"),
         (["tools=mcp:sh 'a"], "No closing quotation"),
-        (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" has ended"),
+        (["tools=mcp:sh -c 'exit 3'"], "exit 3'\" ended with exit code 3"),
         (["tools=mcp:{server}, mcp:{server}"], "2 tools have the name 'calculate'"),
         (["tools=mcp:{server}", "dataset.servers=both"], "rollout"),
         (["tools=mcp:{server}", "dataset.tool_timeout=0"], "tool_timeout must be above 0"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import psutil
 import pytest
 from typing_extensions import override
@@ -426,6 +427,50 @@ print('{{"reward": 2}}')
     groups, _ = await run([problem(tmp_path, later)], genomes=GENOMES[:1])
     assert only(groups).reward == 2
     assert [step.action.text for step in only(groups).transitions] == ["0:c"]
+
+
+async def test_what_a_program_leaves_behind_has_no_key(tmp_path: Path) -> None:
+    """The process that it leaves holds its output open, which is waited for.
+
+    It may get an answer until the run learns that the program has exited.
+    """
+    told = tmp_path / "told"
+    code = f"""
+ask("a")
+parent, (reading, writing) = os.getpid(), os.pipe()
+if os.fork():
+    os.read(reading, 1)
+    print('{{"reward": 1}}', flush=True)
+    os._exit(0)
+os.setsid()
+os.write(writing, b"x")
+while os.getppid() == parent:
+    time.sleep(0.01)
+while isinstance(found := ask("b"), str):
+    time.sleep(0.3)
+open({str(told)!r}, "w").write(json.dumps(found))
+"""
+    groups, _ = await run([problem(tmp_path, code, max_turns=3)], genomes=GENOMES[:1])
+    assert only(groups).reward == 1
+    with anyio.fail_after(10):
+        while not told.exists() or not told.read_text():
+            await anyio.sleep(0.01)
+    assert json.loads(told.read_text())["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
+async def test_a_program_may_have_its_key_in_its_line_alone(
+    tmp_path: Path, *, enclosed: bool
+) -> None:
+    code = """
+task = json.load(sys.stdin)
+assert task["api_key"] not in str(os.environ) and "OPENAI_API_KEY" not in os.environ
+assert task["row"] == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
+print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], task["api_key"]))}))
+"""
+    sandbox = (tmp_path,) if enclosed else ()
+    groups, _ = await run([problem(tmp_path, code, is_key_in_line=True, sandbox=sandbox)])
+    assert [only(groups, g).reward for g in range(3)] == [7] * 3
 
 
 async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
