@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "rewind": ("rewind", "{run}", "generation=1"),
     "play": ("play", "{run}"),
     "evaluate": ("evaluate", "{run}", "against=base"),
+    "reconsider": ("reconsider", "{run}", "cue=1+1=", "output={new}"),
     "against": ("evaluate", "{good}", "against={run}"),
     "export": ("export", "{run}", "output={new}"),
     "inspect": ("inspect", "{run}", "task={task}", "log_dir={new}"),

@@ -40,6 +40,7 @@ from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 from es_cookbook.plugins.branches.fork import Fork
+from es_cookbook.plugins.generate.reconsider import ReconsiderConfig
 from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.commands.compare_gradients import CompareGradients, contestants
 from es_cookbook.plugins.gradients.commands.grpo import for_trl
@@ -202,6 +203,7 @@ SHORTENED = {
     "math": SHORT,
     "compare": (*SHORT, "seeds=0"),
     "evaluate": ("dataset.num_test=2", "sampling.max_tokens=2"),
+    "reconsider": ("dataset.num_test=2", "sampling.max_tokens=2"),
     "arithmetic": SHORT,
     "sigma": SHORT,
     "policy_gradient": (*(each for each in SHORT if "population" not in each), "attempts=4"),
@@ -391,6 +393,7 @@ PARSERS: dict[str, Callable[[Sequence[str]], None]] = {
     ),
     "sigma": fields_of(lambda own, fields: built_for(own.recipe, fields), Sigma),
     "evaluate": parse_evaluate,
+    "reconsider": lambda options: parse_evaluate(options, ReconsiderConfig),
 }
 """Command -> builds its Config from options; what must be given has a value already."""
 

@@ -69,7 +69,8 @@ def test_every_module_of_the_commands_room_that_can_be_called_is_a_command() -> 
     assert set(COMMANDS) == {
         *("train", "resume", "fork", "rewind", "play", "evaluate", "export", "plan", "hub"),
         *("compare", "generate", "quantise", "inspect", "policy_gradient", "grpo", "sft", "sigma"),
-        *("compare-gradients", "sweep", "frames", "runs", "show", "plot", "report"),
+        *("compare-gradients", "reconsider", "sweep", "frames", "runs", "show", "plot"),
+        "report",
         "serve",
         "plugins",
     }

@@ -279,14 +279,28 @@ def check_same_problems(first_P: Sequence[str], second_P: Sequence[str]) -> None
         )
 
 
-def compare(first: Results, second: Results, metric: str, seed: int = 0) -> Comparison:
+def compare(
+    first: Results,
+    second: Results,
+    metric: str,
+    seed: int = 0,
+    problems: Sequence[int] | None = None,
+) -> Comparison:
     """How much better the first is than the second, on the same problems.
+
+    Args:
+        first: results of one policy.
+        second: results of another.
+        metric: that both reported.
+        seed: of the bootstrap.
+        problems: indices of the problems to compare; None: all.
 
     Raises:
         ConfigError: They are of other problems, or one did not report the metric.
     """
     check_same_problems(first.names_P, second.names_P)
-    values = [results.values(metric) for results in (first, second)]
+    chosen = slice(None) if problems is None else list(problems)
+    values = [results.values(metric)[chosen] for results in (first, second)]
     first_P, second_P = (_means(values_P_K) for values_P_K in values)
     both = ~np.isnan(first_P) & ~np.isnan(second_P)
     first_P, second_P = first_P[both], second_P[both]

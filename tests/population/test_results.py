@@ -189,4 +189,3 @@ def test_votes_are_a_metric_that_can_be_compared() -> None:
     assert (found.first, found.second, found.better, found.worse) == (0.5, 0.5, 1, 1)
     assert many.majority_at(3).value == 0.5 and many.majority_at(3).is_share
     assert many.pass_at(3).is_share
-    assert many.of([0]).majority_at(3).value == 1.0

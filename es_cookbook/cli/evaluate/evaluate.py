@@ -65,8 +65,8 @@ _PARTS = ("dataset", "sampling", "engine", *_TIMEOUTS)
 
 
 @chz.chz
-class EvaluateConfig(RunOrModel):
-    """Measure a run's centre or a model on held-out problems, alone or against another."""
+class OnProblems(RunOrModel):
+    """What is measured, on which problems, and how."""
 
     recipe: str = chz.field(
         default="", doc="recipe whose problems are attempted; empty: the run's own"
@@ -83,6 +83,16 @@ class EvaluateConfig(RunOrModel):
         doc="metric to show by tag, to compare in words and to count by pass@k; empty: correct or "
         "solved, whichever is reported, else reward",
     )
+
+    @chz.validate
+    def _seed(self) -> None:
+        check_range(self, "seed", at_least=0)
+
+
+@chz.chz
+class EvaluateConfig(OnProblems):
+    """Measure a run's centre or a model on held-out problems, alone or against another."""
+
     against: str = chz.field(
         default="",
         doc="compare with base, @GENERATION (of this run), RUN, RUN@GENERATION or a model",
@@ -102,22 +112,27 @@ class EvaluateConfig(RunOrModel):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "seed", "answers", "voters", at_least=0)
+        check_range(self, "answers", "voters", at_least=0)
         if self.voters and not self.log_path:
             raise ConfigError("voters are genomes of a run: give log_path=RUN")
         if self.voters and (self.attempts or 1) > 1:
             raise ConfigError(f"voters answer once each: leave attempts={self.attempts} out")
 
 
-def _resolved(config: EvaluateConfig, fields: Mapping[str, str]) -> tuple[Setting, Subject]:
-    """What is measured and on which problems; `fields` are options of a run as the user typed them.
+def resolve(
+    config: OnProblems, fields: Mapping[str, str], attempts: int | None = None
+) -> tuple[Setting, Subject]:
+    """What is measured and on which problems; only inside `run_cli`.
 
-    Only inside `run_cli`.
+    Args:
+        config: of the command.
+        fields: options of a run as the user typed them.
+        attempts: at each problem; None: the run's `eval_attempts`.
 
     Raises:
         ESCookbookError: The run or the model is not there, or cannot be measured like that.
     """
-    _check_fields(fields, of_model=not config.log_path)
+    _check_fields(config, fields)
     if not config.log_path:
         task = _task(config, None, fields)
         subject = Subject(task.model_name, task.model_name, task.engine, task.space)
@@ -125,7 +140,7 @@ def _resolved(config: EvaluateConfig, fields: Mapping[str, str]) -> tuple[Settin
         run = _run(config, fields)
         task = _task(config, run.config, fields, run.model_name)
         subject = _of_run(config.log_path, run, config.generation, fields)
-    return _setting(config, task, fields), subject
+    return _setting(config, task, fields, attempts), subject
 
 
 def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple[Setting, Subject]:
@@ -146,9 +161,9 @@ def _voting(config: EvaluateConfig, setting: Setting, subject: Subject) -> tuple
     return once, dataclasses.replace(subject, voters=config.voters, generations=(generation,))
 
 
-def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
+def _check_fields(config: OnProblems, fields: Mapping[str, str]) -> None:
     """Refuse options that have no effect here."""
-    known = (*_PARTS, "search_space") if of_model else _PARTS
+    known = _PARTS if config.log_path else (*_PARTS, "search_space")
     for path in fields:
         if path == "sampling.temperature":
             raise ConfigError("sampling.temperature is temperature=... in an evaluation")
@@ -159,14 +174,14 @@ def _check_fields(fields: Mapping[str, str], of_model: bool) -> None:
                 f"{path} has no effect on an evaluation; of the options of a run there are "
                 f"{', '.join(known)}"
             )
-        hint = did_you_mean(path, [*chz.chz_fields(EvaluateConfig), *known])
+        hint = did_you_mean(path, [*chz.chz_fields(config), *known])
         raise ConfigError(f"unknown option {path!r}{hint or ';'} --help lists all")
 
 
 _open = functools.partial(open_run, or_of_gradients=True)
 
 
-def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun:
+def _run(config: OnProblems, fields: Mapping[str, str]) -> RecordedRun:
     try:
         return _open(Path(config.log_path), config.model_name, config.trust, fields)
     except RunDirectoryError as error:
@@ -177,7 +192,7 @@ def _run(config: EvaluateConfig, fields: Mapping[str, str]) -> RecordedRun:
 
 
 def _task(
-    config: EvaluateConfig,
+    config: OnProblems,
     run: RunConfig | None,
     fields: Mapping[str, str],
     model_name: str | None = None,
@@ -201,8 +216,10 @@ def _task(
     return built(config_class, given)
 
 
-def _setting(config: EvaluateConfig, task: RunConfig, fields: Mapping[str, str]) -> Setting:
-    attempts = task.eval_attempts if config.attempts is None else config.attempts
+def _setting(
+    config: OnProblems, task: RunConfig, fields: Mapping[str, str], attempts: int | None
+) -> Setting:
+    attempts = task.eval_attempts if attempts is None else attempts
     temperature = task.eval_temperature if config.temperature is None else config.temperature
     check_evaluation(attempts, temperature, prefix="")
     seed = task.seed if config.seed is None else config.seed
@@ -278,7 +295,7 @@ def main(config: EvaluateConfig, fields: Mapping[str, str]) -> None:
         raise ConfigError(f"output must be a .json file, found {config.output!r}")
     output = new_output(config.output, config.log_path) if config.output else None
     fields = RunConfig.whole_options(fields)
-    setting, first = _resolved(config, fields)
+    setting, first = resolve(config, fields, config.attempts)
     if config.voters:
         setting, first = _voting(config, setting, first)
     subjects = _against(config, first, fields) if config.against else [first]

@@ -177,7 +177,7 @@ def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, atte
     lines = [
         _wrapped(title),
         f"{'':<{_NAME}}{'this':>11}{'other':>11}{'difference':>11}   95 % interval",
-        *map(_compared, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
+        *map(compared_line, sorted(comparisons, key=lambda found: _place(found.metric, metric))),
     ]
     for found in comparisons:
         if found.metric == metric:
@@ -192,7 +192,8 @@ def _comparison(title: str, comparisons: Sequence[Comparison], metric: str, atte
     return "\n".join(lines)
 
 
-def _compared(found: Comparison) -> str:
+def compared_line(found: Comparison) -> str:
+    """A line of the table of comparisons."""
     share, decimals = found.is_share, _decimals(found.first, found.second)
     numbers = [_number(value, share, decimals) for value in (found.first, found.second)]
     numbers.append(_number(found.difference, share, decimals, signed=True))
