@@ -190,6 +190,9 @@ _SAYS = (
     r"(?:so|therefore|thus|overall|the|my|final|better|best|preferred|stronger|answer|response|reply"
     r"|option|verdict|choice|winner|judge?ment|is|i|i'd|would|prefer|choose|pick|select|say)"
 )
+_IS_BETTER = (
+    r"(?: is (?:the )?(?:better|best|stronger|preferred)(?: one| answer| response| reply)?)?"
+)
 _MARKUP = re.compile(r"[*_`\"'“”\[\](){}#>.,:!]|\\(?:boxed|text\w*)")
 
 
@@ -197,7 +200,7 @@ def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
     """1 if a judge's reply is for the first answer, 0 for the second.
 
     The last line that it says, or the last sentence of that, has to be the verdict, alone or with
-    words that only choose before it (`Verdict: **B**`, `The better answer is B.`).
+    words that only choose around it (`Verdict: **B**`, `The better answer is B.`, `B is better`).
 
     >>> verdict_in("Answer A is wrong. So **B**.", ("A", "B"))
     0.0
@@ -209,6 +212,6 @@ def verdict_in(said: str, verdicts: tuple[str, str]) -> float:
     for text in (line, re.split(r"[.;!?]\s", line.rstrip(" .!*_`\"'"))[-1]):
         words = " ".join(_MARKUP.sub(" ", text).split())
         for verdict, first in zip(verdicts, (1.0, 0.0), strict=True):
-            if re.fullmatch(rf"(?:(?i:{_SAYS}) )*{re.escape(verdict.strip())}", words):
+            if re.fullmatch(rf"(?:(?i:{_SAYS}) )*{re.escape(verdict.strip())}{_IS_BETTER}", words):
                 return first
     raise AskAgainError(f"a verdict for neither {verdicts[0]} nor {verdicts[1]} in {said[:60]!r}")
