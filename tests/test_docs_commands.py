@@ -183,7 +183,7 @@ PARSED_ONLY = {
     r"plan model_name=SmolLM2.*": "the chat model; tests/test_guide.py runs it with another",
     r"generate .*": "a server; tests/plugins/generate/test_generate.py has one",
     r"countdown max_staleness=1 engine=ray .*": "a Ray; tests/integration/test_ray_pool.py has one",
-    r"countdown model_name=(quantised|fp8) .*": "what the line before it writes",
+    r"(countdown|evaluate) .*model_name=(quantised|fp8|tuned).*": "what the line before it writes",
     r"grpo config=run\.yaml .*": "a file of the reader's; the command's test runs it",
     r"grpo recipe=mixture .*": "a batch has another name; the trainer's test has one",
     r"grpo recipe=arithmetic dataset\.fold=1 .*": "takes minutes",

@@ -321,14 +321,19 @@ def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:
 
 
 def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str:
-    """What an unknown option may stand for: of the same part, or else one that is spelled alike."""
+    """What an unknown option may stand for: of the same part, or else one that is spelled alike.
+
+    Parts that are left out have so many fields that only one of the same name is meant.
+    """
     part, _, name = path.rpartition(".")
     if part in options and options[part].part:
         own = [other.removeprefix(f"{part}.") for other in known if other.startswith(f"{part}.")]
         said, alike = f", which {part}={options[part].value} does not have", closest(name, own)
         alike = alike and f"{part}.{alike}"
     else:
-        said, alike = "", closest(path, known)
+        same = (other for other in known if other.rpartition(".")[2] == name)
+        near = (closest(typed, list(options), cutoff=0.75) for typed in (path, part))
+        said, alike = "", next(filter(None, (*same, *near)), None)
     return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
 
 

@@ -188,13 +188,16 @@ def did_you_mean(name: str, accepted: Iterable[str]) -> str:
     return f"; did you mean {close!r}?" if close else ""
 
 
-def closest(name: str, options: Sequence[str]) -> str | None:
-    """The option that ends in the same name, wherever it stands, else the one most alike."""
+def closest(name: str, options: Sequence[str], cutoff: float = 0.6) -> str | None:
+    """The option that ends in the same name, wherever it stands, else the one most alike.
+
+    None where no likeness reaches `cutoff`, from 0 to 1.
+    """
     by_last = {option.rpartition(".")[2]: option for option in reversed(options)}
     last = name.rpartition(".")[2]
     if last in by_last:
         return by_last[last]
-    if alike := difflib.get_close_matches(name, options, n=1, cutoff=0.6):
+    if alike := difflib.get_close_matches(name, options, n=1, cutoff=cutoff):
         return alike[0]
-    alike = difflib.get_close_matches(last, by_last, n=1, cutoff=0.6)
+    alike = difflib.get_close_matches(last, by_last, n=1, cutoff=cutoff)
     return by_last[alike[0]] if alike else None

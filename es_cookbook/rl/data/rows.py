@@ -168,6 +168,15 @@ def check_template(template: str, option: str = "prompt") -> None:
             )
 
 
+def fields_of(template: str) -> list[str]:
+    """The fields that a template names.
+
+    >>> fields_of("{a} + {b} = {a}")
+    ['a', 'b', 'a']
+    """
+    return [name for _, name, _, _ in Formatter().parse(template) if name]
+
+
 def filled(template: str, row: Row) -> str:
     """The template with a row's values in it, in one pass: braces of a value stay.
 

@@ -20,7 +20,6 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from itertools import islice
-from string import Formatter
 from typing import Literal
 
 import chz
@@ -36,6 +35,7 @@ from es_cookbook.rl.data.rows import (
     Row,
     chat_of,
     check_template,
+    fields_of,
     filled,
     with_choices,
     without_tags,
@@ -86,6 +86,11 @@ class ScoredRows(RowDatasetBuilder):
         check_template(self.prompt)
         check_template(self.gold or "", "gold")
         check_arity(self.reward)
+
+    @property
+    @override
+    def prompt_fields(self) -> Sequence[str]:
+        return fields_of(self.prompt)
 
     @override
     def check_fields(self, row: Row) -> None:
@@ -238,9 +243,7 @@ class Task(ScoredRows):
         """The row as the prompt shows it."""
         if self.stray_tags == "keep":
             return row
-        named = {
-            name for _, name, _, _ in Formatter().parse(self.prompt) if name
-        } & row.fields.keys()
+        named = set(fields_of(self.prompt)) & row.fields.keys()
         tagless = {name: without_tags(row.fields[name]) for name in named}
         return dataclasses.replace(row, fields={**row.fields, **tagless})
 

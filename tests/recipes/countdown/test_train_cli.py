@@ -42,7 +42,7 @@ def test_the_same_options_find_the_same_run_directory() -> None:
         (
             "optimizer.population_size=7",
             1,
-            "optimizer.population_size must be even with optimizer.antithetic=True, because "
+            "optimizer.population_size must be even with antithetic=True, because "
             "genomes come in mirrored pairs; found 7\n",
         ),
         ("optimizer=cma", 1, "add search_space=singular_values search_space.start=... (the"),
@@ -50,7 +50,7 @@ def test_the_same_options_find_the_same_run_directory() -> None:
         ("optimizer=qes", 1, "add search_space=quant_codes, with a GPTQ or compressed-tensors"),
         ("search_space=singular_values", 1, "needs search_space.start=..., the directory of a"),
         ("objective=pass_at_k", 1, "objective.k=4 needs attempts=4 or more at each problem"),
-        ("targets=q_proj", 2, "did you mean search_space=adapter search_space.targets=q_proj?"),
+        ("targets=q_proj", 2, "unknown option 'targets'; --help all lists all\n"),
         ("num_generations=0", 1, "num_generations must be at least 1, found 0"),
         ("dataset.num_train=x", 2, "dataset.num_train=x: it must be int"),
     ],

@@ -127,10 +127,10 @@ def refused(task: Task) -> str:
     return str(found.value).replace(task.source, "rows.jsonl")
 
 
-def test_a_row_without_a_field_of_the_prompt_is_named(tmp_path: Path) -> None:
+def test_a_field_of_the_prompt_that_rows_lack_is_named(tmp_path: Path) -> None:
     assert refused(task(tmp_path, asked(300), prompt="{questoin}")) == (
-        "rows.jsonl, line 1: field 'questoin' is missing; did you mean 'question'?; the row has: "
-        "question, answer (dataset.prompt={questoin})"
+        "rows.jsonl: all 300 rows lack 'questoin', which dataset.prompt names; did you mean "
+        "'question'? Accepted: answer, question"
     )
     rows = [*asked(300), {"question": None, "answer": 2}]
     assert "line 301: field 'question' is missing" in refused(task(tmp_path, rows))
