@@ -64,6 +64,8 @@ def model_directory(model_name: str, part: Part = "weights") -> Path:
     if os.path.exists(path):
         what = next((what for end, what in _FILES.items() if model_name.endswith(end)), "a file")
         kind = f"{what}, not a model"
+    elif model_name.startswith((".", "/", "~")) or model_name.count("/") > 1:
+        raise ModelError(f"model_name: there is no directory {model_name!r:.300}")
     raise ModelError(
         f"model_name: {model_name!r:.300} is {kind}; accepted: a directory with {CONFIG}, a "
         "tokenizer and weights in Hugging Face's format, "

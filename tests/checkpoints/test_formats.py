@@ -119,7 +119,7 @@ def test_a_name_of_a_registered_format_is_a_model(
     assert base_identity("shelf:qwen2") == base_identity(str(tiny_model("qwen2")))
     said = r"run \(.*\), a model on the shelf \(shelf:NAME\)$"
     with pytest.raises(ModelError, match=said):
-        model_directory("no/such/model")
+        model_directory("no-such:model")
 
 
 def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
@@ -132,7 +132,7 @@ def test_a_format_that_cannot_be_used_is_told_once_and_all_else_is_read(
         for _ in range(2):
             assert model_directory("shelf:qwen2") == folder / "qwen2"
             with pytest.raises(ModelError, match="is not a model directory"):
-                model_directory("no/such/model")
+                model_directory("no-such:model")
     said = capsys.readouterr().err
     assert said.count("format gguf is not used: format 'gguf' is registered by other 1.0 and") == 1
     assert said.count("format gone is not used: gone:Gone cannot be imported") == 1

@@ -126,7 +126,7 @@ def test_a_run_from_a_file_is_killed_resumed_and_written_as_a_file(
     assert programs.exit_code() == -signal.SIGKILL
     done = history.read_bytes().count(b"\n") - 1
     moved = base.rename(tmp_path / "moved.gguf")
-    more = (f"model_name={moved}", f"num_generations={done + 2}")
+    more = (f"model_name={moved}", f"num_generations={done + 2}", "trust=reward")
     resumed = programs.run(*program, "resume", run, *more, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert history.read_bytes().count(b"\n") == done + 3

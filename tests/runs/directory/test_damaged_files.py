@@ -144,7 +144,7 @@ def read_config(path: Path) -> None:
 
 def read_all_of_history(path: Path) -> None:
     read_header(path)
-    progress = Progress(path.with_name("nothing.jsonl"))
+    progress = Progress({})
     for record in read_history(path):
         progress.moved(record.step)
     progress.metrics()
@@ -155,9 +155,9 @@ def read_all_of_history(path: Path) -> None:
 def read_all_of_metrics(path: Path) -> None:
     rows = read_metrics(path)
     result_of(path.parent)
-    Progress(path)
     list(lines_before(path, 2))
     if rows:
+        Progress(rows[-1])
         table({"a": [read_run(path.parent)]}, "test/env/all/correct")
     curve(path, 3)
 
