@@ -352,7 +352,8 @@ def _located(sentence: str, part: str, fields: Sequence[str]) -> str:
 def help_page(config: object, given: Mapping[str, str], everything: bool = True) -> str:
     """Options with the value they have now, their one-line doc, and what they accept.
 
-    Without `everything`, only those that are set often, if the class says which.
+    Without `everything`, only those that are set often, if the class says which, and those of a
+    part that is chosen.
 
     Args:
         config: a class, or a config whose values they are.
@@ -360,14 +361,18 @@ def help_page(config: object, given: Mapping[str, str], everything: bool = True)
         everything: whether to show all options.
     """
     config_class = config if isinstance(config, type) else type(config)
-    given = _whole(config_class, given)
+    typed, given = given, _whole(config_class, given)
     changes = None if config is config_class else config
     _, options = _described(config_class, given, changes)
     often: Collection[str] = getattr(config_class, "common_options", options)
     shown = [
         option
         for path, option in options.items()
-        if everything or path in often or path in given or option.value is None
+        if everything
+        or path in often
+        or path in given
+        or path.rpartition(".")[0] in typed
+        or option.value is None
     ]
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     summary = (config_class.__doc__ or "").strip().partition("\n\n")[0]

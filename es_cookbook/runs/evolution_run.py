@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from es_cookbook.common.configs import config_to_json, trust_of
-from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.errors import ConfigError, RunDirectoryError
 from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.common.terminal import command, plural, say
 from es_cookbook.engines.base import Engine
@@ -72,6 +72,7 @@ class EvolutionStrategies(Mover[Run]):
                 f"for more: {self._command('resume')} num_generations=..."
             )
         if state.decision == "resume":
+            self._check_temperature(recorded.fields[0].get("num_generations"))
             self.config = config
         await asyncio.to_thread(self._check_base)
         await asyncio.to_thread(check_outside, self.config)
@@ -86,6 +87,30 @@ class EvolutionStrategies(Mover[Run]):
             say(f"{self.log_path}: comparing {name} with the base that it began with")
             now = header_of(name, history.header.dtype)
             check_same_base(self.log_path / HISTORY, history.header, now)
+
+    def _check_temperature(self, then: object) -> None:
+        """Refuse a longer run that would have sampled otherwise; a schedule of steps shows in them.
+
+        `then` is the recorded number of generations.
+        """
+        history, schedule = self._state.history, self.config.temperature_schedule
+        now = self.config.num_generations
+        own = range(num_forked(history.header), history.generations)
+        if isinstance(then, int) and any(schedule(t, then) != schedule(t, now) for t in own):
+            raise RunDirectoryError(
+                f"num_generations was {then}, is {now}, and temperature_schedule="
+                f"{type(schedule).__name__} depends on it: the recorded generations would have "
+                f"been sampled otherwise. To go on from the last of them: {self._fork()}"
+            )
+
+    def _fork(self) -> str:
+        """The command that takes the recorded generations as given."""
+        return self._command(
+            "fork",
+            generation=self._state.history.generations,
+            output=f"{self.log_path}-longer",
+            num_generations=self.config.num_generations,
+        )
 
     def _command(self, name: str, **options: object) -> str:
         """A whole command about this run."""
@@ -215,16 +240,13 @@ class EvolutionStrategies(Mover[Run]):
             return None
         from es_cookbook.runs.recorded import replay_dataset, replay_optimizer, restore
 
-        given, done = num_forked(history.header), history.next_generation
-        length = config.num_generations
-        output = f"{self.log_path}-longer"
-        fork = self._command("fork", generation=done, output=output, num_generations=length)
+        given = num_forked(history.header)
         replay_optimizer(
             optimizer,
             records,
             given,
             "; resume with the version of es_cookbook and the num_generations that the run began "
-            f"with, or take the recorded steps as given: {fork}",
+            f"with, or take the recorded steps as given: {self._fork()}",
         )
         replay_dataset(dataset, records, given)
         for record in records:
