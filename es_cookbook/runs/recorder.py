@@ -56,6 +56,7 @@ class Recorder:
     evaluated: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], init=False)
     _began: float = dataclasses.field(default=0.0, init=False)
     _stats: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], init=False)
+    _restarted: float = dataclasses.field(default=0.0, init=False)
     _seconds: dict[int, dict[str, float]] = dataclasses.field(
         default_factory=lambda: defaultdict(dict), init=False
     )
@@ -122,12 +123,13 @@ class Recorder:
         stats, total = self.engine.stats(), time.perf_counter() - self._began
         rose = {name: now - self._stats.get(name, 0.0) for name, now in stats.items()}
         seconds = self._seconds[generation]
+        restarted = stats.get("restarted", 0.0)  # Also during the evaluation before.
         metrics = {
             **self.evaluated,
             **self.progress.metrics(),
             **self.dataset.metrics(),
             "rollouts/failed": len(lost_rollouts(groups_P)),
-            "engines/restarted": rose.get("restarted", 0.0),
+            "engines/restarted": restarted - self._restarted,
             "time/unix": time.time(),
             **self.tracker.metrics(),
             **metrics,
@@ -137,6 +139,7 @@ class Recorder:
             "throughput/tokens_per_second": count_tokens(groups_P) / total,
             **_prompts_per_second(rose, total),
         }
+        self._restarted = restarted
         with self.timed(generation, "record"):
             self.tracker.log_rollouts(
                 generation, groups_P, cast(Decode, self.engine.tokenizer.decode)

@@ -13,7 +13,7 @@ all four are known here. So if an engine dies, hangs or fails, its block goes to
 requests are made again: if answers do not depend on the batch, the run is the same, bit for bit.
 Meanwhile a new engine is started in the place of the lost one, restored from the steps, and let in
 once its fingerprint is that of the others. After `max_restarts` of these within a generation, lost
-engines stay away until the next step.
+engines stay away until the next step, after which at least one attempt is made for each of them.
 """
 
 import asyncio
@@ -370,8 +370,8 @@ class RayPool(_AskingHost, Engine):
                     await self.bring(member, position)
             finally:
                 self._give_back(member)
-        self._restarts_left = self._ledger.max_restarts
         places, self._vacant = self._vacant, []
+        self._restarts_left = max(self._ledger.max_restarts, len(places))  # At least one for each.
         for place in places:
             self._replace_soon(place)
         return self._ledger.fingerprints[position]

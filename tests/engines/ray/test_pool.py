@@ -269,6 +269,10 @@ async def test_a_block_moves_while_others_keep_their_engines() -> None:
             both = await asyncio.gather(texts(first, asked(0)), texts(second, asked(3)))
             assert both == [await expected([], 0)] * 2
         assert pool.num_engines == 2
+        await pool.apply(STEPS[0])
+        with anyio.fail_after(5):  # The place is tried again after a step, also without restarts.
+            while pool.num_engines < 3:
+                await asyncio.sleep(0)
 
 
 # Engines that are not all at the same step.
