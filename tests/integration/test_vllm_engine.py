@@ -507,8 +507,8 @@ async def test_more_genomes_than_memory_are_refused_before_vllm_starts(
 ) -> None:
     before = set(psutil.Process().children(recursive=True))
     sentence = (
-        r"engine\.max_genomes=2000000000 needs .* GiB for LoRA slots, .* each, and of .* of this "
-        r"machine's available memory .* are left beside .*: there is room for \d+ genomes at most"
+        r"engine\.max_genomes: 2000000001 LoRA slots of .* each do not fit into the .* of this "
+        r"machine's available memory that are left beside .*; lower it to \d+ or less"
     )
     with pytest.raises(ConfigError, match=sentence):
         await _start(model("qwen2"), LowRank(), max_genomes=2 * 10**9)

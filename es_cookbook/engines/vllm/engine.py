@@ -216,7 +216,7 @@ class VLLMEngineBuilder(ModelEngineBuilder):
                     "float32; leave engine.dtype out, and weights are rounded to the checkpoint's "
                     "dtype and multiplied in float32"
                 )
-        kv_cache_gib, share = self._memory(model, space, dtype, on_cpu=on_cpu)
+        kv_cache_gib, share = self._memory(model, space, slots, dtype, on_cpu=on_cpu)
         arguments: dict[str, object] = {
             # A directory also for a Hub name, for which each of its processes would ask the Hub.
             "model": str(model_directory(model_name)),
@@ -248,7 +248,13 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**cast(Any, arguments)))
 
     def _memory(
-        self, model: "PreTrainedModel", space: "SearchSpace", dtype: str, *, on_cpu: bool
+        self,
+        model: "PreTrainedModel",
+        space: "SearchSpace",
+        slots: Mapping[str, int],
+        dtype: str,
+        *,
+        on_cpu: bool,
     ) -> tuple[float | None, float]:
         """GiB of the cache, None for what vLLM finds free, and the share of a GPU that it may take.
 
@@ -269,7 +275,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             if kv_cache_gib is None:
                 kv_cache_gib = cpu_cache_gib(model, self.context_length(model), free, dtype)
             cache = int(kv_cache_gib * GIB) * self.tensor_parallel_size
-            check_fits(Shards(model, 1), space, size=size, cache=cache, memory=free, on_gpu=False)
+            sizes = {"size": size, "cache": cache, "memory": free}
+            check_fits(Shards(model, 1), space, slots, **sizes, on_gpu=False)
             return kv_cache_gib, share
         if (available := torch.cuda.device_count()) < self.tensor_parallel_size:
             raise ConfigError(
@@ -278,8 +285,8 @@ class VLLMEngineBuilder(ModelEngineBuilder):
             )
         gpu = current_platform.get_device_total_memory()
         shards, cache = Shards(model, self.tensor_parallel_size), int((kv_cache_gib or 0) * GIB)
-        memory = int(share * gpu)
-        centre = check_fits(shards, space, size=size, cache=cache, memory=memory, on_gpu=True)
+        sizes = {"size": size, "cache": cache, "memory": int(share * gpu)}
+        centre = check_fits(shards, space, slots, **sizes, on_gpu=True)
         return kv_cache_gib, share - centre / gpu
 
     def _variables(self, on_cpu: bool) -> dict[str, str]:

@@ -4,14 +4,14 @@ vLLM takes its share of a GPU when it starts: weights, LoRA slots, and all that 
 values. The centre, in float32, comes to the same GPU later. So vLLM is given the user's share less
 the centre, and what cannot fit is refused before it starts. On the CPU all is the machine's memory.
 
-LoRA slots and what depends on vLLM's version are left out. **No comparison with a GPU yet.**
+What depends on vLLM's version is left out. **No comparison with a GPU yet.**
 
 What follows from that for vLLM's arguments is here too: a low-rank genome or an adapter is resident
 in a LoRA slot, dense genomes need none, and fused experts have none.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 import torch
@@ -139,6 +139,7 @@ def cpu_cache_gib(model: PreTrainedModel, context_length: int, available: int, d
 def check_fits(
     shards: Shards,
     space: SearchSpace,
+    slots: Mapping[str, int],
     *,
     size: int,
     cache: int,
@@ -150,27 +151,36 @@ def check_fits(
     Args:
         shards: of a GPU, or with one rank of a machine without any.
         space: what genomes perturb.
+        slots: arguments for their LoRA slots, as of `slots_for`.
         size: of a weight's number; 0 if they are quantised.
         cache: of keys and values, where that is known; else 0.
         memory: there is.
         on_gpu: whether it is that of a GPU.
 
     Raises:
-        ConfigError: The model, its cache and its centre do not fit.
+        ConfigError: The model, its cache, its centre and the LoRA slots do not fit.
     """
     centre = 4 * shards.centre_elements(space)
     if on_gpu:
         centre = centre + CENTRE_WORK_BYTES if centre_on_gpu(torch.device("cuda")) else 0
     weights = size * sum(math.prod(info.shape) for info in shards.infos) // shards.tp
-    if weights + cache + centre >= memory:
-        where = "each GPU's memory (engine.gpu_memory_utilization)"
-        remedy = "use more GPUs (engine.tensor_parallel_size)"
-        if not on_gpu:
-            where, remedy = "this machine's available memory", "use a larger machine"
+    left = memory - weights - cache - centre
+    where = "each GPU's memory (engine.gpu_memory_utilization)"
+    remedy = "use more GPUs (engine.tensor_parallel_size)"
+    if not on_gpu:
+        where, remedy = "this machine's available memory", "use a larger machine"
+    if left <= 0:
         raise ConfigError(
             f"the engine does not fit into {show_bytes(memory)} of {where}: the centre, in "
             f"float32, needs {show_bytes(centre)}, weights {show_bytes(weights)} and the cache "
             f"{show_bytes(cache)}; perturb fewer parameters (search_space.include), or {remedy}"
+        )
+    slot = size * slots["max_lora_rank"] * shards.slot_elements() if slots else 0
+    if slot and slots["max_loras"] * slot > left:
+        raise ConfigError(
+            f"engine.max_genomes: {slots['max_loras']} LoRA slots of {show_bytes(slot)} each do "
+            f"not fit into the {show_bytes(left)} of {where} that are left beside weights, cache "
+            f"and centre; lower it to {max(1, left // slot - _more_slots(space))} or less"
         )
     return centre
 

@@ -23,6 +23,7 @@ from es_cookbook.engines.vllm.memory import (
     check_fits,
     cpu_cache_gib,
     slot_rank,
+    slots_for,
 )
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
@@ -101,13 +102,31 @@ def test_a_centre_that_leaves_no_room_is_refused() -> None:
     centre, weights = 4 * (864 + 72 + 512), 2 * (864 + 72 + 160)
     sizes = {"size": 2, "cache": 1000, "on_gpu": False}
     enough = centre + weights + 1001
-    assert check_fits(shards, space, memory=enough, **sizes) == centre
+    assert check_fits(shards, space, {}, memory=enough, **sizes) == centre
     with pytest.raises(ConfigError) as raised:
-        check_fits(shards, space, memory=enough - 1, **sizes)
+        check_fits(shards, space, {}, memory=enough - 1, **sizes)
     assert str(raised.value) == (
         "the engine does not fit into 8.8 KiB of this machine's available memory: the centre, in "
         "float32, needs 5.7 KiB, weights 2.1 KiB and the cache 1000 B; perturb fewer parameters "
         "(search_space.include), or use a larger machine"
+    )
+
+
+def test_more_genomes_than_memory_for_slots_are_told_how_many_fit() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(SMALL)
+    space, shards = LowRank(rank=2)(parameter_infos(model)), Shards(model, 1)
+    sizes = {"size": 2, "cache": 0, "on_gpu": False}
+    # Numbers of a slot of rank 8: 220 a rank; of five slots, one is the centre's.
+    enough = 4 * 864 + 2 * (864 + 72 + 160) + 5 * (2 * 8 * 220)
+    slots = slots_for(space, 4, 1)
+    assert check_fits(shards, space, slots, memory=enough, **sizes) == 4 * 864
+    with pytest.raises(ConfigError) as raised:
+        check_fits(shards, space, slots, memory=enough - 1, **sizes)
+    assert str(raised.value) == (
+        "engine.max_genomes: 5 LoRA slots of 3.4 KiB each do not fit into the 17.2 KiB of this "
+        "machine's available memory that are left beside weights, cache and centre; lower it to 3 "
+        "or less"
     )
 
 
