@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((ROOT / "recipes/notebooks").glob("*.ipynb"))
 SHORT = "num_generations = 1"
 """What a reader in a hurry would change in the cell of settings."""
 ENDS = {
-    "first_run.ipynb": "finished  held-out reward",
+    "first_run.ipynb": "finished  held-out correct",
     "custom_reward_and_env.ipynb": "[(0, ",
     "reading_a_run.ipynb": "0 centre ",
     "gpu_countdown.ipynb": "exported the centre after 1 generation",

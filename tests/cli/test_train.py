@@ -70,8 +70,8 @@ def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Pat
     done = typed("train", *options, "log_path=run", "behavior_if_log_dir_exists=resume")
     assert done.returncode == 0, done.stderr
     said = done.stderr
-    assert said.index("earns ") < said.index("a generation of ") < said.index("chosen for")
-    (chosen,) = re.findall(r"chosen for 0.05 minutes: (.*)", said)
+    assert said.index("earns ") < said.index(" take about ")
+    (chosen,) = re.findall(r"for minutes=0.05: (.*)", said)
     recorded = json.loads((here / "run/config.json").read_text())
     assert recorded["size"] == {"$tuple": []}
     for option in shlex.split(chosen):
@@ -83,7 +83,7 @@ def test_sizes_that_nobody_gave_fit_into_the_minutes_and_can_be_pasted(here: Pat
     # The same command finds its run, and what was chosen makes the same run.
     done = typed("train", *options, "log_path=run", "behavior_if_log_dir_exists=resume")
     assert "is already complete" in done.stdout, done.stderr
-    assert "chosen for" not in done.stderr
+    assert "for minutes=" not in done.stderr
     done = typed("train", *options, "log_path=again", "size=none", *shlex.split(chosen), length)
     assert done.returncode == 0, done.stderr
     again, before = (here / name / "history.jsonl" for name in ("again", "run"))

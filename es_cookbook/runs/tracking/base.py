@@ -37,7 +37,6 @@ class RunInfo:
     Attributes:
         path: the run directory.
         run_seed: also seeds the choice of rollouts that are kept.
-        num_generations: changes after `recorded` if the run's length follows the clock.
         start_generation: the first that this process runs; above 0 if it resumes a recorded run.
         measured: rows of `metrics.jsonl` from before.
         underway: rollouts in progress.

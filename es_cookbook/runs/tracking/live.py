@@ -65,7 +65,6 @@ class LiveTracker(Tracker):
         self._run, self._clock = run, clock
         self._began = self._ended = clock()
         self._done = run.start_generation
-        self._length = run.num_generations
         self._findings = Findings()
         for row in run.measured:
             self._findings.take(row)
@@ -98,12 +97,8 @@ class LiveTracker(Tracker):
             self._done, self._ended = generation + 1, self._clock()
             which = f"generation {generation + 1}/{total}"
             left = f"{duration(self._seconds_left())} left"
-        lines = [line_of(which, metrics, left)]
-        if total != self._length:
-            lines.append(f"{total} generations in place of {self._length} take the time of the run")
-            self._length = total
-        lines += [f"{which}: {sentence}" for sentence in self._findings.take(metrics)]
-        self._print("\n".join(lines))
+        found = [f"{which}: {sentence}" for sentence in self._findings.take(metrics)]
+        self._print("\n".join([line_of(which, metrics, left), *found]))
 
     def close(self) -> None:
         """Give the terminal back; closing twice is harmless."""

@@ -81,7 +81,7 @@ def test_a_package_trains_and_its_directory_is_enough_to_go_on_and_play(
     assert len(list(read_history(run / "history.jsonl"))) == 3
     capsys.readouterr()
     assert call(monkeypatch, play, *trusted, "problem=0") == 0
-    assert json.loads(capsys.readouterr().out)["name"].startswith("es_guess, task ")
+    assert capsys.readouterr().out.startswith("test problem 0 (es_guess, task ")
     assert call(monkeypatch, evaluate, *trusted) == 0
     assert "reward_near" in capsys.readouterr().out
     model = ["environment=es_guess", "model_name=model", *SMALL[2:]]
