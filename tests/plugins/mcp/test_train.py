@@ -116,7 +116,7 @@ def test_a_run_that_is_killed_takes_its_servers_along_and_is_resumed(
         (["tools=mcp:{server}", "dataset.servers=both"], "rollout"),
         (["tools=mcp:{server}", "dataset.tool_timeout=0"], "tool_timeout must be above 0"),
         (["tools=mcp:{server}", "dataset.at_once=0"], "at_once must be at least 1"),
-        (["tools=mcp:{server}", "prompt={wrong}"], "field 'wrong' is missing"),
+        (["tools=mcp:{server}", "prompt={wrong}"], "rows lack 'wrong', which dataset.prompt names"),
         (["tools=mcp:{server}", "dataset.gold=none"], "its own solution earns 0 of 1: 'none'"),
     ],
 )
