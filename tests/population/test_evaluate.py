@@ -67,7 +67,7 @@ async def test_a_metric_has_the_number_of_the_answers_that_report_it() -> None:
     low, high = (metrics[f"test/{end}/env/all/correct"] for end in ("low", "high"))
     assert (low, high) == wilson_interval(2, 3)
     assert "test/reported/reward/mean" not in metrics
-    told = f"held-out correct 0.667 ({low:.3f} to {high:.3f})"
+    told = f"held-out correct 0.667 (of 3 answers, {low:.3f} to {high:.3f})"
     assert told in line_of("finished", metrics).split("  ")
 
 
