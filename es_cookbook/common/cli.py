@@ -332,8 +332,9 @@ def _hint(path: str, options: Mapping[str, Option], known: Sequence[str]) -> str
         alike = alike and f"{part}.{alike}"
     else:
         same = (other for other in known if other.rpartition(".")[2] == name)
+        top = closest(path, [other for other in options if "." not in other])
         near = (closest(typed, list(options), cutoff=0.75) for typed in (path, part))
-        said, alike = "", next(filter(None, (*same, *near)), None)
+        said, alike = "", next(filter(None, (*same, top, *near)), None)
     return f"{said}; did you mean {alike!r}?" if alike else f"{said};"
 
 

@@ -151,7 +151,7 @@ KINDS = {
     ),
     "base model moved": Kind(
         changed(moved, of="interrupted"),
-        said={"": "model_name: '{path.parent}/model' is not a model"},
+        said={"": "model_name: there is no directory '{path.parent}/model'"},
     ),
     "base model moved, with `model_name=`": Kind(changed(moved, of="interrupted"), MOVED),
     "base model changed": Kind(
