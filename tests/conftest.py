@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from es_cookbook.common import registry
 from tests.distributions import Register, write_metadata
+from tests.hub_server import HubServer
 from tests.programs import Programs
 
 # A shell starts what runs in the background with Ctrl-C ignored, programs pass that on to those
@@ -159,3 +160,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return path if path.exists() else make_tiny_model(family, path)
 
     return path_of
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub on this machine, which all that asks the Hub asks."""
+    from huggingface_hub import close_session
+
+    with HubServer() as server:
+        server.lead_here(monkeypatch)
+        yield server
+    close_session()  # It has connections to the server.

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,11 +29,10 @@ NAME = "some/model"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        server.lead_here(monkeypatch, cache=tmp_path / "cache")
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield server
+def hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubServer:
+    hub.lead_here(monkeypatch, cache=tmp_path / "cache")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub
 
 
 @pytest.fixture

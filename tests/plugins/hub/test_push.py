@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session
 
 from es_cookbook.common.errors import ConfigError, HistoryError, HubError, RunDirectoryError
 from es_cookbook.plugins.hub.command import HubCommand
@@ -17,14 +15,6 @@ from tests.hub_server import LARGEST_REGULAR, TOKEN, HubServer, Repository
 from tests.tiny_run import tiny
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as server:
-        server.lead_here(monkeypatch)
-        yield server
-    close_session()  # It has connections to the server.
 
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,5 @@
 """A Hub on this machine, with one set."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -10,11 +9,10 @@ from tests.hub_server import HubServer, Repository
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer() as server:
-        server.lead_here(monkeypatch, cache=tmp_path / "cache")
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", server.url)
-        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-        server.repositories["datasets/me/data"] = Repository(False, {"train.jsonl": b'{"a": 7}\n'})
-        yield server
+def hub(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> HubServer:
+    hub.lead_here(monkeypatch, cache=tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    hub.repositories["datasets/me/data"] = Repository(False, {"train.jsonl": b'{"a": 7}\n'})
+    return hub

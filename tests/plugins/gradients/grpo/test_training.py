@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -269,13 +269,6 @@ async def test_a_run_that_is_cancelled_ends_and_can_go_on(model: Path, tmp_path:
     assert checkpoint is None or checkpoint.generation < 4
     await main(chz.replace(config, behavior_if_log_dir_exists="resume"))
     assert [row["progress/generation"] for row in metrics_of(tmp_path)] == [0, 1, 2, 3, 4]
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as server:
-        server.lead_here(monkeypatch)
-        yield server
 
 
 def pushed(push: HubPush) -> TrackersBuilder:
