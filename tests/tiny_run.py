@@ -1,12 +1,14 @@
 """A training run as a program, small enough to be killed and begun again in a test."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import chz
 
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
@@ -15,6 +17,9 @@ from es_cookbook.runs.program import run
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from tests.fakes import FakeEngine, FakeEngineBuilder, SmallDatasetBuilder
 
+FILES_ALONE: Mapping[str, None] = {"live": None, **dict.fromkeys(Registered("default_trackers"))}
+"""Fields of a `TrackersBuilder` that writes `metrics.jsonl` and `rollouts.jsonl` and nothing else.
+"""
 BASE = Path(__file__).parent / "data/base"
 """A model directory that a fake engine takes for its own."""
 

@@ -95,7 +95,7 @@ class Step:
         """RMS of the update over the parameters, without decay, computed from plain numbers alone.
 
         Noise has unit variance and different seeds are independent, so for a plain sum it is
-        √(Σ c²). Where a search space scales or masks noise (σ by layer, density, blocks), this is
+        √(Σ c²). Where a search space scales or masks noise (σ by layer, partitions), this is
         for parameters with the full noise of every term; so is a genome's σ, so their ratio holds.
 
         >>> Step(terms=(Term(1, 0.003), Term(2, -0.004))).rms

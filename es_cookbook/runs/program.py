@@ -74,7 +74,6 @@ def run(config: Config) -> Result:
 
 
 def _train_until_signal(config: Config, recorded: Recorded | None = None) -> None:
-    refuse_while_imported()
     try:
         result_until_signal(functools.partial(train, config, recorded))
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
 """Push a directory to the Hugging Face Hub: an export, or the files of a run.
 
 A push is one commit, so a revision has all of it or nothing. Of a run directory (one with a
-`history.jsonl`), the history, config, options and metrics go into the folder `run` of the
-repository; of any other directory, all files go to the top. So one repository can hold both.
-Nothing is deleted there. A run in progress is pushed up to its last complete line.
+`history.jsonl`), the history, config and metrics go into the folder `run` of the repository; of
+any other directory, all files go to the top. So one repository can hold both. Nothing is deleted
+there. A run in progress is pushed up to its last complete line.
 
 Left out: rollouts and snapshots of a run. Rollouts are large and often quote the data, and
 snapshots follow from the history.

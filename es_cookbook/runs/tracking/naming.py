@@ -3,14 +3,11 @@
 Also which fields of its Config say what was trained.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 
-from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.terminal import one_line
-from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.tracking.jsonl import MEASURES
 from es_cookbook.runs.tracking.reading import RunFiles
 
@@ -60,11 +57,6 @@ def task_of(config: Mapping[str, object]) -> str:
         if isinstance(source := config.get(field), str) and source:
             return one_line(source.rstrip("/").rpartition("/")[2])
     return class_name(config.get("dataset")) or "unknown task"
-
-
-def task_of_dataset(dataset: object) -> str:
-    """The same of a data set's builder."""
-    return task_of(flattened({"dataset": json.loads(config_to_json(dataset))}))
 
 
 def class_name(text: object) -> str:

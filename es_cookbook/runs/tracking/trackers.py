@@ -20,9 +20,6 @@ from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
 from es_cookbook.runs.tracking.live import LiveTrackerBuilder
 
 _OFF, _ON = Registered("trackers"), Registered("default_trackers")
-FILES_ALONE: Mapping[str, None] = {"live": None, **dict.fromkeys(_ON)}
-"""Fields of a `TrackersBuilder` that writes `metrics.jsonl` and `rollouts.jsonl` and nothing else.
-"""
 
 
 @chz.chz

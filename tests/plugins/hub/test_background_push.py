@@ -18,11 +18,11 @@ from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.base import RunInfo, Tracker
 from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import NoEngineBuilder
 from tests.hub_server import TOKEN, HubServer, Repository
 from tests.said import after_start
-from tests.tiny_run import BASE, tiny
+from tests.tiny_run import BASE, FILES_ALONE, tiny
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,9 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.distributions import Register
+from tests.tiny_run import FILES_ALONE
 
 ROOT = Path(__file__).parents[3]
 OTHER = """\

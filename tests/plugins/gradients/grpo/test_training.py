@@ -33,7 +33,7 @@ from es_cookbook.rl.types import (
 from es_cookbook.runs.directory.directory import check_is_run
 from es_cookbook.runs.program import train
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from es_cookbook.runs.tracking.trackers import FILES_ALONE, TrackersBuilder
+from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import Pieces, SmallDataset
 from tests.grpo_runs import (
     Echoes,
@@ -44,7 +44,7 @@ from tests.grpo_runs import (
     weights_of,
 )
 from tests.hub_server import HubServer
-from tests.tiny_run import TinyConfig, write_tiny_model
+from tests.tiny_run import FILES_ALONE, TinyConfig, write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
