@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from es_cookbook.common import registry
+from tests import families
 from tests.distributions import Register, write_metadata
 from tests.hub_server import HubServer
 from tests.programs import Programs
@@ -73,6 +74,10 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # Or nanobind reports what was never freed.
+
+
+def pytest_report_header() -> str:
+    return f"families of cases: FAMILIES={families.SEED}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
