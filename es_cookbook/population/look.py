@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import Progress, SampleRequest
 from es_cookbook.rl.data.problem_dataset import unchanged
-from es_cookbook.rl.endings import gold_of
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.encoder import inside
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from es_cookbook.rl.rollouts import gold_of
 from es_cookbook.rl.types import Action, EnvGroupBuilder, Observation, Tokenizer
 
 _BEGUN, _MOST_OVER = 0.9, 0.25

@@ -24,7 +24,6 @@ from es_cookbook.rl.rollouts import (
     mean_rewards,
     reward_and_solved,
 )
-from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import EnvGroupBuilder, ProblemResult, TrajectoryGroup
 
 
@@ -67,8 +66,7 @@ class Scored:
             and what the objective reports itself;
             `genomes/reliability`, how much of the genomes' differences is not luck; `env/...` of
             all problems; `rollouts/...` of the lengths of answers to the batch
-            (`rl.rollouts.answer_lengths`). With a surrogate, how many answers a genome scores,
-            `surrogate/answers`, and their `surrogate/tokens`.
+            (`rl.rollouts.answer_lengths`).
     """
 
     scores_P_G: NDArray[np.float64]
@@ -117,7 +115,7 @@ class Scoring:
         self,
         generation: int,
         batch_P: Sequence[EnvGroupBuilder],
-        answers_P: Sequence[AnswersProblem] = (),
+        answers_P: Sequence[EnvGroupBuilder] = (),
         answered_P: Sequence[TrajectoryGroup] = (),
     ) -> Asked:
         """All that the genomes attempt: the batch's problems, then each regulariser's.
@@ -148,10 +146,6 @@ class Scoring:
             measured = reward_metrics(scores_P_G)
             for key in ("mean", "std_genomes"):
                 metrics[f"objective/{key}"] = measured[f"reward/{key}"]
-        if asked.answered_P:
-            answers_P = [each for each in asked.parts_R[0] if isinstance(each, AnswersProblem)]
-            metrics["surrogate/answers"] = sum(len(each.answers) for each in answers_P)
-            metrics["surrogate/tokens"] = sum(each.num_tokens for each in answers_P)
         if found is not None:
             metrics |= self.objective.metrics(found)
         if not self.num_pairs:  # Else genomes also differ by their problems.

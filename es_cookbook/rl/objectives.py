@@ -35,10 +35,19 @@ from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
-from es_cookbook.rl.types import Metrics, Trajectory, TrajectoryGroup
+from es_cookbook.rl.types import (
+    EnvGroupBuilder,
+    Metrics,
+    SamplingParams,
+    Tokenizer,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 OBJECTIVE_NAMES = Registered("objectives")
 """What a user types on the command line."""
+SURROGATE_NAMES = Registered("surrogates")
+"""The same of surrogates."""
 REWARD = "reward"
 """Names the reward itself in place of an Env metric."""
 SOLVED = "correct"
@@ -246,3 +255,74 @@ class PassAtK(MaxOfK):
     def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
         attempts_P_G = (~np.isnan(outcomes.rewards_P_G_K)).sum(axis=2)
         return pass_at_k(attempts_P_G, self.solved(outcomes).sum(axis=2), self.k)
+
+
+@chz.chz
+class AnswerSource(ABC):
+    """Which answers genomes score in place of giving their own."""
+
+    attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
+
+    @abstractmethod
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """How the centre answers, where the run samples like this.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
+    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
+        """Refuse problems that have no such answers, before any is attempted.
+
+        Raises:
+            DataError: Names the problem.
+        """
+        del batch_P
+
+    @abstractmethod
+    async def problem(
+        self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
+    ) -> EnvGroupBuilder:
+        """The answers that genomes score in place of a problem, as a problem.
+
+        Args:
+            asked: the problem.
+            answered: the centre's attempts at it.
+            tokenizer: the engine's.
+
+        Raises:
+            DataError: There is nothing to score; names the problem.
+        """
+
+
+plugs_in(AnswerSource, "surrogates")
+
+
+def check_goes_with(
+    surrogate: AnswerSource | None,
+    sampling: SamplingParams,
+    *,
+    attempts: int,
+    others: Mapping[str, bool],
+) -> None:
+    """Refuse settings of answers that genomes do not give, or the centre gives otherwise.
+
+    `others` are options, and whether they are set.
+
+    Raises:
+        ConfigError: Which.
+    """
+    if surrogate is None:
+        return
+    if attempts != 1:
+        raise ConfigError(
+            f"attempts={attempts} are a genome's own, and with surrogate genomes only score "
+            "answers: set surrogate.attempts"
+        )
+    surrogate.sampling(sampling)
+    for option, is_set in others.items():
+        if is_set:
+            raise ConfigError(
+                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
+                "it out"
+            )

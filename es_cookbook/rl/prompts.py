@@ -95,8 +95,6 @@ _told: "weakref.WeakKeyDictionary[Tokenizer, set[tuple[str, bool]]]" = weakref.W
 def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
     """Say that a question names a control token, or has been put into the template before."""
     name, told = Controls.of(tokenizer).named_in(question), _told.setdefault(tokenizer, set())
-    if name is None and is_chat and _looks_framed(tokenizer, question):
-        name = question.lstrip()[:20]
     if name is None or (key := (name, is_chat)) in told:
         return
     told.add(key)
@@ -108,12 +106,6 @@ def _tell_control(tokenizer: Tokenizer, question: str, is_chat: bool) -> None:
         "questions that have been put into the template before need chat=False",
         *(name, question),
     )
-
-
-def _looks_framed(tokenizer: Tokenizer, question: str) -> bool:
-    from es_cookbook.rl.messages.template import ChatTemplate
-
-    return ChatTemplate.of(tokenizer).looks_framed(question)
 
 
 _characters: "weakref.WeakKeyDictionary[Tokenizer, set[str]]" = weakref.WeakKeyDictionary()

@@ -8,6 +8,12 @@ reach an engine or a mean: a wrong type, a NaN reward or an observation without 
 Left out: partial credit for a rollout that failed. It is NaN, never 0: a failure is no evidence
 about the genome.
 
+Answers that were cut either lacked room or have no end. A chat model ends its turn; a base model
+goes on after its answer, with a question or the same line again, until `sampling.max_tokens` cuts
+it. More tokens do not help then, and a stop text does. Two shares of the answers tell which it is
+(`endings`). Both are signs, not proofs: a model that thinks in lines as short as the gold answer
+runs on too.
+
 Token sequences to learn from, of rollouts and of rows for supervised training, are `Example`s.
 Tokens are those that were seen and sampled: nothing is decoded and encoded again, or the model
 would be taught other tokens than it said.
@@ -15,14 +21,14 @@ would be taught other tokens than it said.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import EnvError
-from es_cookbook.rl.endings import endings, gold_of
 from es_cookbook.rl.timeouts import turn_begins
 from es_cookbook.rl.types import (
     Action,
@@ -37,18 +43,20 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
     Transition,
-    check_measured,
-    shown,
 )
 
 MAX_STEPS = 10_000
 """An Env that takes more steps than this has no end."""
 REPORTED = "reported/"
 """Before the key of a metric's mean: over how many answers it is, if not over all."""
-PARTLY = f"{REPORTED}partly/"
-"""Before a metric: the same, if answers to one problem differ in whether they report it."""
 _DECIMALS = 4
 """Of what is recorded of a problem."""
+_LONGER = 2
+"""Times as long as the gold answer a first line may be, and so many characters beside."""
+_BESIDE = 12
+_TIMES, _CHARACTERS = 3, 24
+"""How often, and over how much text, a piece is repeated at the end."""
+_LONGEST_PIECE = 100
 
 
 async def run_rollout(env: Env, policy: Policy) -> Trajectory:
@@ -123,6 +131,37 @@ def _checked_result(env: Env, found: object) -> StepResult:
     return found
 
 
+def check_measured(who: str, reward: object, metrics: object, logs: object) -> None:
+    """Refuse a reward or metrics that are not finite numbers, and logs that are not texts.
+
+    Raises:
+        EnvError: Names `who` returned it, what was expected and what was found.
+    """
+    if not is_measured(reward):
+        raise EnvError(f"{who} must give a finite number as reward, found {shown(reward)}")
+    check_metrics(f"{who} must give", metrics)
+    _check_values(f"{who} must give", "texts", "logs", logs, lambda log: isinstance(log, str))
+
+
+def check_metrics(who_must: str, metrics: object) -> None:
+    """Refuse metrics that are no finite numbers by name, as `who_must` give them.
+
+    Raises:
+        EnvError: Says what was found.
+    """
+    _check_values(who_must, "finite numbers", "metrics", metrics, is_measured)
+
+
+def _check_values(
+    who_must: str, values: str, kind: str, found: object, fits: Callable[[object], bool]
+) -> None:
+    if not isinstance(found, Mapping):
+        raise EnvError(f"{who_must} {kind} as a mapping, found {shown(found)}")
+    for key, value in cast("Mapping[object, object]", found).items():
+        if not isinstance(key, str) or not fits(value):
+            raise EnvError(f"{who_must} {values} as {kind}, found {shown(value)} for {key!r}")
+
+
 def checked_group_rewards(
     who: str, found: object, trajectories: Sequence[Trajectory | LostRollout]
 ) -> Sequence[GroupReward | LostRollout] | None:
@@ -195,17 +234,11 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
     They come from the Envs and from group rewards. A metric's value for one rollout is its mean
     over the steps that report it; its mean is over the rollouts that report it. Where some rollouts
     at problems of the same tags do not, `reported/env/...` says how many did: a mean of 29 of 32
-    answers does not compare with another's of 32. Where some do not and others at the same problem
-    do, so does `reported/partly/<metric>`: it depends on the answer, not on what there was to
-    measure.
+    answers does not compare with another's of 32.
     """
     of_tags: dict[tuple[str, ...], list[Metrics]] = {}
-    partly: set[str] = set()
     for group in groups_P:
-        reports = list(_reports(group))
-        of_tags.setdefault(tuple(group.tags), []).extend(reports)
-        found = _by_metric(reports).items()
-        partly |= {metric for metric, values in found if len(values) < len(reports)}
+        of_tags.setdefault(tuple(group.tags), []).extend(_reports(group))
     values: dict[str, list[float]] = {}
     due: dict[str, int] = {}
     for tags, reports in of_tags.items():
@@ -216,8 +249,7 @@ def env_metrics(groups_P: Sequence[TrajectoryGroup]) -> dict[str, float]:
                 due[key] = due.get(key, 0) + len(reports)
     means = {key: math.fsum(values[key]) / len(values[key]) for key in sorted(values)}
     few = {key: len(values[key]) for key in means if len(values[key]) < due[key]}
-    counts = {f"{REPORTED}{key}": float(count) for key, count in few.items()}
-    return means | counts | {f"{PARTLY}{m}": counts[f"{REPORTED}env/all/{m}"] for m in partly}
+    return means | {f"{REPORTED}{key}": float(count) for key, count in few.items()}
 
 
 def rollout_metrics(group: TrajectoryGroup, g: int, k: int) -> Metrics:
@@ -300,6 +332,61 @@ def _is_cut(step: Transition) -> bool:
     own_limit = step.observation.max_tokens
     is_at_own = own_limit is not None and len(step.action.tokens_T) >= own_limit
     return step.action.stop_reason == "length" and not is_at_own
+
+
+def runs_on(text: str, gold: str | None) -> bool:
+    r"""Whether an answer has more lines behind a first one that is an answer by itself.
+
+    >>> runs_on(" 42\nQ: 3 + 4?\nA: 7", "41"), runs_on("First add the tens: 30\nthen", "41")
+    (True, False)
+    >>> runs_on("It is the river Nile.\nIt is long.", "Nile"), runs_on("a\nb", "a\nb")
+    (True, False)
+    """
+    first, _, rest = text.partition("\n")
+    first, gold = first.strip(), (gold or "").strip()
+    if not (first and rest.strip() and gold) or "\n" in gold:
+        return False
+    is_short = len(first) <= _LONGER * len(gold) + _BESIDE
+    return is_short or gold.casefold() in first.casefold()
+
+
+def repeats_itself(text: str) -> bool:
+    r"""Whether a text ends in one piece several times over; the last may be cut.
+
+    >>> repeats_itself("the end of the end of the end of the en"), repeats_itself("1. a\n2. b\n")
+    (True, False)
+    """
+    tail = text.rstrip()[-_TIMES * _LONGEST_PIECE :]
+    for size in range(1, len(tail) // _TIMES + 1):
+        times = max(_TIMES, math.ceil(_CHARACTERS / size))
+        if tail.endswith(tail[-size:] * times):
+            return True
+    return False
+
+
+def gold_of(problem: EnvGroupBuilder) -> str | None:
+    """A problem's gold answer, if it has one of one turn."""
+    gold = getattr(problem, "gold", None)
+    return gold if isinstance(gold, str) else None
+
+
+def endings(cut: Sequence[tuple[str, str | None]], num_answers: int) -> dict[str, float]:
+    """Shares of all answers that ran on and that repeat themselves; nothing where none was cut.
+
+    Args:
+        cut: texts that were cut, each with its problem's gold answer.
+        num_answers: how many answers there are.
+    """
+    if not cut:
+        return {}
+
+    def share(shows: Callable[[str, str | None], bool]) -> float:
+        return sum(shows(text, gold) for text, gold in cut) / num_answers
+
+    return {
+        "rollouts/ran_on": share(runs_on),
+        "rollouts/repeated": share(lambda text, _: repeats_itself(text)),
+    }
 
 
 def lost_rollouts(groups_P: Sequence[TrajectoryGroup]) -> list[LostRollout]:

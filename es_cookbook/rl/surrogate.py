@@ -27,9 +27,8 @@ MeZO. The centre still attempts the problems, once, so that the run shows what i
 import dataclasses
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import chz
@@ -37,8 +36,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.common.registry import Registered
+from es_cookbook.rl.objectives import AnswerSource
 from es_cookbook.rl.problem_env import with_gold
 from es_cookbook.rl.rollouts import Example, sequences_of
 from es_cookbook.rl.types import (
@@ -56,53 +54,9 @@ from es_cookbook.rl.types import (
 
 _Weighted: TypeAlias = tuple[float, Sequence[tuple[tuple[int, ...], tuple[int, ...]]]]
 
-SURROGATE_NAMES = Registered("surrogates")
-"""What a user types on the command line."""
-
 _SCORED = "surrogate=gold has genomes score; leave surrogate out"
 NOTHING = Observation((0,))
 """What an Env observes that asks its policy for no answer; no policy sees it."""
-
-
-@chz.chz
-class AnswerSource(ABC):
-    """Which answers genomes score in place of giving their own."""
-
-    attempts: int = chz.field(doc="answers of the centre to each problem of a batch")
-
-    @abstractmethod
-    def sampling(self, sampling: SamplingParams) -> SamplingParams:
-        """How the centre answers, where the run samples like this.
-
-        Raises:
-            ConfigError: It cannot.
-        """
-
-    def check(self, batch_P: Sequence[EnvGroupBuilder]) -> None:
-        """Refuse problems that have no such answers, before any is attempted.
-
-        Raises:
-            DataError: Names the problem.
-        """
-        del batch_P
-
-    @abstractmethod
-    async def problem(
-        self, asked: EnvGroupBuilder, answered: TrajectoryGroup, tokenizer: Tokenizer
-    ) -> "AnswersProblem":
-        """What genomes score in place of a problem.
-
-        Args:
-            asked: the problem.
-            answered: what the centre made of it.
-            tokenizer: of the engine.
-
-        Raises:
-            DataError: There is nothing to score; names the problem.
-        """
-
-
-plugs_in(AnswerSource, "surrogates")
 
 
 @chz.chz
@@ -275,33 +229,3 @@ class AnswersProblem(EnvGroupBuilder):
     @property
     def num_tokens(self) -> int:
         return sum(len(answer.tokens_T) for answer in self.answers)
-
-
-def check_goes_with(
-    surrogate: AnswerSource | None,
-    sampling: SamplingParams,
-    *,
-    attempts: int,
-    others: Mapping[str, bool],
-) -> None:
-    """Refuse settings of answers that genomes do not give, or the centre gives otherwise.
-
-    `others` are options, and whether they are set.
-
-    Raises:
-        ConfigError: Which.
-    """
-    if surrogate is None:
-        return
-    if attempts != 1:
-        raise ConfigError(
-            f"attempts={attempts} are a genome's own, and with surrogate genomes only score "
-            "answers: set surrogate.attempts"
-        )
-    surrogate.sampling(sampling)
-    for option, is_set in others.items():
-        if is_set:
-            raise ConfigError(
-                f"{option} is about genomes' own answers, and with surrogate they give none: leave "
-                "it out"
-            )

@@ -1,4 +1,4 @@
-"""The vocabulary of the rl room: what genomes attempt, and what comes back.
+"""The vocabulary of the rl room, from datasets to rollouts.
 
 A dataset returns batches of `EnvGroupBuilder`s, one per problem. A builder makes a group of `Env`s,
 one per attempt of each genome. A rollout runs one Env with one `Policy` and returns a `Trajectory`;
@@ -10,17 +10,19 @@ preferences, Markovian scoring) through `Env.policy`.
 """
 
 import dataclasses
+import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, cast
 
 import chz
 
-from es_cookbook.common.checks import check_range, is_measured, shown
-from es_cookbook.common.errors import EnvError
+from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.fields.chz_fields import CastError
 from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.rl.stops import check_stop, read_stop
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,46 +34,38 @@ Logs: TypeAlias = Mapping[str, str]
 """Text; shown, never averaged."""
 ANSWER = "answer"
 """The log with the answer that a task read; attempts with equal ones vote together."""
-SOURCE_DOC = "data files, a directory, or a set of the Hub, as in owner/name:configuration:split"
+SOURCE_DOC = "data files, a directory, or a Hub data set such as owner/name:configuration:split"
 OnBadRow: TypeAlias = Literal["refuse", "skip"]
-ON_BAD_ROW_DOC = "of a row that lacks what the task needs; skip: say so, and go on"
+ON_BAD_ROW_DOC = "a row that lacks what the task needs is refused, or skipped with a notice"
+_ESCAPED = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+_ESCAPE = re.compile(r"\\[nt\\]")
 
 
-def check_measured(who: str, reward: object, metrics: object, logs: object) -> None:
-    """Refuse a reward or metrics that are no finite numbers, and logs that are no texts.
+def read_stop(typed: str) -> tuple[str, ...] | None:
+    r"""Parse an option: a text, a JSON list of texts, or nothing for no texts.
 
-    Raises:
-        EnvError: Names `who` gave it, what was expected and what was found.
-    """
-    if not is_measured(reward):
-        raise EnvError(f"{who} must give a finite number as reward, found {shown(reward)}")
-    if metrics:
-        check_metrics(f"{who} must give", metrics)
-    if logs:
-        _check_values(f"{who} must give", "texts", "logs", logs, _is_text)
+    In a text `\n`, `\t` and `\\` are escape sequences, since a shell keeps them as they are.
 
-
-def check_metrics(who_must: str, metrics: object) -> None:
-    """Refuse metrics that are no finite numbers by name, as `who_must` give them.
+    >>> read_stop(r"\n"), read_stop("."), read_stop('["###", "\\n\\n"]'), read_stop("None")
+    (('\n',), ('.',), ('###', '\n\n'), None)
 
     Raises:
-        EnvError: Says what was found.
+        CastError: Not such a list.
     """
-    _check_values(who_must, "finite numbers", "metrics", metrics, is_measured)
-
-
-def _check_values(
-    who_must: str, values: str, kind: str, found: object, fits: Callable[[object], bool]
-) -> None:
-    if not isinstance(found, Mapping):
-        raise EnvError(f"{who_must} {kind} as a mapping, found {shown(found)}")
-    for key, value in cast("Mapping[object, object]", found).items():
-        if not isinstance(key, str) or not fits(value):
-            raise EnvError(f"{who_must} {values} as {kind}, found {shown(value)} for {key!r}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    if typed in ("None", "none"):
+        return None
+    if not typed:
+        return ()
+    if not typed.startswith("["):
+        return (_ESCAPE.sub(lambda found: _ESCAPED[found[0]], typed),)
+    try:
+        texts: object = json.loads(typed)
+    except ValueError:
+        texts = None
+    items = cast("list[object]", texts) if isinstance(texts, list) else [None]
+    if not all(isinstance(text, str) for text in items):
+        raise CastError(f'a list of texts looks like ["###", "\\n\\n"], found {typed}')
+    return tuple(cast("list[str]", items))
 
 
 @chz.chz
@@ -100,10 +94,18 @@ class SamplingParams:
         check_range(self, "max_tokens", at_least=1)
         check_range(self, "temperature", at_least=0)
         check_range(self, "top_p", above=0, at_most=1)
-        check_stop(self.stop)
+        stop = cast("object", self.stop or ())
+        items = cast("tuple[object, ...]", stop) if isinstance(stop, tuple) else (None,)
+        if not all(isinstance(text, str) for text in items):
+            raise ConfigError(f"stop must be a tuple of texts, found {stop!r}")
+        if not all(items):
+            raise ConfigError(
+                "stop must be texts of at least a character, since an empty one would end every "
+                "answer; [] ends none"
+            )
 
     def scaled(self, factor: float) -> "SamplingParams":
-        """The same at another temperature: this one's times a factor."""
+        """These parameters with the temperature times a factor."""
         return chz.replace(self, temperature=self.temperature * factor) if factor != 1 else self
 
 
@@ -134,10 +136,10 @@ class Action:
     """What a policy did.
 
     Attributes:
-        tokens_T: sampled tokens, the last one included that completes a stop string or stops.
-        text: all of the tokens decoded, the tokenizer's special tokens left out, so that an Env
-            needs no tokenizer. An observation's stop string is in it, unless it is a special token,
-            and what its last token has after it; of the sampling parameters' there is neither.
+        tokens_T: sampled tokens, including the one that completes a stop string or stops.
+        text: the tokens decoded without special tokens, so that an Env needs no tokenizer. It
+            includes an observation's stop string, unless that is a special token, but not a stop
+            text of the sampling parameters.
         stop_reason: "stop" at an end-of-sequence token, a stop token or a stop string; "length" at
             `max_tokens` or at the end of the context.
         logprobs_T: log-probability of each sampled token (natural log, before temperature and
@@ -152,13 +154,12 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """A text that the policy read, and whose mean log-probability a step's reward contains.
+    """A text that the policy read, whose mean log-probability is part of a step's reward.
 
-    Such a reward depends on the weights, so it has a gradient of its own, beside that of what was
-    sampled. Evolution strategies need nothing of it.
+    Such a reward depends on the weights, so policy gradients need its gradient as well.
 
     Attributes:
-        prompt_T: what stands before the text, at least one token.
+        prompt_T: the tokens before the text, at least one.
         continuation_T: the text, at least one token.
         logprobs_T: the policy's log-probability of each of its tokens.
     """
@@ -274,7 +275,7 @@ class ProvableEnv(Env):
 
     @abstractmethod
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
-        """What a gold answer earns, of several turns a text for each, and a hint if it earns less.
+        """The reward of a gold answer (a text per turn), and a hint if it is too low.
 
         Raises:
             EnvError: The Env broke its contract.
@@ -327,10 +328,7 @@ class Trajectory:
 
     @property
     def seen(self) -> Sequence[tuple[Literal["prompt", "added"], tuple[int, ...]]]:
-        """What the policy saw that was new, step by step.
-
-        A whole prompt, or what was added to the step before and its action.
-        """
+        """The new tokens of each observation: a whole prompt, or what was added to the last."""
         seen: list[tuple[Literal["prompt", "added"], tuple[int, ...]]] = []
         before_T: tuple[int, ...] | None = None
         for transition in self.transitions:
@@ -444,7 +442,7 @@ class EnvGroupBuilder(ABC):
 
     @property
     def is_graded(self) -> bool:
-        """Whether the reward of an attempt, where it has one by itself, says how good it is."""
+        """Whether an attempt's own reward says how good it is."""
         return True
 
     @property
@@ -454,10 +452,9 @@ class EnvGroupBuilder(ABC):
 
     @property
     def digests(self) -> tuple[int, ...]:
-        """What the problem is, however it is asked (`es_cookbook.rl.problem_env.digest_of`).
+        """Hashes of the problem's content (`es_cookbook.rl.problem_env.digest_of`); () if unknown.
 
-        Problems that share a digest are the same one: an evaluation says how many a run was trained
-        on. None where that is not known.
+        Problems that share a digest are the same: evaluations report how many were trained on.
         """
         return ()
 
@@ -472,12 +469,12 @@ class EnvGroupBuilder(ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProblemResult:
-    """What the population made of one problem, as the history records it.
+    """The population's result on one problem, as the history records it.
 
     Attributes:
         problem: hexadecimal text that stands for the problem, the same in every run.
         reward: mean over the rollouts that were not lost; NaN without any.
-        solved: the same of the metric that says whether a rollout solved it, in [0, 1].
+        solved: the same mean of the metric that says whether a rollout solved it, in [0, 1].
     """
 
     problem: str
@@ -488,10 +485,9 @@ class ProblemResult:
 class RLDataset(ABC):
     """Batches of problems as a function of the generation, which is the dataset's position.
 
-    A batch may also depend on what earlier problems brought (a curriculum, a replay buffer). Then
-    `results` says what the history is to keep of a generation, `tell` is told it, in order, now and
-    whenever the run is rebuilt, and nothing else may count: so a run that is resumed goes on as if
-    it had never stopped.
+    A batch may also depend on earlier results (a curriculum, a replay buffer). Then `results`
+    returns what the history keeps of a generation, and `tell` receives it, in order, now and
+    whenever the run is rebuilt. Nothing else may have an effect, so that resuming is exact.
     """
 
     @abstractmethod
@@ -501,7 +497,7 @@ class RLDataset(ABC):
     def results(
         self, generation: int, groups_P: Sequence[TrajectoryGroup]
     ) -> Sequence[ProblemResult]:
-        """What the history keeps of a generation's batch, one a problem; by default nothing."""
+        """The results that the history keeps, one per problem; by default none."""
         del generation, groups_P
         return ()
 
@@ -519,16 +515,16 @@ class RLDataset(ABC):
 
     @property
     def training_problems(self) -> Sequence[EnvGroupBuilder]:
-        """All that batches are made of; none where they are made as they are asked for."""
+        """All problems that batches are made of; none if they are made on demand."""
         return ()
 
     @property
     def depends_on_results(self) -> bool:
-        """Whether a batch depends on what `tell` was told of those before it."""
+        """Whether a batch depends on results of earlier ones, given to `tell`."""
         return type(self).tell is not RLDataset.tell
 
     def metrics(self) -> Metrics:
-        """Numbers to report, `data/...`, with the generation that was asked for or told last."""
+        """Metrics `data/...` to report with the latest generation."""
         return {}
 
     @abstractmethod
@@ -537,7 +533,7 @@ class RLDataset(ABC):
 
     @abstractmethod
     async def validate(self, context_length: int) -> None:
-        """Prove, before the first generation, that every problem can be attempted and solved.
+        """Check, before the first generation, that every problem can be attempted and solved.
 
         Args:
             context_length: most tokens of prompt and action together; a prompt must be shorter.
@@ -550,7 +546,7 @@ class RLDataset(ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Datasets:
-    """What a dataset builder builds.
+    """The data sets that a builder returns.
 
     Attributes:
         train: problems that move the centre.
@@ -566,14 +562,14 @@ class RLDatasetBuilder(ABC):
     """Builds the training and the held-out problems.
 
     Attributes:
-        environment: the field that says which environment of a library it is, if it is of those.
+        environment: the field that names a library's environment, if there is one.
     """
 
     environment: ClassVar[str] = ""
 
     @property
     def label(self) -> str:
-        """What a run on these problems is called where it has no name of its own."""
+        """The default name of a run on these problems."""
         return "run"
 
     def check(self) -> None:

@@ -30,9 +30,15 @@ from es_cookbook.evolution.optimizers.base import (
 )
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
-from es_cookbook.rl.objectives import OBJECTIVE_NAMES, Mean, Objective
+from es_cookbook.rl.objectives import (
+    OBJECTIVE_NAMES,
+    SURROGATE_NAMES,
+    AnswerSource,
+    Mean,
+    Objective,
+    check_goes_with,
+)
 from es_cookbook.rl.regularisers import REGULARISER_NAMES, Regulariser
-from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource, check_goes_with
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.directory.directory import CONFIG, Recorded, check_is_run
 from es_cookbook.runs.presets import PRESETS, Preset

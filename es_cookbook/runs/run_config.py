@@ -22,7 +22,6 @@ from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.grading.workers import end_idle_workers
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.directory.directory import add_to_log
 from es_cookbook.runs.directory.opening import Behavior
@@ -175,10 +174,9 @@ plugs_in(RunConfig, "runs", "recipes")
 
 @contextlib.asynccontextmanager
 async def closing(engine: Engine) -> AsyncGenerator[Engine]:
-    """Inside, the engine; it and idle grading workers end with the block, also if cancelled."""
+    """Inside, the engine, which is closed at the end, also if cancelled."""
     try:
         yield engine
     finally:
-        end_idle_workers()
         with anyio.CancelScope(shield=True):
             await engine.close()

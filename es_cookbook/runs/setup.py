@@ -19,7 +19,7 @@ from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
-from es_cookbook.rl.golds import validate
+from es_cookbook.rl.data.problem_dataset import validate
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder
 from es_cookbook.runs.directory.directory import (
     LOG,

@@ -12,10 +12,13 @@ from es_cookbook.rl.rollouts import (
     answer_lengths,
     checked_group_rewards,
     count_tokens,
+    endings,
     env_metrics,
     lost_rollouts,
     mean_rewards,
+    repeats_itself,
     run_rollout,
+    runs_on,
 )
 from es_cookbook.rl.types import (
     Action,
@@ -196,18 +199,6 @@ def test_a_mean_over_fewer_answers_says_over_how_many() -> None:
         "env/hard/won": 1,
         "reported/env/all/correct": 29,
         "reported/env/easy/correct": 29,
-        "reported/partly/correct": 29,
-    }
-
-
-def test_a_metric_that_a_problem_has_nothing_to_measure_for_is_not_reported_partly() -> None:
-    """Where all answers to a problem are the same, a judge has nothing to compare."""
-    judged, alike = (
-        TrajectoryGroup([[trajectory(0, metrics)]] * 2) for metrics in ({"first_wins": 1}, {})
-    )
-    assert env_metrics([judged, alike]) == {
-        "env/all/first_wins": 1,
-        "reported/env/all/first_wins": 2,
     }
 
 
@@ -255,3 +246,36 @@ def test_lengths_are_of_answers_and_those_that_were_cut_are_counted() -> None:
         "rollouts/repeated": 0.0,
     }
     assert answer_lengths([TrajectoryGroup([[LOST]])]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "does"),
+    [
+        (" 53\n\nQ: 7 + 9\nA: 16", "63", True),
+        ("The capital of France is the city of Paris.\nThe capital of", "paris", True),
+        ("To find the sum we add the tens first:\n50 + 3", "63", False),
+        (" 63\n", "63", False),
+        ("\n\nQ: 7 + 9", "63", False),
+        ("def f():\n    return", "def f():\n    return 1", False),
+        (" 53\n\nQ: 7 + 9", None, False),
+    ],
+)
+def test_an_answer_ran_on_if_text_follows_a_first_line_that_answers(
+    text: str, gold: str | None, does: bool
+) -> None:
+    assert runs_on(text, gold) is does
+
+
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("no no no no no no no no no no", True),
+        ("A: 5\nA: 5\nA: 5\nA: 5\nA: 5\nA:", True),
+        ("1. Add.\n2. Carry.\n3. Add again.", False),
+        ("10000000", False),
+    ],
+)
+def test_a_text_repeats_itself_if_it_ends_in_one_piece_several_times(text: str, does: bool) -> None:
+    assert repeats_itself(text) is does
+    shares = endings([(text, None), (" 5\nA: 6", "7")], 8)
+    assert shares == {"rollouts/ran_on": 1 / 8, "rollouts/repeated": does / 8}

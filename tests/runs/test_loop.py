@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
 import shutil
 import signal
@@ -40,7 +39,6 @@ from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.rl.grading.workers import in_worker
 from es_cookbook.rl.objectives import MaxOfK, PassAtK
 from es_cookbook.rl.surrogate import GoldAnswers, Surrogate
 from es_cookbook.rl.types import SamplingParams
@@ -357,12 +355,6 @@ async def test_cancellation_from_outside_goes_through_and_closes(tmp_path: Path)
     await cancelled_after_more_than(recorded, resumed)
 
 
-async def test_idle_workers_end_with_the_run(tmp_path: Path) -> None:
-    pid = await in_worker(os.getpid, timeout=10)
-    await train(tiny(tmp_path))
-    assert not Path(f"/proc/{pid}").exists()
-
-
 ENDLESS = (
     *(f"model_name={BASE}", "engine=tests.fakes:FakeEngineBuilder"),
     "num_generations=100000",
@@ -664,9 +656,9 @@ async def test_with_a_surrogate_the_centre_answers_and_every_genome_scores_what_
     assert [row["progress/rollouts"] for row in rows] == [*range(12, 145, 12), 144]
     logged = untimed(unbroken / "rollouts.jsonl")
     assert len(logged) == 12 * 2 * 2 and {row["genome"] for row in logged} == {0}
-    measured = {"surrogate/answers", "surrogate/tokens", "objective/mean", "time/answer"}
+    measured = {"objective/mean", "time/answer"}
     assert measured <= rows[0].keys() and "reward/max_genome" not in rows[0]
-    assert rows[0]["surrogate/answers"] > 2 and 0 <= rows[0]["env/all/correct"] <= 1
+    assert 0 <= rows[0]["env/all/correct"] <= 1
     assert all(row["objective/std_genomes"] > 0 for row in rows[:-1])
 
 
@@ -676,7 +668,6 @@ async def test_with_gold_answers_genomes_score_those_and_the_centre_is_measured(
     unbroken = await assert_goes_on_exactly(tmp_path, surrogate=GoldAnswers())
     rows = read_metrics(unbroken / "metrics.jsonl")
     assert [row["progress/rollouts"] for row in rows] == [*range(2, 25, 2), 24]
-    assert all(row["surrogate/answers"] == 2 for row in rows[:-1])
     assert all(row["objective/mean"] < 0 < row["objective/std_genomes"] for row in rows[:-1])
     assert 0 <= rows[0]["reward/mean"] <= 1, "the centre's own answers"
 

@@ -23,8 +23,7 @@ from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.evaluate import attempt, summary
 from es_cookbook.population.results import Results, check_same_problems, problem_names, results_of
-from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.golds import check_attempted
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_attempted
 from es_cookbook.rl.problem_env import TrainedOn
 from es_cookbook.rl.types import (
     EnvGroupBuilder,

@@ -39,7 +39,6 @@ from typing_extensions import override
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
-from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import (
     Grade,
@@ -49,6 +48,7 @@ from es_cookbook.rl.problem_env import (
 )
 from es_cookbook.rl.prompts import render_prompt
 from es_cookbook.rl.rewards.format import extract_answer
+from es_cookbook.rl.rewards.values import composed
 from es_cookbook.rl.types import (
     GroupReward,
     LostRollout,

@@ -49,7 +49,7 @@ from es_cookbook.population.results import (
     results_of,
 )
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.rl.golds import validate
+from es_cookbook.rl.data.problem_dataset import validate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
 from es_cookbook.runs.files import replace_file

@@ -32,7 +32,6 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError, not_installed
 from es_cookbook.rl.grading.workers import in_worker
-from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import (
     EXTRACT_DOC,
@@ -45,6 +44,7 @@ from es_cookbook.rl.rewards.answers import (
 )
 from es_cookbook.rl.rewards.base import Fields, Reward, Score
 from es_cookbook.rl.rewards.numbers import Reading, read_last, read_whole
+from es_cookbook.rl.rewards.values import composed
 
 LONGEST_ANSWER = 1000
 """Characters; a longer answer is wrong, unless it is a whole text, whose end counts."""

@@ -41,6 +41,7 @@ from es_cookbook.rl.messages.reading import JsonObject, read_call
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.problem_env import check_prompt, digest_of
+from es_cookbook.rl.rollouts import check_metrics
 from es_cookbook.rl.types import (
     Action,
     Env,
@@ -48,7 +49,6 @@ from es_cookbook.rl.types import (
     EnvGroupBuilder,
     Observation,
     StepResult,
-    check_metrics,
 )
 
 Trace: TypeAlias = vf.Trace[Any, Any, Any]

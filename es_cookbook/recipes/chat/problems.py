@@ -29,9 +29,9 @@ from es_cookbook.common.files import parsed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.logic.generators import Source, problems
 from es_cookbook.rl.data.generated import Fold, distinct, fold_of_text
-from es_cookbook.rl.letters import folded
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rewards.answers import last_number
+from es_cookbook.rl.rewards.values import folded
 from es_cookbook.rl.types import ANSWER
 
 Task: TypeAlias = Literal[

@@ -18,7 +18,7 @@ from es_cookbook.common.names import Names
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.chat.dataset import ChatDatasetBuilder
-from es_cookbook.rl.surrogate import SURROGATE_NAMES, AnswerSource
+from es_cookbook.rl.objectives import SURROGATE_NAMES, AnswerSource
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
 ES = {

@@ -12,10 +12,10 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.rl.letters import composed, folded
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.answers import texts_of
 from es_cookbook.rl.rewards.base import Fields, Reward
+from es_cookbook.rl.rewards.values import composed, folded
 from es_cookbook.rl.types import Metrics
 
 LONGEST_SEARCHED = 10_000

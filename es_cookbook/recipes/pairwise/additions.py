@@ -3,8 +3,8 @@
 import re
 
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticEnv
-from es_cookbook.rl.letters import composed
 from es_cookbook.rl.rewards.base import Fields
+from es_cookbook.rl.rewards.values import composed
 from es_cookbook.rl.types import Observation
 
 JUDGED = "{question}{first};{question}{second}?"

@@ -24,13 +24,13 @@ from typing_extensions import override
 from es_cookbook.common.fields.parts import built_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of
-from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text
 from es_cookbook.rl.messages.message_env import Reply, ToolEnv
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.messages.tools import tool
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.rewards.values import composed
 from es_cookbook.rl.types import Tokenizer
 
 K1, B = 1.2, 0.75

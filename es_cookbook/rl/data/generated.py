@@ -289,7 +289,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     def _read(
         self, remarks: "Remarks", tokenizer: "Tokenizer | None"
     ) -> tuple[dict[str, P], dict[str, P]]:
-        from es_cookbook.rl.data.splits import load_splits
+        from es_cookbook.rl.data.sources import load_splits
 
         assert self.source is not None, "asked of builders that have one"
         return load_splits(

@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic
 
 import anyio
@@ -25,8 +25,10 @@ from es_cookbook.common.names import Names
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import say
+from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
+    Datasets,
     Env,
     EnvGroup,
     EnvGroupBuilder,
@@ -34,6 +36,8 @@ from es_cookbook.rl.types import (
     LostRollout,
     Policy,
     RLDataset,
+    SamplingParams,
+    Tokenizer,
     Trajectory,
     TrajectoryGroup,
 )
@@ -128,6 +132,50 @@ async def check_all(problems_P: Sequence[EnvGroupBuilder], context_length: int) 
                 checking.start_soon(problem.check, context_length)
     except BaseExceptionGroup as errors:
         raise next(leaves(errors)) from None
+
+
+async def validate(
+    datasets: Datasets, tokenizer: Tokenizer, context_length: int, sampling: SamplingParams
+) -> None:
+    """`RLDataset.validate`, and all gold answers as the model says them.
+
+    A data set that has no list of its problems checks those that it makes itself.
+
+    Raises:
+        DataError: As `RLDataset.validate`, and where the model cannot say a gold answer.
+    """
+    await datasets.train.validate(context_length)
+    if problems_P := datasets.train.training_problems:
+        await _check_said([*problems_P, *datasets.test_P], tokenizer, sampling)
+
+
+async def check_attempted(
+    problems_P: Sequence[EnvGroupBuilder],
+    tokenizer: Tokenizer,
+    context_length: int,
+    sampling: SamplingParams,
+) -> None:
+    """All that is checked of problems that are attempted and not trained on.
+
+    Raises:
+        DataError: As `EnvGroupBuilder.check`, and where the model cannot say a gold answer.
+    """
+    await check_all(problems_P, context_length)
+    await _check_said(problems_P, tokenizer, sampling)
+
+
+async def _check_said(
+    problems_P: Iterable[EnvGroupBuilder], tokenizer: Tokenizer, sampling: SamplingParams
+) -> None:
+    """Grade gold answers as the model says them.
+
+    Raises:
+        DataError: One earns less so; names the problem, and what is lost on the way.
+    """
+    texts = AnswerTexts(tokenizer)
+    for problem in map(unchanged, problems_P):
+        if isinstance(problem, ProblemGroupBuilder):
+            await problem.check_said(texts, sampling.stop)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,8 +41,8 @@ from es_cookbook.rl.data.sources import (
     check_sources,
     label_of,
     load_rows,
+    load_splits,
 )
-from es_cookbook.rl.data.splits import load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (

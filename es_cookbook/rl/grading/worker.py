@@ -6,7 +6,8 @@ library and what the functions that it calls need, so it starts in some 20 ms.
 
 A message is its length in eight bytes and a pickle. A worker is sent the parent's `sys.path` and
 main program once, then calls. It answers each with the byte `STARTED` once function and arguments
-are there, imports done, and with a message when the call is over.
+are there, imports done, and with a message when the call is over. It ends when the other end
+closes, or when no call has come for `SECONDS_IDLE`.
 """
 
 import contextlib
@@ -19,11 +20,13 @@ import sys
 import traceback
 
 STARTED = b"S"
+SECONDS_IDLE = 300.0
 LENGTH = struct.Struct(">Q")
 
 
 def serve(connection: socket.socket) -> None:
-    """Answer calls until the other end closes."""
+    """Answer calls until the other end closes or is silent for long."""
+    connection.settimeout(SECONDS_IDLE)
     stream = connection.makefile("rwb")
     main: tuple[str, str] | None
     sys.path[:], main = pickle.loads(_read(stream))
@@ -119,5 +122,8 @@ def _load_main(main: tuple[str, str] | None) -> None:
 if __name__ == "__main__":
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    with socket.socket(fileno=descriptor) as own, contextlib.suppress(ConnectionError):
+    with (
+        socket.socket(fileno=descriptor) as own,
+        contextlib.suppress(ConnectionError, TimeoutError),
+    ):
         serve(own)

@@ -28,7 +28,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple, cast
@@ -43,8 +42,6 @@ from es_cookbook.rl.timeouts import clock_stopped, in_turn
 
 SECONDS_TO_START = 60.0
 """For a worker to start and to import what a function needs."""
-SECONDS_IDLE = 300.0
-"""After which a worker that is not used is ended."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -91,7 +88,7 @@ async def in_worker(function: Callable[[*_Ts], _T], *args: *_Ts, timeout: float)
 
 
 def end_idle_workers() -> None:
-    """End the workers that have nothing to do: at the end of a run, all of them."""
+    """End the workers that have nothing to do; by themselves they end after five minutes."""
     while _idle:
         _idle.pop().kill()
     for process in _killed:
@@ -112,7 +109,6 @@ async def _answer(name: str, request: bytes, timeout: float) -> bytes:
         with anyio.move_on_after(timeout):
             (length,) = worker.LENGTH.unpack(await own.read(worker.LENGTH.size))
             answer = await own.read(length)
-            own.idle_since = time.monotonic()
             _idle.append(own)
             return answer
         raise WorkerTimeoutError(
@@ -129,7 +125,6 @@ class _Worker:
     """One process, and the socket to it."""
 
     def __init__(self) -> None:
-        self.idle_since = 0.0
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -192,11 +187,8 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 def _take() -> _Worker:
-    """A worker that is alive, the one used last if there is one; ends those idle for long."""
+    """A worker that is alive, the one used last if there is one."""
     _killed[:] = [process for process in _killed if process.poll() is None]
-    long_ago = time.monotonic() - SECONDS_IDLE
-    while _idle and _idle[0].idle_since < long_ago:
-        _idle.pop(0).kill()
     while _idle:
         last = _idle.pop()
         if last.is_alive:

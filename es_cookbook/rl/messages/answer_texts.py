@@ -3,7 +3,7 @@
 Special tokens are left out of the text, as they are by default in vLLM, TRL and what prime-rl asks
 of its server: ends of turns are no part of what is said, and a model that is exported and served
 says what its rewards saw. Tags of thoughts and answers stay in the text, since rewards look for
-them. A gold answer with another special token is refused before a run (`es_cookbook.rl.golds`).
+them. A gold answer with another special token is refused before a run.
 
 A stop text is looked for in that text. One that *is* a special token ends answers as a stop token
 does. One that has a special token in it is looked for in the text that has them as well.

@@ -13,45 +13,41 @@ has the same prompts.
 
 import contextlib
 import dataclasses
+import json
 import logging
+import re
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import chain, combinations
+from itertools import chain, combinations, groupby
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import one_line
 from es_cookbook.rl.messages.encoder import Controls, behind, framed
-from es_cookbook.rl.messages.message import Message, ToolCall
-from es_cookbook.rl.messages.shapes import (
-    CHANGES,
-    Change,
-    Gap,
-    Shape,
-    applied,
-    calls_as_text,
-    gap_in,
-)
-from es_cookbook.rl.messages.thoughts import TAGS
+from es_cookbook.rl.messages.message import REASONING, Message, ToolCall, call_text
+from es_cookbook.rl.messages.thoughts import TAGS, said_spans
 from es_cookbook.rl.types import Tokenizer
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
 Schema: TypeAlias = Mapping[str, object]
+Change: TypeAlias = Callable[[Sequence[Message]], list[Message]]
+"""Writes a chat in another way and leaves nothing out; pieces that are joined have a blank line
+between them."""
 T = TypeVar("T")
 SENTINEL = "Turn7Sentinel"
 QUESTION = Message("user", "Question7Sentinel")
 ANSWERED = QUESTION, Message("assistant", SENTINEL)
-_SUBSETS = [*chain.from_iterable(combinations(CHANGES, n) for n in range(len(CHANGES) + 1))]
-"""Changes that are tried together, the fewest first."""
 PATIENCE = 5.0
 """Seconds for the first chat that a template renders; long ones take milliseconds."""
+_FLAGS = re.compile(r"/(?:no_)?think\b")
+"""Templates of some thinking models take these words out of what is said, and obey them."""
 logger = logging.getLogger(__name__)
 _tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
 """Tokenizers -> the template that has rendered a chat in time."""
@@ -92,14 +88,6 @@ class ChatTemplate:
     def tells_date(tokenizer: Tokenizer) -> bool:
         """Whether what the template shows depends on the date."""
         return "strftime_now" in str(tokenizer.chat_template)
-
-    def looks_framed(self, text: str) -> bool:
-        """Whether a text begins as a chat of this template does."""
-        try:
-            begin = self._opening.partition(QUESTION.content)[0].strip()
-        except ModelError:  # Chats say it of themselves.
-            return False
-        return bool(begin) and text.lstrip().startswith(begin)
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a chat up to the assistant's turn.
@@ -243,11 +231,14 @@ class ChatTemplate:
         self, shown: Sequence[Message], messages: Sequence[Message], open_turn: bool
     ) -> str:
         """The chat after the fewest changes by which all of it is shown."""
-        tried: list[Shape] = []
-        gap: Gap | None = None
+        tried: list[Sequence[Message]] = []
+        gap: tuple[int, str] | None = None
         failure: ModelError | None = None
         for changes in _SUBSETS:
-            if (chat := applied(self._always + changes, shown)) in tried:
+            chat = shown
+            for change in self._always + changes:
+                chat = change(chat)
+            if chat in tried:
                 continue
             tried.append(chat)
             try:
@@ -262,9 +253,10 @@ class ChatTemplate:
         if gap is None and failure is not None:
             raise failure
         assert gap is not None
-        message = messages[gap.at]
+        at, what = gap
+        message = messages[at]
         raise ModelError(
-            f"the chat template of {name_of(self.tokenizer)} leaves out {gap.what} of a message of "
+            f"the chat template of {name_of(self.tokenizer)} leaves out {what} of a message of "
             f"the role {message.role}: {message.content!r:.60}"
         )
 
@@ -333,3 +325,104 @@ def _deadline(seconds: float) -> Generator[None]:
 def name_of(tokenizer: Tokenizer) -> str:
     """How a sentence calls a tokenizer."""
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+
+
+def calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Calls in the form of Hermes, and the results of a turn as one message of the user."""
+    changed: list[Message] = []
+    for is_result, run in groupby(messages, lambda message: message.role == "tool"):
+        if is_result:
+            changed.append(Message("user", "\n".join(result.content for result in run)))
+            continue
+        for message in run:
+            calls = [call_text(call, "hermes") for call in message.tool_calls]
+            content = "\n".join(filter(None, (message.content, *calls)))
+            changed.append(dataclasses.replace(message, content=content, tool_calls=()))
+    return changed
+
+
+def one_system(messages: Sequence[Message]) -> list[Message]:
+    """The system's messages before all others as one, later ones with the user's next."""
+    rest = no_system(messages[(num := _num_leading(messages)) :])
+    leading = [message.content for message in messages[:num]]
+    return [Message("system", "\n\n".join(leading)), *rest] if leading else rest
+
+
+def no_system(messages: Sequence[Message]) -> list[Message]:
+    """The system's messages before what the user says next, or as if the user said them."""
+    changed: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "system":
+            waiting.append(message.content)
+        elif message.role == "user" and waiting:
+            changed.append(Message("user", "\n\n".join([*waiting, message.content])))
+            waiting = []
+        else:
+            changed.append(message)
+    return [*changed, Message("user", "\n\n".join(waiting))] if waiting else changed
+
+
+def alternating(messages: Sequence[Message]) -> list[Message]:
+    """Neighbours of one role as one message; results of tools stay apart."""
+    changed: list[Message] = []
+    for message in messages:
+        last = changed[-1] if changed else None
+        if last is None or last.role != message.role or message.role == "tool":
+            changed.append(message)
+            continue
+        changed[-1] = dataclasses.replace(
+            last,
+            content="\n\n".join(filter(None, (last.content, message.content))),
+            tool_calls=last.tool_calls + message.tool_calls,
+            reasoning="\n\n".join(filter(None, (last.reasoning, message.reasoning))),
+        )
+    return changed
+
+
+_CHANGES: tuple[Change, ...] = (calls_as_text, one_system, no_system, alternating)
+_SUBSETS = [*chain.from_iterable(combinations(_CHANGES, n) for n in range(len(_CHANGES) + 1))]
+"""Changes that are tried together, the fewest first."""
+
+
+def gap_in(messages: Sequence[Message], text: str) -> tuple[int, str] | None:
+    """The first message of which something is not in a text, and what is missing.
+
+    Differences in blanks do not count, nor does the way JSON writes it.
+    Of the assistant's messages only what is said has to be there, and of thoughts beside it only
+    those of the last: templates drop thoughts of earlier turns.
+    """
+    shown = _squeezed(text)
+    for at, message in enumerate(messages):
+        for what, said in _parts(message, is_last=at == len(messages) - 1):
+            if _squeezed(said) not in shown and _squeezed(_escaped(said)) not in shown:
+                return at, what
+    return None
+
+
+def _parts(message: Message, *, is_last: bool) -> Iterator[tuple[str, str]]:
+    said = message.content
+    spans = said_spans(said) if message.role == "assistant" else [(0, len(said))]
+    for start, end in spans:
+        yield ("the content", said[start:end])
+    if is_last:
+        yield (f"what is thought ({', '.join(REASONING)})", message.reasoning)
+    for call in message.tool_calls:  # Other values than plain words are written in many ways.
+        words = (each for each in call.arguments.values() if isinstance(each, str))
+        for word in (call.name, *(word for word in words if word.isalnum())):
+            yield ("a call of a tool (tool_calls)", word)
+
+
+def _num_leading(messages: Sequence[Message]) -> int:
+    others = (at for at, message in enumerate(messages) if message.role != "system")
+    return next(others, len(messages))
+
+
+def _escaped(text: str) -> str:
+    """As it stands in JSON, in which some templates show results of tools."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _squeezed(text: str) -> str:
+    """Blanks as one: templates trim what is said."""
+    return " ".join(_FLAGS.sub("", text).split())

@@ -15,11 +15,10 @@ from fractions import Fraction
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import DataError, did_you_mean
-from es_cookbook.rl.letters import composed
 from es_cookbook.rl.messages.thoughts import spoken
 from es_cookbook.rl.rewards.format import ANSWER_OPEN, last_answer
 from es_cookbook.rl.rewards.numbers import Reading, read_last, read_whole
-from es_cookbook.rl.rewards.values import Scalar, printed
+from es_cookbook.rl.rewards.values import Scalar, composed, printed
 
 Extract: TypeAlias = Literal["auto", "answer", "boxed", "text"]
 """Where an answer stands: the last `<answer>`, the last box, the whole text, or the first of these

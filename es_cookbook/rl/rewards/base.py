@@ -26,7 +26,8 @@ from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
 from es_cookbook.common.fields.parts import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import Grade
-from es_cookbook.rl.types import ANSWER, Metrics, check_metrics
+from es_cookbook.rl.rollouts import check_metrics
+from es_cookbook.rl.types import ANSWER, Metrics
 
 Fields: TypeAlias = Mapping[str, object]
 """A row: field -> value."""

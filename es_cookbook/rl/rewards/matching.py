@@ -11,7 +11,6 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, DataError, WorkerTimeoutError
 from es_cookbook.rl.grading.workers import in_worker
-from es_cookbook.rl.letters import composed, folded
 from es_cookbook.rl.rewards.answers import (
     EXTRACT_DOC,
     Extract,
@@ -25,7 +24,7 @@ from es_cookbook.rl.rewards.answers import (
 )
 from es_cookbook.rl.rewards.base import Fields, Reward
 from es_cookbook.rl.rewards.numbers import Reading
-from es_cookbook.rl.rewards.values import Scalar, printed
+from es_cookbook.rl.rewards.values import Scalar, composed, folded, printed
 
 LONGEST_READ = 1000
 """Characters of an answer by which attempts vote."""

@@ -1,12 +1,18 @@
-"""One way in which values of rows are shown: in prompts, gold answers, tags, splits and choices.
+"""Values of rows as text, and texts as rewards compare them.
+
+There is one text for a value, in prompts, gold answers, tags, splits and choices.
 
 Text is shown as it is. Whole numbers have no decimal point: a table that lacks some of them, as
 pandas writes it, has floats in their column. Lists and objects are JSON, true and null as well;
 dates and times are ISO 8601.
+
+Texts are compared in Unicode's NFC: a letter and its accents are one character, since data,
+keyboards and models may have either form, which look the same to a reader.
 """
 
 import datetime
 import json
+import unicodedata
 from decimal import Decimal
 from typing import TypeAlias, cast
 
@@ -61,3 +67,17 @@ def _json(value: object) -> str:
     return (
         text if isinstance(value, int | float | Decimal) else json.dumps(text, ensure_ascii=False)
     )
+
+
+def composed(text: str) -> str:
+    r"""A text whose letters have their accents in them.
+
+    >>> len("e\u0301t\u00e9"), len(composed("e\u0301t\u00e9"))
+    (4, 3)
+    """
+    return unicodedata.normalize("NFC", text)
+
+
+def folded(text: str) -> str:
+    """The same, in any case."""
+    return composed(composed(text).casefold())

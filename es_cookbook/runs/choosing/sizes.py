@@ -33,7 +33,7 @@ from es_cookbook.common.configs import config_from_json, config_to_json, trust_o
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.population.look import Answer, Look, Pace
-from es_cookbook.rl.endings import runs_on
+from es_cookbook.rl.rollouts import runs_on
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded
 from es_cookbook.runs.tracking.result import duration_in_words

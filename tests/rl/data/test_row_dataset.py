@@ -12,7 +12,7 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.splits import load_splits
+from es_cookbook.rl.data.sources import load_splits
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.types import Datasets
 from tests.recipe_problems import write_rows

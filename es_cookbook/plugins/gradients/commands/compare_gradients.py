@@ -67,7 +67,7 @@ from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
 from es_cookbook.plugins.sweep import batch_of, rollouts_of
 from es_cookbook.population.evaluate import evaluate
-from es_cookbook.rl.golds import check_attempted
+from es_cookbook.rl.data.problem_dataset import check_attempted
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import EnvGroupBuilder, Metrics

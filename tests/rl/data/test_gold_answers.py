@@ -10,9 +10,8 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.common.references import resolve
-from es_cookbook.rl.data.problem_dataset import ChangedProblem
+from es_cookbook.rl.data.problem_dataset import ChangedProblem, check_attempted, validate
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.golds import check_attempted, validate
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.message_env import MessageEnv, Reply
