@@ -1,92 +1,135 @@
-"""Answers of the centre to a few problems, within a time: whole ones, or their beginnings.
+"""The centre's first answers to a few problems: what they say, how long they get, and how fast.
 
-An answer may have no end before `sampling.max_tokens`, and a token of a large model may take long.
-So engines tell of answers while they are sampled. When time is up, what was said until then is
-taken, and how long it would have become follows from how many have ended: answers are taken to end
-with the same probability at each token. A pool tells of no answer before it ends: those that still
-run are taken to be as far as the others' pace brings them.
-
-Left out: turns that were still to come in a rollout that was cut.
+A run that finds its step sizes or its own length looks at them before it begins. An answer may have
+no end before `sampling.max_tokens`, and a token of a large model may take long. So the problems are
+attempted with few tokens first, and again with more of them, as long as the time allows. Where
+answers are still cut in the end, their lengths are estimated: an answer is taken to end with the
+same probability at each token.
 """
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import anyio
 import chz
 import numpy as np
-from numpy.typing import NDArray
-from typing_extensions import override
 
-from es_cookbook.common.terminal import say
-from es_cookbook.engines.base import Engine, LogprobsRequest, SampleRequest, Top
-from es_cookbook.evolution.genome import Genome, Step
-from es_cookbook.population.look import Heard, Look, Turn, look_at
+from es_cookbook.engines.base import SampleRequest
 from es_cookbook.population.sampler import PopulationSampler
-from es_cookbook.population.underway import Rollouts, Underway
-from es_cookbook.rl.rollouts import Example, mean_rewards, sequences_of
+from es_cookbook.rl.data.problem_dataset import unchanged
+from es_cookbook.rl.messages.encoder import inside
+from es_cookbook.rl.rollouts import Example, gold_of, mean_rewards, sequences_of
 from es_cookbook.rl.surrogate import AnswersProblem
 from es_cookbook.rl.types import (
-    Action,
     EnvGroupBuilder,
-    LostRollout,
     Observation,
-    SamplingParams,
+    Tokenizer,
     Trajectory,
-    TrajectoryGroup,
+    Transition,
 )
 
-SECONDS_BETWEEN_LINES = 5.0
-"""Also between looks for something said, once time is up; at least."""
-_SECONDS_OF_PACE, _TOKENS_OF_PACE = 3.0, 4
-"""After so long, and so many tokens each, answers that are there for the pace have shown it."""
-_TOKENS_OF_BEGINNING = 8
-"""In half of the answers that are cut, at the least, unless that takes twice the time: from two
-tokens nobody can tell how an answer goes on."""
+_LEAST_TOKENS = 8
+"""Room of an answer even if that takes longer: two tokens say nothing about how it goes on."""
+_GROWTH = 8.0
+"""Largest factor from one attempt's tokens to the next's."""
+_ROWS = 128
+"""Answers sampled at once to measure the pace of many: of 32, each takes 1.5 times as long on a
+CPU. They are to the same problems, since prompts take their time as well."""
+_TOKENS_OF_PACE = 9
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds per token of an engine that works on many answers at once.
+
+    Attributes:
+        prompt: per token of a prompt.
+        sampled: per token of an answer.
+    """
+
+    prompt: float
+    sampled: float
+
+    def seconds(self, prompt_tokens: float, sampled_tokens: float) -> float:
+        """The time of one rollout among many."""
+        return prompt_tokens * self.prompt + sampled_tokens * self.sampled
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of the centre.
+
+    Attributes:
+        text: what was said.
+        prompt_tokens: length of its prompt.
+        num_tokens: its own length.
+        ending: "stop" by itself, "length" at `sampling.max_tokens`, "clock" for lack of time.
+        reward: NaN if unknown.
+        gold: the perfect answer, if one is known.
+        gold_tokens: its length; 0 if none is known.
+    """
+
+    text: str
+    prompt_tokens: int
+    num_tokens: int
+    ending: Literal["stop", "length", "clock"]
+    reward: float
+    gold: str | None = None
+    gold_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """What a centre's answers show.
+
+    Attributes:
+        answers: one per turn, rollout after rollout.
+        pace: None if it was not measured.
+        num_rollouts: how many rollouts they come from.
+    """
+
+    answers: Sequence[Answer]
+    pace: Pace | None = None
+    num_rollouts: int = 1
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """The known ones."""
+        return [answer.reward for answer in self.answers if not math.isnan(answer.reward)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CentreAnswers:
-    """What the centre said, for genomes to read.
+    """What the centre said, for genomes to score.
 
     Attributes:
-        answers_P: those of a rollout, or one answer where rollouts were cut.
-        num_tokens: that the centre says in a rollout; expected, where they were cut.
-        rewards_P: of the centre's rollouts; None where they were cut.
-        seconds: that they took.
+        answers_P: one for each rollout in which it said something.
+        num_tokens: expected length of the answers of a rollout.
+        seconds: how long the rollouts took.
         look: what they show.
+        prompts: the first prompt of each rollout.
         scale: nats that a rollout loses, over the mean that `answers_P` lose.
     """
 
     answers_P: Sequence[AnswersProblem]
     num_tokens: float
-    rewards_P: NDArray[np.float64] | None
     seconds: float
     look: Look
+    prompts: Sequence[Observation] = ()
     scale: float = 1.0
 
     @property
     def cost(self) -> int:
-        """Of reading them: tokens, and those that are scored twice, which have logits too."""
+        """Cost of scoring them: all tokens, and again those that have logits."""
         return sum(problem.num_tokens + _num_said(problem) for problem in self.answers_P)
 
     @property
     def longest(self) -> int:
         """Tokens of the model in the longest answer."""
         return max(map(_num_said, self.answers_P))
-
-    def first(self, num_answers: int) -> "CentreAnswers":
-        """The first answers, as if no others had been asked for."""
-        if len(self.answers_P) <= num_answers:
-            return self
-        share = num_answers / len(self.answers_P)
-        rewards_P = None if self.rewards_P is None else self.rewards_P[:num_answers]
-        first = self.shortened(num_answers, self.longest)
-        return dataclasses.replace(first, rewards_P=rewards_P, seconds=share * self.seconds)
 
     def shortened(self, num_answers: int, num_tokens: int) -> "CentreAnswers":
         """The first answers, and of each rollout the first tokens that the model said."""
@@ -117,253 +160,130 @@ def _shortened(problem: AnswersProblem, num_tokens: int) -> AnswersProblem:
 
 
 async def centre_answers(
-    sampler: PopulationSampler,
-    problems_P: Sequence[EnvGroupBuilder],
-    seconds: float,
-    num_kept: int | None = None,
+    sampler: PopulationSampler, problems_P: Sequence[EnvGroupBuilder], seconds: float
 ) -> CentreAnswers:
-    """Have the centre attempt the problems once each, for so many seconds.
+    """Have the centre attempt the problems once each, with as many tokens as fit into the time.
 
-    All of them only where `num_kept` is None: answers to problems behind the first so many are
-    there for the pace, and are cut as soon as they have shown it. They may be the same
-    problems.
-
-    Longer where little was said by then: up to twice as long, and where nothing was, until
-    something is said or all answers have ended.
     Without `answers_P` if it gives no answer.
 
     Raises:
         TooManyLostError: As `PopulationSampler.rollout_centre`.
     """
+    end_at, most, room = time.perf_counter() + seconds, sampler.sampling.max_tokens, 1
+    while True:
+        began = time.perf_counter()
+        # Which tokens are the model's own, and not an Env's, shows in their log-probabilities.
+        sampling = chz.replace(sampler.sampling, max_tokens=room, logprobs=True)
+        groups_P = await sampler.rollout_centre(problems_P, sampling, generation=0)
+        took = time.perf_counter() - began
+        rewards_P = mean_rewards(groups_P)[:, 0].tolist()
+        rollouts = [
+            _Rollout(unchanged(problem), rollout, reward, room, most)
+            for problem, group, reward in zip(problems_P, groups_P, rewards_P, strict=True)
+            if isinstance(rollout := group.trajectories_G_K[0][0], Trajectory)
+        ]
+        growth = min(_GROWTH, (end_at - time.perf_counter()) / max(took, 1e-9))
+        if not any(each.is_cut for each in rollouts) or (room >= _LEAST_TOKENS and growth < 2):
+            break
+        room = min(most, max(_LEAST_TOKENS, int(room * growth)))
+
+    said = [each for each in rollouts if each.trajectory.num_tokens]
+    tokenizer = sampler.engine.tokenizer
+    look = Look([answer for each in said for answer in each.answers(tokenizer)], None, len(said))
+    found = [sequences_of(each.trajectory, 1.0) for each in said]
+    answers_P = [AnswersProblem([dataclasses.replace(s, sampled_T=()) for s in f]) for f in found]
+    num_said = sum(each.trajectory.num_tokens for each in said)
+    is_last = sum(not each.is_cut for each in said) / max(1, num_said)
+    expected = math.fsum(each.expected_tokens(is_last) for each in said)
+    return CentreAnswers(
+        answers_P,
+        num_tokens=expected / max(1, len(said)),
+        seconds=took,
+        look=look,
+        prompts=[each.trajectory.transitions[0].observation for each in said],
+        scale=expected / max(1, num_said),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Rollout:
+    """One of the centre's rollouts, with `room` tokens for each answer in place of `most`."""
+
+    problem: EnvGroupBuilder
+    trajectory: Trajectory
+    reward: float
+    room: int
+    most: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether an answer would have gone on with more room."""
+        return any(map(self._cuts, self.trajectory.transitions))
+
+    def _cuts(self, turn: Transition) -> bool:
+        is_full = turn.action.stop_reason == "length" and len(turn.action.tokens_T) == self.room
+        return is_full and self.room < self.most
+
+    def answers(self, tokenizer: Tokenizer) -> Iterator[Answer]:
+        """Its answers; the first has the reward and the gold answer, as far as they are known."""
+        reward = self.reward if self.problem.is_graded and not self.is_cut else math.nan
+        gold = gold_of(self.problem)
+        for turn in self.trajectory.transitions:
+            action, prompt_tokens = turn.action, len(turn.observation.tokens_T)
+            ending = "clock" if self._cuts(turn) else action.stop_reason
+            gold_tokens = 0 if gold is None else len(inside(tokenizer, gold))
+            num_tokens = len(action.tokens_T)
+            yield Answer(action.text, prompt_tokens, num_tokens, ending, reward, gold, gold_tokens)
+            reward, gold = math.nan, None
+
+    def expected_tokens(self, is_last: float) -> float:
+        """Tokens with all the room, if any token ends an answer with this probability."""
+        left = (self.most - self.room) * sum(map(self._cuts, self.trajectory.transitions))
+        more = -math.expm1(-is_last * left) / is_last if is_last else left
+        return self.trajectory.num_tokens + more
+
+
+async def measured_pace(
+    sampler: PopulationSampler, answers: CentreAnswers, new_P: Sequence[EnvGroupBuilder]
+) -> Pace:
+    """Seconds per token while many answers are sampled at once.
+
+    Prompts are timed on problems that the engine has not read yet; without any, a token of a prompt
+    is taken to cost as much as one of an answer.
+    """
+    rows = [*answers.prompts] * max(1, _ROWS // len(answers.prompts))
+    first, num_first = await _timed(sampler, rows, 1)
+    whole, num_whole = await _timed(sampler, rows, _TOKENS_OF_PACE)
+    if whole > first and num_whole > num_first:
+        sampled = (whole - first) / (num_whole - num_first)
+    else:
+        sampled = whole / num_whole
+    if not new_P:
+        return Pace(sampled, sampled)
     began = time.perf_counter()
-    # Which tokens are the model's own, and not an Env's, shows in their log-probabilities.
-    sampling = chz.replace(sampler.sampling, logprobs=True)
-    num_kept = len(problems_P) if num_kept is None else num_kept
-    listening = _Listening(sampler.engine, range(num_kept, len(problems_P)))
-    centre = dataclasses.replace(sampler, engine=listening)
-    centre.underway = earned = _Earned()
-    groups_P: Sequence[TrajectoryGroup] | None = None
-    with anyio.CancelScope() as scope:
-        async with _watched(listening, len(problems_P) * sampling.max_tokens, seconds, scope):
-            groups_P = await centre.rollout_centre(problems_P, sampling, generation=0)
+    sampling = chz.replace(sampler.sampling, max_tokens=1)
+    groups_P = await sampler.rollout_centre(new_P, sampling, generation=0)
     took = time.perf_counter() - began
-    for heard in listening.heard:
-        heard.stop(sampler.engine.tokenizer)
-    look = look_at(listening.heard, problems_P, earned.rewards, sampler.engine.tokenizer)
-    if groups_P is None:
-        kept = [heard for heard in listening.heard if not heard.is_extra]
-        said = [heard for heard in kept if heard.tokens_T]
-        expected = sum(_expected_lengths(kept)) / min(num_kept, len(problems_P))
-        mean = sum(len(heard.tokens_T) for heard in said) / len(said)
-        answers_P = [_answer_of(heard) for heard in said]
-        return CentreAnswers(answers_P, expected, None, took, look, expected / mean)
-    groups_P = groups_P[:num_kept]
-    answers_P = list(_whole(groups_P))
-    num_tokens = sum(map(_num_said, answers_P)) / max(1, len(answers_P))
-    return CentreAnswers(answers_P, num_tokens, mean_rewards(groups_P)[:, 0], took, look)
+    trajectories = [group.trajectories_G_K[0][0] for group in groups_P]
+    turns = [turn for t in trajectories if isinstance(t, Trajectory) for turn in t.transitions]
+    num_tokens = sum(len(turn.observation.tokens_T) for turn in turns)
+    # Each prompt comes with a token of its answer.
+    return Pace(max(0.0, took - sampled * len(turns)) / max(1, num_tokens), sampled)
 
 
-async def seconds_of_reading(
-    engine: Engine, observations: Sequence[Observation], params: SamplingParams
-) -> float:
-    """Seconds of a token of prompts that the engine does not know yet; it says a token to each."""
-    params, began = chz.replace(params, max_tokens=1), time.perf_counter()
+async def _timed(
+    sampler: PopulationSampler, observations: Sequence[Observation], room: int
+) -> tuple[float, int]:
+    """Seconds and tokens of the centre's answers of at most so many tokens."""
+    params = chz.replace(sampler.sampling, max_tokens=min(room, sampler.sampling.max_tokens))
+    num_tokens, began = 0, time.perf_counter()
+
+    async def sample(observation: Observation) -> None:
+        nonlocal num_tokens
+        action = await sampler.engine.sample(SampleRequest("centre", observation, params))
+        num_tokens += len(action.tokens_T)
+
     async with anyio.create_task_group() as tasks:
         for observation in observations:
-            tasks.start_soon(engine.sample, SampleRequest("centre", observation, params))
-    num_tokens = sum(len(observation.tokens_T) for observation in observations)
-    return (time.perf_counter() - began) / num_tokens
-
-
-def _whole(groups_P: Iterable[TrajectoryGroup]) -> Iterator[AnswersProblem]:
-    for group in groups_P:
-        for trajectory in group.trajectories_G_K[0]:
-            if isinstance(trajectory, Trajectory) and (said := sequences_of(trajectory, 1.0)):
-                yield AnswersProblem([dataclasses.replace(s, sampled_T=()) for s in said])
-
-
-def _answer_of(heard: Heard) -> AnswersProblem:
-    learned_T = (False,) * len(heard.prompt_T) + (True,) * len(heard.tokens_T)
-    return AnswersProblem([Example(heard.prompt_T + heard.tokens_T, learned_T)])
-
-
-def _expected_lengths(heard_A: Sequence[Heard]) -> Iterator[float]:
-    """Tokens of each answer in its end, if any token may be the last with one probability."""
-    lengths_A = _lengths_by_now(heard_A)
-    is_last = sum(heard.has_ended for heard in heard_A) / sum(lengths_A)
-    for heard, length in zip(heard_A, lengths_A, strict=True):
-        room = 0 if heard.is_over else max(0, heard.most - length)
-        yield length + (-math.expm1(-is_last * room) / is_last if is_last else room)
-
-
-def _lengths_by_now(heard_A: Sequence[Heard]) -> Sequence[float]:
-    """Tokens that each answer has; where the engine told of none before its end, by their pace.
-
-    An engine that tells has not begun those that it told nothing of.
-    """
-    if any(heard.was_told for heard in heard_A):
-        return [len(heard.tokens_T) for heard in heard_A]
-    over = [heard for heard in heard_A if heard.is_over]
-    longest = max(len(heard.tokens_T) for heard in over)
-    pace = sum(len(heard.tokens_T) for heard in over) / sum(heard.seconds for heard in over)
-    return [
-        len(heard.tokens_T)
-        if heard.is_over
-        else min(heard.most, max(longest, pace * heard.seconds))
-        for heard in heard_A
-    ]
-
-
-@contextlib.asynccontextmanager
-async def _watched(
-    listening: "_Listening", most: int, seconds: float, scope: anyio.CancelScope
-) -> AsyncGenerator[None]:
-    """Inside, every few seconds, how far answers have come; cancels `scope` when time is up."""
-
-    async def tell() -> None:
-        while True:
-            await anyio.sleep(SECONDS_BETWEEN_LINES)
-            said = sum(len(heard.tokens_T) for heard in listening.heard)
-            say(f"  {said:,} tokens of the centre's answers, at most {most:,} a turn")
-
-    async def cut() -> None:
-        await anyio.sleep(seconds)
-        with anyio.move_on_after(seconds):
-            while not listening.has_beginnings:
-                await anyio.sleep(seconds / 10)
-        while not any(heard.tokens_T for heard in listening.heard):
-            await anyio.sleep(max(seconds, SECONDS_BETWEEN_LINES))
-        scope.cancel()
-
-    async def drop() -> None:
-        await anyio.sleep(_SECONDS_OF_PACE)
-        while not listening.has_pace:
-            await anyio.sleep(_SECONDS_OF_PACE / 10)
-        listening.drop_extra()
-
-    async with anyio.create_task_group() as tasks:
-        if listening.extra:
-            tasks.start_soon(drop)
-        tasks.start_soon(tell)
-        tasks.start_soon(cut)
-        yield
-        tasks.cancel_scope.cancel()
-
-
-class _Earned(Underway):
-    """Keeps what rollouts earned that have ended, by their first prompt and what was said to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rewards: dict[Turn, float] = {}
-
-    @override
-    def begin(self, generation: int | None, count: int) -> Rollouts:
-        rollouts = self.rollouts = _EarnedByRollouts(generation, count)
-        rollouts.rewards = self.rewards
-        return rollouts
-
-
-class _EarnedByRollouts(Rollouts):
-    rewards: dict[Turn, float]
-
-    @override
-    def ended(self, rollout: Trajectory | LostRollout, has_reward: bool) -> None:
-        if has_reward and isinstance(rollout, Trajectory) and rollout.transitions:
-            first = rollout.transitions[0]
-            self.rewards[first.observation.tokens_T, first.action.tokens_T] = rollout.reward
-
-
-class _Listening(Engine):
-    """An engine that keeps what it samples, also before it ends.
-
-    Args:
-        engine: samples.
-        extra: which of the answers are there for the pace alone, by number.
-    """
-
-    def __init__(self, engine: Engine, extra: range) -> None:
-        self._engine, self.extra = engine, extra
-        self.traits, self.tokenizer, self.space = engine.traits, engine.tokenizer, engine.space
-        self.heard: list[Heard] = []
-        self._scopes: list[anyio.CancelScope] = []
-        """Of the extra ones."""
-        self._warming, self._is_warm = anyio.Lock(), not extra
-
-    @property
-    def has_pace(self) -> bool:
-        """Whether the extra answers have shown it."""
-        lengths = [len(heard.tokens_T) for heard in self.heard if heard.is_extra]
-        return bool(lengths) and min(lengths) > 0 and sum(lengths) >= _TOKENS_OF_PACE * len(lengths)
-
-    @property
-    def has_beginnings(self) -> bool:
-        """Whether the answers that are kept have ended, or say enough to be more than a word."""
-        kept = [heard for heard in self.heard if not heard.is_extra]
-        lengths = [math.inf if heard.is_over else len(heard.tokens_T) for heard in kept]
-        return bool(lengths) and float(np.median(lengths)) >= _TOKENS_OF_BEGINNING
-
-    def drop_extra(self) -> None:
-        """Cut the extra answers that are still given."""
-        for scope in self._scopes:
-            scope.cancel()
-
-    @override
-    async def sample(self, request: SampleRequest) -> Action:
-        if request.target != "centre" or not request.params.logprobs:  # An Env's own question.
-            return await self._engine.sample(request)
-        await self._warm_up(request)
-        number = len(self.heard)
-        is_first = number < self.extra.stop
-        heard = Heard(request, is_first=is_first, is_extra=number in self.extra)
-        self.heard.append(heard)
-        with anyio.CancelScope() as scope:
-            if heard.is_extra:
-                self._scopes.append(scope)
-            # Log-probabilities of a large vocabulary take time that genomes' answers do not.
-            params = chz.replace(request.params, logprobs=False)
-            request = dataclasses.replace(request, params=params, progress=heard)
-            heard.done(action := await self._engine.sample(request))
-            return dataclasses.replace(action, logprobs_T=(0.0,) * len(action.tokens_T))
-        heard.cut()
-        return Action(heard.tokens_T, "", "length", (0.0,) * len(heard.tokens_T))
-
-    async def _warm_up(self, request: SampleRequest) -> None:
-        """Compile and pack what the first answer needs, which is no part of the pace."""
-        async with self._warming:  # The others wait, and go on in their order.
-            if not self._is_warm:
-                params = chz.replace(request.params, max_tokens=1)
-                await self._engine.sample(dataclasses.replace(request, params=params))
-                self._is_warm = True
-
-    @override
-    async def load(self, genomes_G: Sequence[Genome]) -> None:
-        await self._engine.load(genomes_G)
-
-    @override
-    async def logprobs(self, request: LogprobsRequest) -> list[float]:
-        return await self._engine.logprobs(request)
-
-    @override
-    async def tops(self, request: LogprobsRequest) -> list[Top]:
-        return await self._engine.tops(request)
-
-    @override
-    async def apply(self, step: Step) -> int:
-        return await self._engine.apply(step)
-
-    @override
-    async def restore(self, steps: Iterable[Step], snapshot: Path | None = None) -> int:
-        return await self._engine.restore(steps, snapshot)
-
-    @override
-    async def save(self, path: Path) -> None:
-        await self._engine.save(path)
-
-    @override
-    def stats(self) -> dict[str, float]:
-        return dict(self._engine.stats())
-
-    @override
-    async def close(self) -> None:
-        await self._engine.close()
+            tasks.start_soon(sample, observation)
+    return time.perf_counter() - began, num_tokens

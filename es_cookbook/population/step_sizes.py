@@ -18,10 +18,10 @@ on five models and tasks (docs/lab_notes.md): the best σ, from 0.002 to 0.01, w
 
 The search keeps to a time by the clock: that of two generations as far as the centre's answers tell
 it, at least `LEAST_SECONDS` and at most `MOST_SECONDS`. A σ under way when it is up is finished.
-If the time is short, answers are cut when a third of it has gone (`centre_answers`, as soon as
-something was said), and as few genomes, tokens and answers are read as fit in; the loss of an
-answer is taken to grow with its length. The next σ is where the power law through the last losses
-has `LOSS`, and the search ends when a loss is near that, or there is no time for another σ.
+If the time is short, the centre's answers are cut (`centre_answers`), and genomes score fewer and
+shorter ones; the loss of an answer is taken to grow with its length. The next σ is where the power
+law through the last losses has `LOSS`, and the search ends when a loss is near that, or there is no
+time for another σ.
 
 α follows: plain ES's step has an RMS of α/√N for fitness of unit variance, and most of it is noise;
 other fitness is told in units of its RMS (`optimizers.spread`). The noise of steps whose rates a
@@ -32,10 +32,9 @@ genome stands from the centre.
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
-import anyio
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,76 +56,48 @@ LONGEST_STEP = 0.5
 """RMS of one step, over σ, where there are few."""
 _PROBLEMS = 16
 _PAIRS = 2
-"""Of genomes that read the centre's answers, at each σ."""
-_ANSWERING = 7  # With the centre an even number, which games want.
-"""Genomes that answer themselves, at the σ that is taken."""
+"""Mirrored pairs that score the centre's answers, at each σ."""
 _FIRST, _FARTHEST = 2.0**-8, 16.0
 """The first σ, and the largest factor to the next one."""
 _NEAR = 1.25
 """Largest factor between `LOSS` and the loss that ends the search."""
 _RANGE = 2.0**-24, 2.0**8
 _LARGEST = 1e3
-"""Of losses: a model may be so far off that its log-probabilities are no numbers."""
+"""Upper bound on losses: a model may be so far off that its log-probabilities are not finite."""
 _USUAL = 4
-"""Sigmas that are tried, as a rule."""
+"""Sigmas that are usually tried."""
 LEAST_SECONDS, MOST_SECONDS = 30.0, 45.0
-"""Of the search, whatever a generation takes; the σ under way then is finished."""
+"""Bounds of the search's time; the σ under way then is finished."""
 _BATCHED = 0.25
-"""Of the time of a rollout among few, what one among many takes."""
+"""Time of a rollout among many, over that of one among few."""
 _LEAST_TOKENS, _LEAST_ANSWERS = 32, 4
-"""Fewer answers only where a single σ would take more than all of the time left."""
+"""Fewer answers only if a single σ would take more than all of the time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundSigma:
-    """A σ, and what it was taken by.
+    """A σ and how it was found.
 
     Attributes:
         sigma: standard deviation of the perturbations.
-        losses: by σ, for all that were tried.
-        rewards_P_G: of some problems, by the centre and behind it by genomes at `sigma`; there may
-            have been no time for genomes, or for any.
-        seconds: that it took.
+        losses: σ -> nats, for all that were tried.
+        seconds: time of the search.
         shortened: what was left out to keep to the time; empty if nothing.
     """
 
     sigma: float
     losses: Mapping[float, float]
-    rewards_P_G: NDArray[np.float64]
     seconds: float
     shortened: str = ""
 
     def table(self) -> str:
-        """As a person reads it."""
-        rows = [f"  {sigma:<9.2g} {loss:.3f}" for sigma, loss in sorted(self.losses.items())]
-        rewards = "".join(f"; {each}" for each in self._rewards())
+        """The losses as a person reads them."""
         lines = [
             "  sigma     nats that the centre's answers lose",
-            *rows,
-            f"sigma={self.sigma:g} is where they lose {LOSS:g}{rewards}; {self.seconds:.1f} s",
+            *(f"  {sigma:<9.2g} {loss:.3f}" for sigma, loss in sorted(self.losses.items())),
+            f"sigma={self.sigma:g} is where they lose {LOSS:g}; {self.seconds:.1f} s",
         ]
-        if self.shortened:
-            lines.append(self.shortened)
-        given = self.rewards_P_G
-        if given.shape[1] > 1 and np.nanmin(given) == np.nanmax(given):
-            lines.append(
-                f"every reward was {np.nanmin(given):g}: answers change at this sigma, and no "
-                "reward says which are better"
-            )
-        return "\n".join(lines)
-
-    def _rewards(self) -> Iterator[str]:
-        if self.rewards_P_G.size:
-            centre, *genomes_G = np.nanmean(self.rewards_P_G, axis=0).tolist()
-            of_genomes = (
-                f", of {len(genomes_G)} genomes {min(genomes_G):.3g} to {max(genomes_G):.3g},"
-                if genomes_G
-                else ""
-            )
-            yield (
-                f"reward of the centre {centre:.3g}{of_genomes} on "
-                f"{plural(len(self.rewards_P_G), 'problem')}"
-            )
+        return "\n".join([*lines, *filter(None, [self.shortened])])
 
 
 async def find_sigma(
@@ -140,20 +111,17 @@ async def find_sigma(
     Args:
         sampler: samples as the run does, one attempt each; genomes' seeds follow from its own.
         batch_P: problems, of which the first few are asked.
-        num_rollouts: of a generation, whose time bounds the search's.
-        answers: of the centre to these problems and maybe to more, if they are known.
+        num_rollouts: rollouts of a generation, whose time bounds the search's.
+        answers: the centre's answers to the first few problems, if they are known.
 
     Raises:
         ConfigError: The centre gives no answers, or no σ of a wide range changes them so much.
         TooManyLostError: As `PopulationSampler.rollout`.
     """
     began, problems_P = time.perf_counter(), batch_P[:_PROBLEMS]
+    say(f"looking for sigma by the centre's answers to {plural(len(problems_P), 'problem')}")
     if answers is None:
-        say(f"looking for sigma: the centre answers {plural(len(problems_P), 'problem')} first")
         answers = await centre_answers(sampler, problems_P, MOST_SECONDS / 3)
-    else:
-        say(f"looking for sigma: what genomes lose of the first {len(problems_P)} answers")
-    answers = answers.first(len(problems_P))
     if not answers.answers_P:
         raise ConfigError(
             f"optimizer.sigma=auto: the centre gave no answer to any of "
@@ -163,116 +131,91 @@ async def find_sigma(
     seconds = min(max(LEAST_SECONDS, 2 * generation), MOST_SECONDS)
     search = _Search(sampler, answers, began + seconds)
     sigma = _two_digits(await search.crossing())
-    rewards_P_G = await _rewards(search, problems_P, sigma)
-    took = time.perf_counter() - began
-    return FoundSigma(sigma, search.losses, rewards_P_G, took, search.shortened)
-
-
-async def _rewards(
-    search: "_Search", problems_P: Sequence[EnvGroupBuilder], sigma: float
-) -> NDArray[np.float64]:
-    """Of the centre and of genomes at this σ, if there is time."""
-    answers = search.answers
-    if answers.rewards_P is None:
-        return np.zeros((0, 0))
-    rewards_P_G = answers.rewards_P[:, None]
-    genomes_G = [Genome(), *_genomes(search.seeds_G, sigma)]
-    if _BATCHED * len(genomes_G) * answers.seconds > search.seconds_left:
-        return rewards_P_G
-    with anyio.move_on_after(search.seconds_left):
-        answered_P = await search.sampler.rollout(0, problems_P, genomes_G)
-        rewards_P_G = mean_rewards(answered_P)
-    return rewards_P_G
+    return FoundSigma(sigma, search.losses, time.perf_counter() - began, search.shortened)
 
 
 class _Search:
     """Looks for the σ at which answers lose `LOSS`, until `end_at` by `time.perf_counter`.
 
     Attributes:
-        losses: by σ.
+        losses: σ -> nats.
         shortened: what was left out to keep to the time.
     """
 
     def __init__(self, sampler: PopulationSampler, answers: CentreAnswers, end_at: float) -> None:
-        self.sampler, self.answers, self._end_at = sampler, answers, end_at
-        self.seeds_G = [derive_seed(sampler.run_seed, "sigma", i) for i in range(_ANSWERING)]
+        self._sampler, self._end_at = sampler, end_at
+        self._seeds = [derive_seed(sampler.run_seed, "sigma", i) for i in range(_PAIRS)]
+        self._read = answers
+        self._seconds_each = math.nan  # Per genome and unit of the cost of what it scores.
         self.losses: dict[float, float] = {}
         self.shortened = ""
-        self._read, self._num_pairs = answers, _PAIRS
-        self._seconds_each = math.nan  # For each genome, over the cost of what it reads.
-
-    @property
-    def seconds_left(self) -> float:
-        return self._end_at - time.perf_counter()
 
     async def crossing(self) -> float:
         """Where the loss is `LOSS`.
 
         Raises:
-            ConfigError: At no σ of a wide range.
+            ConfigError: No σ of a wide range has that loss.
         """
-        await self._plan()
+        await self._fit_to_time()
         left_out = f"; {self.shortened}" if self.shortened else ""
         seconds = max(self._seconds_of_sigma, 0.1)
         say(f"  about {_USUAL} sigmas are tried, about {seconds:.1f} s each{left_out}")
         sigma, known = _FIRST, None
         while True:
-            loss = await self.loss_at(sigma)
+            loss = await self._loss_at(sigma)
             estimate = self._estimate(sigma)
             if LOSS / 50 <= loss <= 50 * LOSS:  # The power law goes on from there.
                 known = estimate
             if LOSS / _NEAR <= loss <= LOSS * _NEAR or estimate in self.losses:
                 return estimate
-            if self.seconds_left < self._seconds_of_sigma:
+            if self._seconds_left < self._seconds_of_sigma:
                 if known is None:
                     self.shortened += f"; sigma is a guess, since no loss was near {LOSS:g}"
                 return known or estimate
             sigma = estimate
 
     @property
+    def _seconds_left(self) -> float:
+        return self._end_at - time.perf_counter()
+
+    @property
     def _seconds_of_sigma(self) -> float:
-        return self._seconds_each * (1 + 2 * self._num_pairs) * self._read.cost
+        return self._seconds_each * (1 + 2 * len(self._seeds)) * self._read.cost
 
-    async def _plan(self) -> None:
-        """Have so much read that about `_USUAL` sigmas fit into the time."""
-        # Reading an answer takes no longer than giving it.
-        self._seconds_each = self.answers.seconds / self.answers.cost
-        if self.answers.rewards_P is None or self._seconds_of_sigma > self.seconds_left / _USUAL:
-            await self._timed(self.answers.shortened(2, 2 * _LEAST_TOKENS), [Genome()])
-        self._shorten(self.seconds_left / (_USUAL + 1))
-
-    async def _timed(self, read: CentreAnswers, genomes_G: Sequence[Genome]) -> NDArray[np.float64]:
-        began = time.perf_counter()
-        scores_P_G = mean_rewards(await self.sampler.rollout(0, read.answers_P, genomes_G))
-        self._seconds_each = (time.perf_counter() - began) / (len(genomes_G) * read.cost)
-        return scores_P_G
-
-    def _shorten(self, seconds: float) -> None:
-        """Have fewer genomes read fewer and shorter answers, so that a σ takes so many seconds.
+    async def _fit_to_time(self) -> None:
+        """Have fewer genomes score fewer and shorter answers until `_USUAL` sigmas fit.
 
         Genomes tell the least: their losses differ little, those of answers much.
         """
+        whole = self._read
+        await self._timed(whole.shortened(2, 2 * _LEAST_TOKENS), [Genome()])
+        seconds = self._seconds_left / (_USUAL + 1)
         if self._seconds_of_sigma <= seconds:
             return
-        self._num_pairs = 1
-        num_answers, num_tokens = len(self._read.answers_P), self._read.longest
+        self._seeds = self._seeds[:1]
+        num_answers, num_tokens = len(whole.answers_P), whole.longest
         while self._seconds_of_sigma > seconds:
+            least = _LEAST_ANSWERS if self._seconds_of_sigma <= self._seconds_left else 1
             if num_tokens > _LEAST_TOKENS:
                 num_tokens = max(_LEAST_TOKENS, num_tokens // 2)
-            elif num_answers > _LEAST_ANSWERS:
-                num_answers = max(_LEAST_ANSWERS, num_answers // 2)
-            elif num_answers > 1 and self._seconds_of_sigma > self.seconds_left:
-                num_answers -= 1
+            elif num_answers > least:
+                num_answers = max(least, num_answers // 2)
             else:
                 break
-            self._read = self.answers.shortened(num_answers, num_tokens)
-        num_read = math.ceil(self.answers.num_tokens / self._read.scale)
+            self._read = whole.shortened(num_answers, num_tokens)
+        num_read = math.ceil(whole.num_tokens / self._read.scale)
         self.shortened = (
             f"for lack of time 2 genomes read {plural(len(self._read.answers_P), 'answer')}, "
-            f"{num_read} tokens of about {self.answers.num_tokens:.0f} in each"
+            f"{num_read} tokens of about {whole.num_tokens:.0f} in each"
         )
 
-    async def loss_at(self, sigma: float) -> float:
+    async def _timed(self, read: CentreAnswers, genomes_G: Sequence[Genome]) -> NDArray[np.float64]:
+        began = time.perf_counter()
+        scores_P_G = mean_rewards(await self._sampler.rollout(0, read.answers_P, genomes_G))
+        self._seconds_each = (time.perf_counter() - began) / (len(genomes_G) * read.cost)
+        return scores_P_G
+
+    async def _loss_at(self, sigma: float) -> float:
         """Nats that an answer loses.
 
         Raises:
@@ -287,12 +230,12 @@ class _Search:
                 "number"
             )
         if sigma not in losses:
-            tried_G = _genomes(self.seeds_G[: self._num_pairs], sigma)
+            tried_G = [Genome((Term(seed, sigma),)) for seed in self._seeds]
             genomes_G = [Genome(), *tried_G, *map(mirrored, tried_G)]
             scores_P_G = await self._timed(self._read, genomes_G)
             lost = float(np.nanmean(scores_P_G[:, :1] - scores_P_G[:, 1:])) * self._read.scale
             losses[sigma] = min(lost, _LARGEST) if math.isfinite(lost) else _LARGEST
-            say(f"  sigma {sigma:<9.2g} {losses[sigma]:.3f} nats, {self.seconds_left:.0f} s left")
+            say(f"  sigma {sigma:<9.2g} {losses[sigma]:.3f} nats, {self._seconds_left:.0f} s left")
         return losses[sigma]
 
     def _estimate(self, sigma: float) -> float:
@@ -304,10 +247,6 @@ class _Search:
             return _crossing(low, self.losses[low], high, self.losses[high])
         factor = math.sqrt(LOSS / max(self.losses[sigma], LOSS / _FARTHEST**2))
         return sigma * max(factor, 1 / _FARTHEST)
-
-
-def _genomes(seeds_G: Sequence[int], sigma: float) -> list[Genome]:
-    return [Genome((Term(seed, sigma),)) for seed in seeds_G]
 
 
 def _crossing(low: float, loss_low: float, high: float, loss_high: float) -> float:

@@ -10,12 +10,7 @@ from typing import cast
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
-from es_cookbook.population.centre_answers import (
-    CentreAnswers,
-    centre_answers,
-    seconds_of_reading,
-)
-from es_cookbook.population.look import Pace, observation_of
+from es_cookbook.population.centre_answers import CentreAnswers, centre_answers, measured_pace
 from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
 from es_cookbook.runs.choosing.sizes import shown, sized, told, with_options
@@ -23,9 +18,6 @@ from es_cookbook.runs.config import Config
 
 _SHOWN = 16
 """Problems that the centre answers before anything else, if sizes are chosen."""
-_ROWS = 128
-"""Answers that are begun at once, to see how fast many come: of 32, each takes 1.5 times as long on
-a CPU. They are to the same problems, since prompts take their time as well."""
 _SECONDS_LOOKED = 12.0
 
 
@@ -70,16 +62,12 @@ async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
     """The centre's first answers, shown."""
     sampler = config.sampler(engine, sampling=config.sampling_at(0))
     some_P = _some(dataset, 2 * _SHOWN)
-    problems_P, others_P = some_P[:_SHOWN], some_P[_SHOWN:]
+    problems_P, new_P = some_P[:_SHOWN], some_P[_SHOWN:]
     say(f"the centre answers {plural(len(problems_P), 'problem')} first")
-    rows_P = [*problems_P] * max(1, _ROWS // len(problems_P))
-    answers = await centre_answers(sampler, rows_P, _SECONDS_LOOKED, len(problems_P))
-    asked = list(filter(None, map(observation_of, others_P)))
-    if asked and (pace := answers.look.pace) is not None:
-        # By now the engine has its memory; the first prompts waited for it.
-        reading = await seconds_of_reading(engine, asked, sampler.sampling)
-        look = dataclasses.replace(answers.look, pace=Pace(reading, pace.sampled))
-        answers = dataclasses.replace(answers, look=look)
+    answers = await centre_answers(sampler, problems_P, _SECONDS_LOOKED)
+    if answers.prompts:
+        pace = await measured_pace(sampler, answers, new_P)
+        answers = dataclasses.replace(answers, look=dataclasses.replace(answers.look, pace=pace))
     for line in shown(answers.look):
         say(line)
     return Looked(problems_P, answers)

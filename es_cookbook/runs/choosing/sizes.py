@@ -1,6 +1,7 @@
 """A size for a run that was given none: how much of it fits into some minutes on this machine.
 
-The centre's first answers tell how long answers get and how fast they come (`population.look`):
+The centre's first answers tell how long answers get and how fast they come
+(`population.centre_answers`):
 
     seconds of a rollout  =  tokens of its prompt · s  +  tokens of its answer · s'
 
@@ -32,7 +33,7 @@ import numpy as np
 from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import one_line, plural
-from es_cookbook.population.look import Answer, Look, Pace
+from es_cookbook.population.centre_answers import Answer, Look, Pace
 from es_cookbook.rl.rollouts import runs_on
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded

@@ -9,7 +9,7 @@ import pytest
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.population.look import Answer, Look, Pace
+from es_cookbook.population.centre_answers import Answer, Look, Pace
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import SamplingParams
