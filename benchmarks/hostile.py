@@ -53,7 +53,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "report": ("report", "{run}", "output={new}.html"),
     "plot": ("plot", "{run}", "metric=reward/mean", "output={new}"),
     "frames": ("frames", "{run}", "output={new}.csv"),
-    "rollouts": ("frames", "{run}", "of=rollouts", "output={new}.csv"),
     "resume": ("resume", "{run}", "num_generations=3"),
     "fork": ("fork", "{run}", "generation=1", "output={new}"),
     "rewind": ("rewind", "{run}", "generation=1"),

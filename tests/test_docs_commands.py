@@ -177,8 +177,6 @@ PARSED_ONLY = {
     r"evaluate log_path=runs/plain .*": "a run of 24 generations, of another recipe",
     r"evaluate .*data=rows\.jsonl .*": "a function of the reader's; the command's test runs it",
     r"evaluate .*voters=.*": "an Env that reads answers; evaluate/test_votes.py runs it",
-    r"plot kind=fragility .*": "a study of the reader's; the command's test has one",
-    r"report .*watch=true": "writes until Ctrl-C; the command's test does",
     r"serve .*": "writes until Ctrl-C; the command's test does",
     r"plan model_name=SmolLM2.*": "the chat model; tests/test_guide.py runs it with another",
     r"generate .*": "a server; tests/plugins/generate/test_generate.py has one",

@@ -1,4 +1,1 @@
-"""Train thoughts from which alone answers can be read.
-
-Thoughts from which alone an answer can be read.
-"""
+"""Train chains of thought from which alone answers can be read."""

@@ -11,11 +11,11 @@ from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.common.names import Names
 from es_cookbook.plugins.markovian.env import (
     TEMPLATE_NAMES,
-    Asked,
     Extraction,
     MarkovianEnv,
     MarkovianProblem,
     Template,
+    TokenizedProblem,
 )
 from es_cookbook.plugins.markovian.problems import Problem, generate_sums, read_problem
 from es_cookbook.rl.data.generated import Fold, SourcedDatasetBuilder
@@ -34,24 +34,24 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         default=True, doc="the reader of a thought does not see the question; False: it does"
     )
     template: Template = Names(TEMPLATE_NAMES, default="compact").field(
-        "what writer and reader are asked: compact, for the bundled model, or words"
+        "prompts of writer and reader: compact, for the bundled model, or words"
     )
-    num_terms: int = chz.field(default=4, doc="of generated sums: numbers in each")
-    num_digits: int = chz.field(default=1, doc="of generated sums: most digits of a number")
+    num_terms: int = chz.field(default=4, doc="generated sums: numbers in each")
+    num_digits: int = chz.field(default=1, doc="generated sums: most digits of a number")
     operations: str = chz.field(
-        default="+", doc=f"of generated sums: signs between numbers, of {OPERATIONS}"
+        default="+", doc=f"generated sums: signs between numbers, of {OPERATIONS}"
     )
     answer_tokens: int = chz.field(
-        default=4, doc="most tokens of the answer that is sampled to measure what is right"
+        default=4, doc="maximum tokens of the answer that is sampled to measure correctness"
     )
     extraction: Extraction = chz.field(
-        default="auto", doc="where that answer stands: tag, anchor, integer, or auto"
+        default="auto", doc="where to find that answer: tag, anchor, integer, or auto"
     )
     context_tokens: int = chz.field(
-        default=200, doc="of rows with a text alone: tokens from its start that are the question"
+        default=200, doc="rows with only a text: tokens from its start that are the question"
     )
     continuation_tokens: int = chz.field(
-        default=100, doc="of rows with a text alone: tokens after these that are the answer"
+        default=100, doc="rows with only a text: tokens after these that are the answer"
     )
 
     @chz.validate
@@ -86,9 +86,9 @@ class MarkovianDatasetBuilder(SourcedDatasetBuilder[Problem]):
         given = (problem.answer, gold_T), (problem.question, prompt_T), ("", before_T)
         for text, tokens_T in given:
             if not tokens_T:
-                what = repr(text) if text else "what stands before a thought (dataset.template)"
+                what = repr(text) if text else "the text before a thought (dataset.template)"
                 raise DataError(f"{name}: the model's tokenizer makes no tokens of {what}")
-        asked = Asked(
+        asked = TokenizedProblem(
             tokenizer,
             Observation(prompt_T, is_last=True),
             before_T,

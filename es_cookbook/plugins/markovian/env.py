@@ -6,24 +6,22 @@ The policy writes a thought of at most `sampling.max_tokens` tokens. Then the sa
              - the same of the frozen base, reading the base's own thought
 
 as in Viteri et al., "Markovian Transformers for Informative Language Modeling" (arXiv:2404.18988),
-in nats per token of the answer. Without the question in sight all that the answer needs must be in
-the thought. `π` is whoever wrote the thought: a genome is paid for writing and for reading, and its
-reader is its own. Under a policy gradient it is the model as it is now; the reward's own gradient,
-through the reader, comes from the answer's tokens (`StepResult.reading`).
+in nats per token of the answer. If the reader does not see the question, the thought must contain
+all that the answer needs. `π` is the policy that wrote the thought: a genome is rewarded for its
+thoughts and for reading them. Under a policy gradient it is the current model; the
+reward's own gradient, through the reader, comes from the answer's tokens (`StepResult.reading`).
 
-The base's part is one number for a problem, so it is added to the group, once, and no comparison
-between genomes depends on it: it says how much better than the base a reward is.
+The base's part is one number per problem, so it is a reward of the group and no comparison between
+genomes depends on it. It shows how much better than the base a reward is.
 
-The policy also answers behind its thought, greedily, which is measured as `correct` and not paid.
-Which answer a text gives (`given_answer`):
+The policy also answers after its thought, greedily: the metric `correct`, which is not rewarded.
+The answer in a text (`given_answer`):
 
     tag       the last <answer>…</answer>
-    anchor    what stands behind the last "Answer:", or else behind the last "="
+    anchor    the text after the last "Answer:", or else after the last "="
     integer   the first whole number
-    auto      the first of these that the text has, the last only where a number is wanted; else
-              its first line
-
-Substring search and one pattern over a bounded piece of the text: the cost is linear.
+    auto      the first of these that the text has (integer only if the gold answer is a number), or
+              else its first line
 """
 
 import dataclasses
@@ -71,7 +69,7 @@ _NUMBER = re.compile(r"[-+]?\d{1,40}(?:\.\d{1,40})?", re.ASCII)
 
 
 def given_answer(text: str, gold: str, extraction: Extraction = "auto") -> str | None:
-    """The answer in a text; None where it has none of this kind.
+    """The answer in a text; None if it has none of this kind.
 
     >>> given_answer("so <answer> 7 </answer>", "7", "tag"), given_answer("3+4 = 7", "7", "anchor")
     ('7', '7')
@@ -111,7 +109,7 @@ def is_right(given: str | None, gold: str) -> bool:
 
 
 def leaks(thought: str, gold: str) -> bool:
-    """Whether a thought has the answer in it, as a word or a number of its own.
+    """Whether a thought contains the answer as a separate word or number.
 
     >>> leaks("8,17,19", "19"), leaks("8,17,190", "19"), leaks("", "19")
     (True, False, False)
@@ -144,24 +142,23 @@ QUESTION = "{question}"
 
 @chz.chz
 class Template:
-    """What the writer of a thought is asked, and what its reader sees in its place, in words.
+    """The prompts of the writer of a thought and of its reader, in words.
 
-    Both prompts are one template. The writer has the question in it and goes on with a thought. The
-    reader has a redaction mark where the question was, the thought, and a mark behind which it
-    answers. It is filled twice: nothing is searched for and replaced, so a question that holds the
-    redaction mark, or a brace, is a question like any other.
+    Both prompts are one template. The writer's contains the question and continues with a thought.
+    The reader's contains a redaction mark in place of the question, the thought, and a mark after
+    which it answers.
     """
 
     text: str = chz.field(
         default="You will be shown a question. First write, briefly, all that is needed to answer "
         "it: the answer will be read from what you write, and the question may not be there any "
         "more.\n\nQuestion: {question}\n\nReasoning:",
-        doc="what stands before the thought; {question} is the question, or the redaction mark",
+        doc="text before the thought; {question} is the question, or the redaction mark",
     )
     redaction: str = chz.field(
-        default="[redacted]", doc="stands in place of the question where the thought is read"
+        default="[redacted]", doc="replaces the question in the reader's prompt"
     )
-    answer_mark: str = chz.field(default="\nAnswer: ", doc="stands between thought and answer")
+    answer_mark: str = chz.field(default="\nAnswer: ", doc="text between thought and answer")
     chat: bool = chz.field(
         default=True, doc="put the text into the tokenizer's chat template, if it has one"
     )
@@ -182,10 +179,10 @@ class Template:
         return render_prompt(tokenizer, f"{before}{question}{after}", chat=self.chat)
 
     def answer(self, answer: str, tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens of the mark and of an answer, whose are spaces at the end of the mark."""
+        """Tokens of the mark and of an answer; spaces at the end of the mark go to the answer."""
         mark = self.answer_mark.rstrip(" ")
         text = self.answer_mark[len(mark) :] + answer
-        return tokens_of(tokenizer, mark), tokens_of(tokenizer, text)
+        return as_text(tokenizer, mark), as_text(tokenizer, text)
 
 
 plugs_in(Template, "templates")
@@ -195,39 +192,32 @@ plugs_in(Template, "templates")
 class Compact(Template):
     """For the bundled model of single characters: `3+5+9+2:=8,17,19>19`."""
 
-    text: str = chz.field(default="{question}:", doc="what stands before the thought")
-    redaction: str = chz.field(default="?", doc="stands in place of the question")
-    answer_mark: str = chz.field(default=">", doc="stands between thought and answer")
+    text: str = chz.field(default="{question}:", doc="text before the thought")
+    redaction: str = chz.field(default="?", doc="replaces the question")
+    answer_mark: str = chz.field(default=">", doc="text between thought and answer")
     chat: bool = chz.field(default=False, doc="put the text into the tokenizer's chat template")
 
 
 TEMPLATE_NAMES = Registered("templates")
-"""What a user types on the command line."""
-
-
-def tokens_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """A text inside of another, in which names of special tokens are text like any other."""
-    return as_text(tokenizer, text)
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """One problem, as its writer and its reader see it.
+class TokenizedProblem:
+    """The prompts of one problem: for the writer of a thought, and for its reader.
 
-    A thought is read as the text that people see in logs, not as the tokens that were sampled: how
-    a text is cut into tokens could tell the reader what no one can read. Texts of special tokens in
-    it are text.
+    A thought is read as its text, not as the sampled tokens: how a text is cut into tokens could
+    carry information that is not in the text. Names of special tokens in it are plain text.
 
     Attributes:
         tokenizer: the model's own.
-        observation: the prompt of the writer.
-        before_T: the tokens before the thought where it is read.
-        mark_T: those between thought and answer.
+        observation: the writer's prompt.
+        before_T: tokens before the thought in the reader's prompt.
+        mark_T: tokens between thought and answer.
         gold: the answer.
         gold_T: its tokens, at least one.
-        answer_tokens: most tokens of an answer.
-        extraction: where an answer stands.
-        thought: a hand-written one, where one is known.
+        answer_tokens: maximum length of a sampled answer.
+        extraction: where to find the answer in a text.
+        thought: hand-written, if known.
     """
 
     tokenizer: Tokenizer
@@ -242,26 +232,26 @@ class Asked:
 
     @property
     def least(self) -> int:
-        """Tokens that reading takes without a thought: its prompt, the mark and an answer."""
+        """Tokens that reading takes without a thought: the prompt, the mark and an answer."""
         return len(self.before_T) + len(self.mark_T) + max(len(self.gold_T), self.answer_tokens)
 
     def read_T(self, thought: str, context_length: int) -> tuple[int, ...]:
-        """What stands before the answer; of the thought, so much from its start as fits."""
+        """The tokens before the answer; a thought that does not fit loses its end."""
         room = max(context_length - self.least, 0)
-        return self.before_T + tokens_of(self.tokenizer, thought)[:room] + self.mark_T
+        return self.before_T + as_text(self.tokenizer, thought)[:room] + self.mark_T
 
     async def read(self, thought: str, policy: Policy) -> Reading:
-        """The answer behind a thought, as the policy reads it."""
+        """Log-probabilities of the answer after a thought, from the policy."""
         prompt_T = self.read_T(thought, policy.context_length)
         logprobs_T = await policy.logprobs(prompt_T, self.gold_T)
         return Reading(prompt_T, self.gold_T, tuple(logprobs_T))
 
     async def logprob(self, thought: str, policy: Policy) -> float:
-        """Mean log-probability of the answer's tokens behind a thought, in nats."""
+        """Mean log-probability of the answer's tokens after a thought, in nats."""
         return mean_logprob(await self.read(thought, policy))
 
     async def answer(self, thought: str, policy: Policy) -> str:
-        """What the policy answers behind a thought, greedily."""
+        """The policy's greedy answer after a thought."""
         observation = Observation(self.read_T(thought, policy.context_length), is_last=True)
         params = SamplingParams(max_tokens=self.answer_tokens)
         return (await policy.sample(observation, params)).text
@@ -279,7 +269,7 @@ def mean_logprob(reading: Reading) -> float:
 class MarkovianEnv(ProblemEnv):
     """One thought about one question."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TokenizedProblem) -> None:
         super().__init__(asked.observation)
         self.asked = asked
 
@@ -299,14 +289,14 @@ class MarkovianEnv(ProblemEnv):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkovianProblem(ProblemGroupBuilder):
-    """One question, and the base's own thought about it."""
+    """One question; its group reward is that of the base with its own thought."""
 
     question: str = dataclasses.field(kw_only=True)
-    asked: Asked = dataclasses.field(kw_only=True)
+    asked: TokenizedProblem = dataclasses.field(kw_only=True)
 
     @override
     async def check(self, context_length: int) -> None:
-        """Check the prompt, and that an answer has room where it is read, whatever the thought."""
+        """Check that the writer's prompt and the reader's without a thought fit the context."""
         await ProblemGroupBuilder.check(self, context_length)
         check_prompt(self.name, self.asked.least, context_length)
 

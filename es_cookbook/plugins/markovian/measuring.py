@@ -1,17 +1,17 @@
-"""What a thought is worth, measured where it is read: Envs of the study, which train nobody.
+"""Envs of the study, which measure what thoughts are worth and train nothing.
 
-`_StudiedEnv` has the policy think about a problem and measures the thought, by metrics:
+`_StudiedEnv` has the policy think about a problem and measures the thought:
 
-    correct, correct/<extraction>   the answer behind it is right, wherever it stands in the text
-    logprob                         mean log-probability of the answer's tokens behind it
-    leaks                           the thought has the answer in it
-    fragility/<damage>/<percent>    how much of `logprob` is lost where the thought is damaged
+    correct, correct/<extraction>   the answer after it is correct, by where it stands in the text
+    logprob                         mean log-probability of the answer's tokens after it
+    leaks                           the thought contains the answer
+    fragility/<damage>/<percent>    how much of `logprob` is lost if the thought is damaged
     fragility                       the mean of these over all damages above 0 %
-    written, unrelated              `logprob` of the hand-written thought, and of another problem's
+    written, unrelated              `logprob` after the hand-written thought, and another problem's
     useful                          whether the first is higher
 
-`ScoredEnv` reads a thought that somebody else wrote, and samples nothing: `logprob` behind it, and
-`informs`, how much of that is lost without any thought.
+`ScoredEnv` reads a given thought and samples nothing: `logprob` after it, and `informs`, how much
+of that is lost without any thought.
 """
 
 import functools
@@ -26,10 +26,10 @@ from typing_extensions import override
 
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.plugins.markovian.env import (
-    Asked,
     Extraction,
     MarkovianEnv,
     MarkovianProblem,
+    TokenizedProblem,
     given_answer,
     is_right,
 )
@@ -43,16 +43,15 @@ SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 
 def damaged(thought: str, damage: Damage, share: float, seed: int) -> str:
-    """The thought with a share of its characters, or of those that the damage is about, damaged.
+    """The thought with a share of its characters damaged, as in Viteri et al. (arXiv:2404.18988).
 
-        delete           characters, anywhere, are left out
-        truncate_front   characters from the start are left out
-        truncate_back    characters from the end are left out
+        delete           characters anywhere are removed
+        truncate_front   characters from the start are removed
+        truncate_back    characters from the end are removed
         digits           digits are replaced by other digits
-        alphanumerics    letters and digits are replaced by others of both
+        alphanumerics    letters and digits are replaced by other letters or digits
 
-    as in Viteri et al. (arXiv:2404.18988). A share of 0 changes nothing. What is damaged is a
-    function of the seed, and a larger share damages all that a smaller one does, and more.
+    For one seed, a larger share damages all that a smaller one does, and more.
 
     >>> damaged("8,17,19", "truncate_front", 0.4, 0), damaged("8,17,19", "truncate_back", 0.4, 0)
     ('7,19', '8,17')
@@ -88,15 +87,15 @@ EXTRACTIONS: tuple[Extraction, ...] = get_args(Extraction)
 
 
 class _StudiedEnv(MarkovianEnv):
-    """A problem about which the policy is to think.
+    """A problem for the policy to think about.
 
     Args:
         asked: the problem.
         unrelated: the hand-written thought about a problem with another answer, if there is one.
-        seed: of what is damaged.
+        seed: seed of the damage.
     """
 
-    def __init__(self, asked: Asked, unrelated: str | None, seed: int) -> None:
+    def __init__(self, asked: TokenizedProblem, unrelated: str | None, seed: int) -> None:
         super().__init__(asked)
         self._unrelated, self._seed = unrelated, seed
 
@@ -127,9 +126,9 @@ class _StudiedEnv(MarkovianEnv):
 
 
 class ScoredEnv(MarkovianEnv):
-    """A problem with a thought about it, which the policy reads."""
+    """A problem with a given thought, which the policy reads."""
 
-    def __init__(self, asked: Asked, thought: str) -> None:
+    def __init__(self, asked: TokenizedProblem, thought: str) -> None:
         super().__init__(asked)
         self._thought = thought
 

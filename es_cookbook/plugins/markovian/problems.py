@@ -1,23 +1,20 @@
-"""A question, its answer, and sums to be worked out: generated, split, and with their thoughts.
+"""Questions with answers and hand-written thoughts: generated sums, and rows of public sets.
 
-A sum is numbers with signs between them. Its hand-written thought are the running totals: what it
-comes to after each number, so that the last total is the answer. Multiplication binds tighter, as
-is usual: a product counts as one number.
+A sum is numbers with signs between them. Its hand-written thought is its running totals, of which
+the last is the answer. Multiplication binds tighter: a product counts as one number.
 
-Rows may have the formats of public sets, each known by its columns:
+Rows may have the formats of public sets, each recognised by its columns:
 
-    sums, any     question, answer                        and thought, where one is written
+    any           question, answer
     GSM8K         question, answer that ends in #### 42   its steps are the thought
-    MATH          problem, solution with a box            its steps are the thought
-    DeepScaleR    problem, answer
     MMLU          question, choices, answer: a number     subject is the tag
     ARC           question, choices {text, label}, answerKey
     SVAMP         Body, Question, Answer                  Equation is the thought, Type the tag
-    Wikipedia     text                                    the start is asked, what follows answers
+    Wikipedia     text                                    its start is the question
 
-A choice's answer is its letter, and its choices belong to the question: a reader who does not see
-the question does not see them either. `thought` in a row of any format is its hand-written chain of
-thought. One file may mix formats.
+The answer to a choice is its letter, and its choices belong to the question: a reader who does not
+see the question does not see them either. A field `thought` is the hand-written chain of thought in
+any format. One file may mix formats.
 """
 
 import dataclasses
@@ -29,11 +26,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from es_cookbook.plugins.markovian.env import tokens_of
 from es_cookbook.plugins.math.rows import MARK, one_answer
-from es_cookbook.plugins.math.rows import read_problem as read_math
 from es_cookbook.rl.data.generated import Fold, fold_of, fold_of_text, problems_of
 from es_cookbook.rl.data.rows import Row
+from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.rewards.answers import lettered
 from es_cookbook.rl.types import Tokenizer
 
@@ -178,10 +174,6 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
             _one(row, "Answer"),
         )
         thought, tags = row.optional_text("Equation"), _tag(row, "Type")
-    elif "problem" in found:
-        problem = read_math(row)
-        question, answer, tags = problem.question, problem.gold, problem.tags
-        thought = row.optional_text("solution")
     elif {"question", "answer"} <= found:
         question, answer = row.text("question").strip(), _one(row, "answer")
         if MARK in answer:
@@ -192,8 +184,8 @@ def read_problem(row: Row, tokenizer: "Tokenizer | None", lengths: tuple[int, in
         question, answer = _cut(row, tokenizer, *lengths)
     else:
         raise row.error(
-            "a row has question and answer (and choices), problem and solution, Body, Question and "
-            f"Answer, or text, found: {', '.join(sorted(found)) or 'nothing'}"
+            "a row has question and answer (and choices), Body, Question and Answer, or text, "
+            f"found: {', '.join(sorted(found)) or 'nothing'}"
         )
     if not question:
         raise row.error("the question is empty")
@@ -248,7 +240,7 @@ def _cut(row: Row, tokenizer: "Tokenizer | None", asked: int, answered: int) -> 
     text = row.text("text")[: (asked + answered) * _CHARACTERS_PER_TOKEN]
     if tokenizer is None:
         return text, text
-    tokens_T = tokens_of(tokenizer, text)
+    tokens_T = as_text(tokenizer, text)
     if len(tokens_T) < asked + answered:
         raise row.error(
             f"field 'text' has {len(tokens_T)} tokens, and context_tokens={asked} and "

@@ -1,21 +1,19 @@
-"""Study the thoughts of a run: can answers be read from them, and by whom, and what if damaged?
+"""Study the thoughts of a run: how well answers can be read from them, and what damage costs.
 
     python -m es_cookbook.plugins.markovian.study log_path=runs/markovian
     ... log_path=runs/markovian against=runs/non_markovian scorers=Qwen/Qwen2.5-0.5B,other/model
 
-The run's centre thinks about the held-out problems, greedily, and what is measured is listed in
-`measuring`. It needs the run directory and the run's model alone; runs of evolution strategies and
-of gradients are studied alike. `against` is another run, usually one trained with
+The run's centre thinks about the held-out problems, greedily; `measuring` lists what is measured.
+Only the run directory, which is not changed, and the run's model are needed. Runs of evolution
+strategies and of gradients are studied alike. `against` is another run, usually one trained with
 `dataset.markovian=False`: both are measured as they were trained, and compared problem by problem.
 `scorers` are other models, which read the thoughts of the run.
 
 `output`, a new directory, has
 
     study.json       means with 95 % intervals, and comparisons
-    thoughts.jsonl   a line a problem: question, answer, thought, what was answered behind it
-    *.png, *.svg     accuracy, hand-written thoughts, and scorers
-
-The run directory is only read. `es-cookbook plot kind=fragility` draws what damage costs.
+    thoughts.jsonl   a line per problem: question, answer, thought, and the answer after it
+    *.png, *.svg     accuracy, hand-written thoughts, scorers, and what damage costs
 """
 
 import contextlib
@@ -36,9 +34,16 @@ from es_cookbook.common.files import whole_directory
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.plugins.markovian.env import MarkovianProblem
-from es_cookbook.plugins.markovian.measuring import EXTRACTIONS, FRAGILITY, ScoredEnv, studied
+from es_cookbook.plugins.markovian.measuring import (
+    DAMAGES,
+    EXTRACTIONS,
+    FRAGILITY,
+    SHARES,
+    ScoredEnv,
+    studied,
+)
 from es_cookbook.plugins.markovian.problems import Problem
-from es_cookbook.plugins.report.plots import draw_bars, require_matplotlib
+from es_cookbook.plugins.report.plots import Line, draw, draw_bars, require_matplotlib
 from es_cookbook.population.evaluate import attempt
 from es_cookbook.population.results import (
     Comparison,
@@ -78,7 +83,7 @@ class Config:
     )
     num_problems: int = chz.field(default=200, doc="most held-out problems")
     plots: bool = chz.field(default=True, doc="draw, with matplotlib")
-    seed: int = chz.field(default=0, doc="of what is damaged, and of intervals")
+    seed: int = chz.field(default=0, doc="seed of the damage, and of intervals")
     trust: tuple[str, ...] = chz.field(
         default=(), doc="packages beside es_cookbook whose code config.json may name"
     )
@@ -92,13 +97,13 @@ class Config:
 async def study(
     config: Config, runs: Mapping[str, RecordedRun]
 ) -> tuple[dict[str, Results], dict[str, Results], _Lines]:
-    """Have the runs think, the studied one first, and others read what that thought.
+    """Have the runs think, the studied one first, and the scorers read its thoughts.
 
     Returns:
-        What the runs and the scorers measured, by name, and what the first run thought.
+        Results of the runs and of the scorers, by name, and the lines of `thoughts.jsonl`.
 
     Raises:
-        ESCookbookError: Anything that the user can put right, in one sentence.
+        ESCookbookError: A mistake of the user, in one sentence.
     """
     found: dict[str, Results] = {}
     lines: list[_Lines] = []
@@ -120,17 +125,17 @@ async def study(
 
 
 def _recorded(name: str, config: Config) -> RecordedRun:
-    """A run of either kind.
+    """Open a run of evolution strategies or of gradients.
 
     Raises:
-        RunDirectoryError: No run is there.
+        RunDirectoryError: There is no run.
         ConfigError: It is a run of another recipe.
     """
     run = open_run(Path(name), trust=config.trust, or_of_gradients=True)
     dataset = run.config.dataset
     if not isinstance(dataset, MarkovianDatasetBuilder):
         raise ConfigError(
-            f"{name} has a {type(dataset).__name__}, which has no thoughts that are read; "
+            f"{name} has a {type(dataset).__name__}, which has no thoughts; "
             "accepted: runs of the recipe markovian"
         )
     dataset.check()
@@ -180,7 +185,7 @@ def _lines(
 
 
 async def _read(run: RunConfig, sampler: PopulationSampler, lines_P: _Lines) -> Results:
-    """Another model reads what a run thought, with its own tokenizer; what was lost is left out."""
+    """Another model reads the thoughts, with its own tokenizer; lost rollouts are left out."""
     engine, scored_P = sampler.engine, list[ProblemGroupBuilder]()
     for line in lines_P:
         if "thought" in line:
@@ -210,7 +215,7 @@ def _comparisons(found: Mapping[str, Results], seed: int) -> dict[str, Compariso
 
 
 def main(config: Config) -> None:
-    """Study, write the files, and print what came out.
+    """Study, write the files, and print the results.
 
     Raises:
         ConfigError: `output` is there already.
@@ -258,17 +263,26 @@ def draw_study(
     of_runs: Mapping[str, Mapping[str, Estimate]],
     of_scorers: Mapping[str, Mapping[str, Estimate]],
 ) -> None:
-    """Draw right answers, hand-written thoughts and scorers, as far as there are such.
+    """Draw damage, correct answers, hand-written thoughts and scorers, as far as measured.
 
     Raises:
-        RunDirectoryError: They cannot be written.
+        RunDirectoryError: The files cannot be written.
     """
+    for name, of in of_runs.items():
+        suffix = "-against" if of is not next(iter(of_runs.values())) else ""
+        draw(
+            directory / f"{FRAGILITY}{suffix}",
+            {damage: _lost(of, damage) for damage in DAMAGES},
+            title=f"Markovian, damaged thoughts of {name}",
+            x_label="damaged (%)",
+            y_label="lost log-probability (nats per token)",
+        )
     accuracy = (*(f"correct/{each}" for each in EXTRACTIONS), "leaks")
     logprob = "log-probability of the answer (nats per token)"
     by_scorer = {"thoughts of the run": {name: of["informs"] for name, of in of_scorers.items()}}
-    shares = "right answers by where they stand, and thoughts with the answer", "share of problems"
+    shares = "correct answers by extraction, and thoughts with the answer", "share of problems"
     written = "hand-written thoughts, and those about other problems", f"mean {logprob}"
-    lost = "what other models lose without the thought", f"lost {logprob}"
+    lost = "loss of other models without the thought", f"lost {logprob}"
     for file, groups, (title, y_label) in (
         ("accuracy", {n: {m: of[m] for m in accuracy} for n, of in of_runs.items()}, shares),
         (
@@ -284,6 +298,14 @@ def draw_study(
         }
         if bars:
             draw_bars(directory / file, bars, title=f"Markovian, {title}", y_label=y_label)
+
+
+def _lost(of: Mapping[str, Estimate], damage: str) -> Line:
+    """What a damage costs, by percent of the thought, with its intervals."""
+    percent_M = [100 * share for share in SHARES]
+    found_M = [of[f"{FRAGILITY}/{damage}/{x:.0f}"] for x in percent_M]
+    interval = [each.low for each in found_M], [each.high for each in found_M]
+    return Line(percent_M, [[each.value for each in found_M]], interval)
 
 
 def _print(title: str, rows: Mapping[str, tuple[float, Estimate | Comparison]]) -> None:

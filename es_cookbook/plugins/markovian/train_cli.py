@@ -4,8 +4,8 @@
     python -m es_cookbook.plugins.markovian.train_cli dataset.markovian=False
     python -m es_cookbook.plugins.markovian.train_cli --help
 
-Without options it trains the bundled character-level model on sums of four digits; no network, no
-GPU. It rather babbles than works a sum out. Any other model goes with rows, and in words:
+Without options it trains the bundled character-level model on sums of four digits, without a
+network or GPU. For other models, use rows and prompts in words:
 
     ... model_name=Qwen/Qwen2.5-0.5B-Instruct dataset.source=gsm8k.parquet dataset.template=words
     sampling.max_tokens=150 dataset.answer_tokens=10
@@ -32,11 +32,11 @@ _WORDS = {
     "optimizer.sigma": "0.001",
     "optimizer.learning_rate": "0.0005",
 }
-"""Of a model that was not made for this; its steps are those of the preset `es_at_scale`."""
+"""Settings for other models; the steps are those of the preset `es_at_scale`."""
 
 
 def _sums(model_name: str, shape: tuple[int, int, str], lengths: tuple[int, int]) -> Preset:
-    """Sums of so many numbers, digits and signs; tokens of a thought and of an answer."""
+    """Sums by numbers, digits and signs; `lengths` are tokens of a thought and of an answer."""
     names = ("dataset.num_terms", "dataset.num_digits", "dataset.operations")
     thought, answer = map(str, lengths)
     options = {"model_name": model_name, "sampling.max_tokens": thought, **_WORDS}

@@ -1,10 +1,8 @@
 """Plots: curves of the mean of several runs, with a band from the lowest to the highest; bars.
 
-A PNG for the screen and an SVG for print, of the same figure. Colours are Okabe and Ito's (2008),
-which are distinct with any kind of colour vision; each curve has a marker of its own as well. The
-same numbers are drawn to the same bytes.
-
-matplotlib is needed here alone, and imported only when something is drawn.
+Each figure is written as a PNG for the screen and an SVG for print. Colours are Okabe and Ito's
+(2008), which are distinct with any kind of colour vision; each curve also has its own marker. The
+same numbers give the same bytes. matplotlib is imported only when something is drawn.
 """
 
 import contextlib
@@ -20,9 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from es_cookbook.common.errors import not_installed
-from es_cookbook.common.terminal import printable
+from es_cookbook.common.terminal import plural, printable
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.tracking.curves import Spent, shared_points
+from es_cookbook.runs.tracking.curves import Spent, is_share, shared_points
+from es_cookbook.runs.tracking.live import label
 from es_cookbook.runs.tracking.reading import RunFiles
 
 if TYPE_CHECKING:
@@ -32,17 +31,17 @@ _COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", "-.", ":")
 _SHORT = 24
-"""Letters of a name that has room beside curves."""
+"""Characters of a name that fits into the plot."""
 
 
 SizeName: TypeAlias = Literal["column", "page"]
-"""How large a plot is: as wide as one of two columns of a paper, or as a page."""
+"""Width of a plot: one of two columns of a paper, or a page."""
 
 
 class _Size(NamedTuple):
-    """Inches, points of its text, and dots per inch of its PNG.
+    """Inches, font size in points, dots per inch of the PNG, and the most `names` inside the plot.
 
-    So many `names` have room beside its curves; more are below it.
+    A longer legend is below the plot.
     """
 
     width: float
@@ -60,9 +59,9 @@ _SIZES: Mapping[SizeName, _Size] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One curve: where was measured, and runs x measurements; one run has no band.
+    """One curve: x of the measurements, and values as runs x measurements.
 
-    `range_2_M` are the lower and the upper end of the band, where it is not that of the runs.
+    `range_2_M` are the lower and the upper end of the band, if it is not the range of the runs.
     """
 
     x_M: ArrayLike
@@ -73,7 +72,7 @@ class Line:
 def lines_of(
     groups: Mapping[str, Sequence[RunFiles]], metric: str, over: Spent, scale: float = 1.0
 ) -> dict[str, Line]:
-    """A curve a group of runs, with values times `scale`.
+    """A curve per group of runs, with values times `scale`.
 
     Raises:
         ConfigError: The runs of a group were never measured at the same point.
@@ -83,13 +82,41 @@ def lines_of(
 
 
 def require_matplotlib() -> None:
-    """Refuse at the start, rather than after hours, if plots cannot be drawn.
+    """Check at the start of a command, not after hours, that plots can be drawn.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise not_installed("drawing", "matplotlib", "es-cookbook[plots]")
+
+
+def draw_runs(
+    path: Path,
+    groups: Mapping[str, Sequence[RunFiles]],
+    metric: str,
+    over: Spent,
+    *,
+    task: str,
+    title: str = "",
+    size: SizeName = "page",
+) -> list[Path]:
+    """Draw a metric of groups of runs, in percent if it is a share; returns the files, as `draw`.
+
+    Raises:
+        ConfigError: A run has not measured it, or matplotlib is not installed.
+        RunDirectoryError: The files cannot be written.
+    """
+    num_seeds, in_percent = max(map(len, groups.values())), is_share(metric)
+    seeds = f"mean and range of {plural(num_seeds, 'seed')}" if num_seeds > 1 else "one seed"
+    return draw(
+        path,
+        lines_of(groups, metric, over, 100 if in_percent else 1),
+        title=title or f"{task}, {seeds}",
+        x_label=f"training {over}",
+        y_label=f"{label(metric)} (%)" if in_percent else label(metric),
+        size=size,
+    )
 
 
 def draw(
@@ -100,22 +127,19 @@ def draw(
     x_label: str,
     y_label: str,
     log_y: bool = False,
-    x_ticks: ArrayLike | None = None,
     size: SizeName = "page",
 ) -> list[Path]:
-    """Draw curves, by their names in the legend ("": there is none); labels say quantity and unit.
-
-    `x_ticks` are the only places on a logarithmic x axis; without them it is linear.
+    """Draw curves, by their names in the legend (no legend for ""); labels say quantity and unit.
 
     Returns:
-        The files: `path` with .png and with .svg for its suffix.
+        The files: `path` with the suffixes .png and .svg.
 
     Raises:
         ConfigError: matplotlib is not installed.
-        RunDirectoryError: They cannot be written.
+        RunDirectoryError: The files cannot be written.
     """
     with _figure(path, title, x_label, y_label, size) as (axes, paths, scale):
-        from matplotlib.ticker import EngFormatter, NullLocator
+        from matplotlib.ticker import EngFormatter
 
         for i, (name, line) in enumerate(lines.items()):
             x_M, values_R_M = np.asarray(line.x_M), np.asarray(line.values_R_M, np.float64)
@@ -137,12 +161,7 @@ def draw(
                 axes.fill_between(x_M, low_M, high_M, color=colour, alpha=0.13, linewidth=0)
         if log_y:
             axes.set_yscale("log")
-        if x_ticks is None:
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        else:
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(x_ticks, [f"{tick:g}" for tick in np.asarray(x_ticks)])
-            axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         if any(lines):
             _legend(axes, scale)
     return paths
@@ -163,7 +182,7 @@ def draw_bars(
 
     Raises:
         ConfigError: matplotlib is not installed.
-        RunDirectoryError: They cannot be written.
+        RunDirectoryError: The files cannot be written.
     """
     with _figure(path, title, "", y_label, size) as (axes, paths, scale):
         names = list(dict.fromkeys(name for group in bars.values() for name in group))
@@ -183,15 +202,15 @@ def draw_bars(
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: it would take what is between dollars for TeX."""
+    """Text that matplotlib shows unchanged: it would read text between dollar signs as TeX."""
     return printable(text).replace("$", r"\$")
 
 
-def _legend(axes: "Axes", scale: _Size, *, is_below: bool = False) -> None:
-    """What is what: inside the plot, or below it where it would cover too much."""
+def _legend(axes: "Axes", scale: _Size) -> None:
+    """Add a legend: inside the plot, or below it if it would cover too much."""
     handles, names = axes.get_legend_handles_labels()
     longest = max(map(len, names), default=0)
-    if len(names) <= scale.names and longest <= _SHORT and not is_below:
+    if len(names) <= scale.names and longest <= _SHORT:
         axes.legend(frameon=False)
         return
     columns = 3 if longest <= _SHORT // 2 else 2 if longest <= _SHORT else 1
@@ -206,7 +225,7 @@ def _legend(axes: "Axes", scale: _Size, *, is_below: bool = False) -> None:
 def _figure(
     path: Path, title: str, x_label: str, y_label: str, size: SizeName
 ) -> Generator[tuple["Axes", list[Path], _Size]]:
-    """Axes to draw on; the files are written where it ends, and listed."""
+    """Axes to draw on; on exit the files are written and added to the list."""
     require_matplotlib()
     scale = _SIZES[size]
     import matplotlib
@@ -225,7 +244,7 @@ def _figure(
         paths: list[Path] = []
         yield axes, paths, scale
         axes.spines[["top", "right"]].set_visible(False)
-        # A title is 1.2 times as large as other text, and a letter two thirds as wide as high.
+        # A title is 1.2 times as large as other text, and a letter is two thirds as wide as high.
         letters = int(scale.width * 72 / (1.2 * 0.65 * scale.font))
         axes.set(
             title=_plain(textwrap.fill(title, letters)),

@@ -1,25 +1,25 @@
-"""The rollouts of runs as columns of numbers and tables of texts, small enough for a page.
+"""Recorded rollouts as columns of numbers and tables of texts, small enough for a page.
 
-A column compresses far better than the same numbers line by line. A text that occurs again is
-stored once, and an index of 0 stands for "the next new text", so that a column of new texts is all
-zeros. Texts have no end, and a page has: where everything together would be too large, the longest
-texts lose their middle, which is counted. No rollout is left out because of its text.
+A column compresses far better than the same numbers line by line. Each text is stored once; an
+index of 0 means "the next new text", so a column of new texts is all zeros. If everything together
+is too large for the page, the longest texts lose their middle, whose length is kept. No rollout is
+dropped because of its texts.
 
     table = RolloutTable()
-    table.add(0, rollout)             # lines of rollouts.jsonl, of run 0
-    table.compressed(3_000_000)       # gzip, of at most so many bytes
+    table.add(0, rollout)             # a line of rollouts.jsonl, of run 0
+    table.compressed(3_000_000)       # gzip, at most so many bytes
 """
 
-import dataclasses
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 LONGEST = 20_000
-"""Characters of a text that are kept at most; a run's own files have no longer ones."""
+"""Characters kept of a text; the files of a run have no longer ones."""
 _MOST_CHARS = 40_000_000
-"""Of all texts together, so that memory and compression have an end."""
+"""Bounds the memory for all texts together; after these, little of a text is kept."""
+_LITTLE = 200
 _LEVEL = 6
 _WHICH = ("generation", "problem", "genome", "attempt")
 _ROLLOUT = ("run", *_WHICH, "reward", "tags", "lost", "turns")
@@ -27,7 +27,7 @@ _TURN = ("kind", "seen", "action", "stop", "turn_reward", "metrics")
 
 
 class RolloutTable:
-    """Takes lines of `rollouts.jsonl`, which may hold anything: only what is in place counts."""
+    """Collects lines of `rollouts.jsonl`; fields of unexpected types are left out."""
 
     def __init__(self) -> None:
         self._columns: dict[str, list[object]] = {name: [] for name in (*_ROLLOUT, *_TURN)}
@@ -88,19 +88,18 @@ class RolloutTable:
         return number
 
     def compressed(self, most_bytes: int) -> tuple[bytes, int | None]:
-        """Everything as gzipped JSON, larger than `most_bytes` only where numbers alone are.
+        """Everything as gzipped JSON of at most `most_bytes`, unless the numbers alone are larger.
 
-        The longest texts are cut as far as that takes: returns to how many characters, too, or
-        None if none was.
+        Returns:
+            The data, and the number of characters to which texts were cut; None if none was.
         """
         columns = dict(self._columns)
         for name in ("seen", "action"):
             columns[name] = _back_references(cast("list[int]", columns[name]))
         head = {"columns": columns, "parts": self._parts, "logs": self._logs}
-        limit = min(texts.longest for texts in self._texts.values())
-        data = self._packed(head, limit)
+        longest = max(texts.longest for texts in self._texts.values())
+        limit, data = LONGEST, self._packed(head, LONGEST)
         while len(data) > most_bytes and limit:
-            longest = max(texts.length for texts in self._texts.values())
             limit = int(min(limit, longest) * min(0.75, most_bytes / len(data)))
             data = self._packed(head, limit)
         is_cut = limit < LONGEST or any(texts.is_cut for texts in self._texts.values())
@@ -111,84 +110,61 @@ class RolloutTable:
         return compressed_json({**head, "texts": texts})
 
 
-class _Texts:
-    """Texts in the order in which they came first, each once; long ones without their middle.
+_Cut: TypeAlias = tuple[str, int, str]
+"""The start of a text, the number of characters missing after it, and its end."""
 
-    `longest` is halved whenever all together are more than `most_chars`.
-    """
+
+class _Texts:
+    """Texts in the order in which they came first, each once; long ones without their middle."""
 
     def __init__(self, most_chars: int) -> None:
-        self.longest = LONGEST
-        self._most_chars = most_chars
-        self._num_chars = 0
-        self._numbers: dict[_Text, int] = {}
-        self._texts: list[_Text] = []
+        self._room = most_chars
+        self._numbers: dict[_Cut, int] = {}
 
     def number(self, text: str) -> int:
-        found = _Text(text).cut(self.longest)
-        number = self._numbers.setdefault(found, len(self._texts))
-        if number == len(self._texts):
-            self._texts.append(found)
-            self._num_chars += len(found)
-            if self._num_chars > self._most_chars:
-                self._halve()
-        return number
-
-    def _halve(self) -> None:
-        self.longest //= 2
-        self._texts = [text.cut(self.longest) for text in self._texts]
-        self._numbers = {text: number for number, text in enumerate(self._texts)}
-        self._num_chars = sum(map(len, self._texts))
+        found = _cut((text, 0, ""), LONGEST if self._room > 0 else _LITTLE)
+        if found not in self._numbers:
+            self._room -= _length(found)
+        return self._numbers.setdefault(found, len(self._numbers))
 
     @property
-    def length(self) -> int:
+    def longest(self) -> int:
         """Characters of the longest."""
-        return max(map(len, self._texts), default=0)
+        return max(map(_length, self._numbers), default=0)
 
     @property
     def is_cut(self) -> bool:
         """Whether one of them is without its middle."""
-        return any(text.missing for text in self._texts)
+        return any(missing for _, missing, _ in self._numbers)
 
     def plain(self, limit: int) -> list[object]:
-        """Each as text or, where it is cut, as its start, how many are missing, and its end."""
-        return [text.cut(limit).plain for text in self._texts]
+        """Each as text or, if it is cut, as [start, missing, end]."""
+        cut = (_cut(text, limit) for text in self._numbers)
+        return [list(each) if each[1] else each[0] for each in cut]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Text:
-    start: str
-    missing: int = 0
-    end: str = ""
+def _length(text: _Cut) -> int:
+    return len(text[0]) + len(text[2])
 
-    def __len__(self) -> int:
-        return len(self.start) + len(self.end)
 
-    def cut(self, limit: int) -> "_Text":
-        """At most `limit` characters of it: two thirds from the start, since answers end it."""
-        if len(self) <= limit:
-            return self
-        before = 2 * limit // 3
-        last = self.end if self.missing else self.start
-        return _Text(
-            self.start[:before],
-            self.missing + len(self) - limit,
-            last[len(last) - (limit - before) :],
-        )
-
-    @property
-    def plain(self) -> object:
-        return [self.start, self.missing, self.end] if self.missing else self.start
+def _cut(text: _Cut, limit: int) -> _Cut:
+    """At most `limit` characters: two thirds from the start, the rest from the end."""
+    start, missing, end = text
+    if _length(text) <= limit:
+        return text
+    before = 2 * limit // 3
+    last = end if missing else start
+    return start[:before], missing + _length(text) - limit, last[len(last) - (limit - before) :]
 
 
 def compressed_json(value: object) -> bytes:
-    """JSON in UTF-8, gzipped; half of a surrogate pair, which UTF-8 has not, is an escape."""
+    """JSON in UTF-8, gzipped; unpaired surrogates, which UTF-8 cannot encode, are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return gzip.compress(text.encode("utf-8", "backslashreplace"), _LEVEL, mtime=0)
 
 
 def _back_references(numbers: Sequence[int]) -> list[object]:
-    """0 where a number is the next new one, else 1 more than it."""
+    """0 if a number is the next new one, else the number plus 1."""
     found: list[object] = []
     new = 0
     for number in numbers:

@@ -24,7 +24,6 @@ from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.files import ANY_SIZE, opened
 from es_cookbook.common.terminal import plural, show_bytes
 from es_cookbook.plugins.report.charted import page_data
-from es_cookbook.plugins.report.frames import table_of, write_table
 from es_cookbook.plugins.report.rollouts import RolloutTable, compressed_json
 from es_cookbook.runs.directory.directory import REPORT, ROLLOUTS
 from es_cookbook.runs.files import replace_file
@@ -146,6 +145,8 @@ class ReportBuilder(TrackerBuilder):
     def summarise(
         self, log_path: Path, rows: Sequence[Mapping[str, object]], *, is_over: bool
     ) -> str:
+        from es_cookbook.plugins.report.frames import table_of, write_table
+
         write_table(table_of(rows), log_path / "results.parquet")
         paths = [log_path / str(row["run"]) for row in rows if row["generations"]]
         if not (is_over and paths):

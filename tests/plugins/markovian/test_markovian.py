@@ -23,11 +23,11 @@ from es_cookbook.plugins.markovian.env import (
     MarkovianEnv,
     MarkovianProblem,
     Template,
-    tokens_of,
 )
 from es_cookbook.plugins.markovian.problems import Problem, Sum, generate_sums
 from es_cookbook.plugins.markovian.train_cli import CLIConfig
 from es_cookbook.population.sampler import PopulationSampler
+from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Action,
@@ -125,7 +125,7 @@ async def rollouts(
 
 async def mean_logprob(engine: Engine, target: Target, read: str, gold: str) -> float:
     """From the engine itself, of texts written out."""
-    request = LogprobsRequest(target, tokens_of(TOKENIZER, read), tokens_of(TOKENIZER, gold))
+    request = LogprobsRequest(target, as_text(TOKENIZER, read), as_text(TOKENIZER, gold))
     logprobs_T = await engine.logprobs(request)
     return math.fsum(logprobs_T) / len(logprobs_T)
 
@@ -153,7 +153,7 @@ def test_a_thought_that_does_not_fit_loses_its_end_and_never_the_mark() -> None:
 
 
 def test_names_of_special_tokens_in_a_thought_are_text() -> None:
-    assert TOKENIZER.eos_token_id not in tokens_of(TOKENIZER, "1<eos>2")
+    assert TOKENIZER.eos_token_id not in as_text(TOKENIZER, "1<eos>2")
     assert TOKENIZER.eos_token_id in TOKENIZER.encode("1<eos>2")
 
 

@@ -199,7 +199,6 @@ def read(fields: Mapping[str, object]) -> Problem:
         ),
         (WIKIPEDIA, "iron is a metal.", "it rusts", None, ()),
         ({"question": "1+1", "answer": 2, "thought": "2"}, "1+1", "2", "2", ()),
-        ({"problem": "1+1", "solution": r"it is \boxed{2}"}, "1+1", "2", r"it is \boxed{2}", ()),
         ({**GSM8K, "thought": "seven"}, GSM8K["question"], "1007", "seven", ()),
     ],
 )

@@ -75,7 +75,10 @@ def test_a_run_is_studied_against_another_and_read_by_other_models(
     lines = [json.loads(line) for line in (output / "thoughts.jsonl").read_text().splitlines()]
     assert len(lines) == 8
     assert {"problem", "question", "gold", "thought", "answer", "metrics"} == set(lines[0])
-    assert {path.stem for path in output.glob("*.png")} == {"accuracy", "scorers", "written"}
+    plots = {"accuracy", "fragility", "fragility-against", "scorers", "written"}
+    assert {path.stem for path in output.glob("*.png")} == plots
+    drawn = (output / "fragility.svg").read_text()
+    assert all(f"<!-- {damage} -->" in drawn.replace("_", "_") for damage in DAMAGES)
     with pytest.raises(SystemExit):
         run_cli(main, Config, (f"log_path={run}", f"output={output}"))
     assert "output must be a new directory" in capsys.readouterr().err
@@ -99,7 +102,7 @@ def test_a_model_that_cannot_read_the_prompt_is_refused(
     options = (f"log_path={runs / 'markovian'}", f"output={tmp_path / 'study'}", "plots=False")
     with pytest.raises(SystemExit):
         run_cli(main, Config, (*options, f"scorers={arithmetic.CLIConfig().model_name}"))
-    assert "makes no tokens of what stands before a thought" in capsys.readouterr().err
+    assert "makes no tokens of the text before a thought" in capsys.readouterr().err
 
 
 def test_a_directory_that_has_no_thoughts_is_refused(

@@ -56,18 +56,6 @@ def make_run(
     return path
 
 
-def grow(path: Path, generation: int) -> None:
-    """One generation more of a run that goes on."""
-    for name, lines in {
-        "rollouts.jsonl": [rollout(generation, 0)],
-        "metrics.jsonl": [metrics(generation)],
-    }.items():
-        with (path / name).open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-    with (path / "history.jsonl").open("ab") as file:
-        file.write(record(generation))
-
-
 def write(path: Path, lines: Sequence[object]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
 

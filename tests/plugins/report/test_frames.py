@@ -12,8 +12,7 @@ import pytest
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.plugins.report.commands import frames as command
-from es_cookbook.plugins.report.frames import frames, table_of, write_table
+from es_cookbook.plugins.report.frames import Frames, frames, main, table_of, write_table
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.jsonl import read_metrics
 
@@ -45,17 +44,6 @@ def test_a_row_is_a_generation_of_a_run_with_what_its_config_has_of_its_own(tmp_
     assert table["history/fingerprint"][3] == f"{records[3].fingerprint:016x}"
     assert table["history/terms"][2] == len(records[2].step.terms)
     assert pandas.isna(table["reward/mean"][4]), "the last evaluation is no generation"
-
-
-def test_a_row_is_a_recorded_rollout(tmp_path: Path) -> None:
-    table = frames(RUN, of="rollouts")
-    lines = [json.loads(line) for line in (RUN / "rollouts.jsonl").read_text().splitlines()]
-    assert len(table) == len(lines)
-    first, turn = table.iloc[0], lines[0]["turns"][0]
-    assert (first["generation"], first["genome"]) == (0, lines[0]["genome"])
-    assert (first["asked"], first["answered"]) == (turn["prompt"], turn["action"])
-    assert first["env/correct"] == turn["metrics"]["correct"]
-    assert (first["reward"], first["turns"]) == (lines[0]["reward"], 1)
 
 
 def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
@@ -92,26 +80,16 @@ def test_nothing_to_read_is_an_error(paths: list[str]) -> None:
 
 
 def test_whatever_a_stranger_wrote_fits_into_parquet(tmp_path: Path) -> None:
-    """Numbers without end, halves of characters, several types at one place."""
+    """Huge numbers, unpaired surrogates, several types in one column."""
     odd = other(tmp_path, "odd", sigma="\ud800", population_size=10**30, learning_rate=[1])
     with (odd / "metrics.jsonl").open("a") as file:
         file.write('{"progress/generation": 1e300, "x\\ud800": 5}\n{"no generation": 1}\n')
-    with (odd / "rollouts.jsonl").open("a") as file:
-        file.write(f'{{"generation": {10**40}}}\n')
-        file.write(
-            '{"generation": 3, "reward": "\\ud800", "turns": [{"action": "\\ud800'
-            '<script>", "metrics": {"a": "b"}}, 7], "tags": 3, "problem": 1e999}\n'
-        )
-    for of in ("generations", "rollouts"):
-        table = frames([RUN, odd], of=of)
-        write_table(table, tmp_path / f"{of}.parquet")
-        read = pandas.read_parquet(tmp_path / f"{of}.parquet")
-        assert list(read.columns) == list(table.columns)
-        assert len(read) == len(table)
-    assert list(read["answered"])[-1] == "?<script>"
-    of_odd = frames([RUN, odd])
-    assert list(of_odd["optimizer.population_size"].unique()) == ["6", str(10**30)]
-    assert list(of_odd["optimizer.sigma"].unique())[1] == "?"
+    table = frames([RUN, odd])
+    write_table(table, tmp_path / "table.parquet")
+    read = pandas.read_parquet(tmp_path / "table.parquet")
+    assert (list(read.columns), len(read)) == (list(table.columns), len(table))
+    assert list(table["optimizer.population_size"].unique()) == ["6", str(10**30)]
+    assert list(table["optimizer.sigma"].unique())[1] == "?"
 
 
 def test_text_and_numbers_at_one_place_are_texts() -> None:
@@ -124,21 +102,18 @@ def test_text_and_numbers_at_one_place_are_texts() -> None:
 def test_a_table_has_another_name_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ends in .parquet or .csv, found .*table.xlsx"):
         write_table(frames(RUN), tmp_path / "table.xlsx")
-    with pytest.raises(ConfigError, match="did you mean 'rollouts'"):
-        frames(RUN, of="rollout")
 
 
 def test_the_command_writes_the_file_and_says_what_is_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "all.parquet"
-    options = [str(RUN), str(other(tmp_path)), f"output={output}"]
-    run_cli(command.main, command.Frames, options)
-    assert len(pandas.read_parquet(output)) == 10
-    assert capsys.readouterr().out.startswith("10 rows of 2 runs, with ")
-    output = tmp_path / "all.csv"
-    run_cli(command.main, command.Frames, [str(RUN), f"output={output}", "of=rollouts"])
-    assert "answered" in pandas.read_csv(output)
+    for name in ("all.parquet", "all.csv"):
+        run_cli(
+            main, Frames, [str(RUN), str(other(tmp_path, name[4:])), f"output={tmp_path / name}"]
+        )
+        assert capsys.readouterr().out.startswith("10 rows of 2 runs, with ")
+    assert len(pandas.read_parquet(tmp_path / "all.parquet")) == 10
+    assert "reward/mean" in pandas.read_csv(tmp_path / "all.csv")
 
 
 def test_the_pages_example_runs(
@@ -152,4 +127,4 @@ def test_the_pages_example_runs(
     monkeypatch.chdir(tmp_path)
     runpy.run_path("example.py")
     out = capsys.readouterr().out
-    assert "runs/mine" in out and "answered" in out
+    assert "runs/mine" in out and "genome" in out

@@ -66,7 +66,6 @@ def _listed(path: Path, _: dict[str, bytes]) -> None:
 
 def _framed(path: Path, _: dict[str, bytes]) -> None:
     frames(path)
-    frames(path, of="rollouts")
 
 
 COMMANDS = (resumed, forked, rewound, read, _pushed, _looked_at, _reported, _listed, _framed)

@@ -7,31 +7,31 @@
 
 Contestants start with the recipe's model, problems and settings:
 
-- `es`: as the recipe trains;
-- `rewards`: the same, where genomes give answers of their own, if the recipe's score others;
+- `es`: the recipe's own run;
+- `rewards`: the same with rewards of the genomes' own answers, if the recipe scores other answers;
 - `es_at_scale`, `copes` …: the same with the settings of a paper (`es_cookbook.runs.presets`);
-- `surrogate`: the same, where genomes score the centre's answers (`es_cookbook.rl.surrogate`);
+- `surrogate`: the same, but genomes score the centre's answers (`es_cookbook.rl.surrogate`);
 - `group`, `ppo`, `expert`: a policy gradient (`es_cookbook.plugins.gradients.policy_gradient`);
 - `gold`: supervised training on the gold answers, by the same program;
 - `grpo`: TRL's trainer, which needs `es-cookbook[baselines]`.
 
 An option applies to every contestant; prefixed with a contestant's name, only to that one. All must
-make the same number of rollouts, and by default do (but for `gold`). With `at_equal=seconds` they
-need not: give each as many generations as take the same time, and read the column of equal seconds.
+make the same number of rollouts, and by default do (except `gold`). With `at_equal=seconds` they
+may differ: give each as many generations as take the same time, and compare at equal seconds.
 
-Each contestant's learning rate is first multiplied by each of `factors`, in runs with a seed of
-their own. The factor with the highest training reward, as a mean over the last quarter of the
-generations, is used for all seeds: nothing held out has a part in the choice. `NAME.factors=1`
-tries none for one contestant.
+Each contestant's learning rate is first multiplied by each of `factors`, in runs with a separate
+seed. The factor with the highest training reward, as a mean over the last quarter of the
+generations, is used for all seeds, so held-out problems have no part in the choice.
+`NAME.factors=1` skips this for one contestant.
 
-The last weights of a run are measured on an engine that was built from the base, so that it knows
-both: the KL to the base is that of answers which the last weights gave at temperature 1. What else
-they may have lost is seen on the problems of a `second` recipe, answered greedily as that samples.
-Seconds are those of training, without measurements. At equal seconds, or at equal rollouts, a run
-has the last score that it had reached by then.
+The last weights of a run are measured on an engine that was built from the base, so that it has
+both: the KL to the base is that of answers sampled from the last weights at temperature 1.
+Forgetting is measured on the held-out problems of a `second` recipe, with its own sampling.
+Seconds are those of training, without measurements. At equal seconds, a run has the last score that
+it had reached by then.
 
 The results are printed, written to `comparison.md` and `.json`, and drawn over rollouts and over
-seconds. The same command goes on where it was interrupted, and runs nothing twice.
+seconds. The same command continues where it was interrupted, and runs nothing twice.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.files import LARGEST_TEXT, parsed, read_file
-from es_cookbook.common.terminal import markdown, plural, say
+from es_cookbook.common.terminal import markdown
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.plugins.gradients import policy_gradient
@@ -64,29 +64,28 @@ from es_cookbook.plugins.gradients.commands.policy_gradient import run as run_gr
 from es_cookbook.plugins.gradients.grpo import config as grpo
 from es_cookbook.plugins.gradients.grpo import main as train_by_grpo
 from es_cookbook.plugins.regularisers.kl import KLToBase
-from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
+from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
 from es_cookbook.plugins.sweep import batch_of, rollouts_of
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.rl.data.problem_dataset import check_attempted
 from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
-from es_cookbook.rl.types import EnvGroupBuilder, Metrics
+from es_cookbook.rl.types import Metrics
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import METRICS, keep_date, read_trained_on
+from es_cookbook.runs.directory.directory import METRICS, keep_date
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.program import run as run_evolution
 from es_cookbook.runs.recorded import open_run
 from es_cookbook.runs.tracking.curves import Spent, mean_and_range, points
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.jsonl import CORRECT, read_metrics
 from es_cookbook.runs.tracking.reading import RunFiles, read_run
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 AnyConfig: TypeAlias = Config | policy_gradient.Config | grpo.Config
-"""Of a run of evolution strategies, or of gradients."""
+"""Config of a run of evolution strategies or of gradients."""
 GRADIENTS = ("group", "ppo", "expert", "gold", "grpo")
 NAMES = ("es", "rewards", *PRESETS, "surrogate", *GRADIENTS)
-METRIC = "test/env/all/correct"
 _SET_HERE = ("seed", "log_path", "behavior_if_log_dir_exists", "trackers", "method")
 
 
@@ -105,17 +104,17 @@ class CompareGradients:
     tuning_seed: int = chz.field(default=1000, doc="seed of the runs that choose the factor")
     at_equal: Literal["rollouts", "seconds"] = chz.field(
         default="rollouts",
-        doc="what all runs spend alike; seconds: rollouts may differ, and are told",
+        doc="what is equal between runs; with seconds, rollouts may differ",
     )
     second: str = chz.field(
         default="",
-        doc="another recipe, on whose held-out problems forgetting is measured; second.FIELD=... "
-        "are its options",
+        doc="recipe on whose held-out problems forgetting is measured; its options are "
+        "second.FIELD=...",
     )
     pass_at: int = chz.field(
         default=8, doc="attempts at each held-out problem, at temperature 1: pass@1 to pass@k"
     )
-    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
+    metric: str = chz.field(default=CORRECT, doc="held-out metric to compare")
     log_path: str = chz.field(
         default="", doc="directory of all runs; empty: runs/compare-gradients-<recipe>"
     )
@@ -145,12 +144,12 @@ class CompareGradients:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
-    """A contestant's runs: at the learning rate that was chosen, one for each seed.
+    """A contestant's runs with the chosen learning rate, one per seed.
 
     Attributes:
-        config: before its learning rate was chosen.
+        config: with the original learning rate.
         tried: factor on the learning rate -> reward at the end.
-        finals_R: what the last weights of each run are worth.
+        finals_R: metrics of the last weights of each run.
     """
 
     config: AnyConfig
@@ -161,7 +160,7 @@ class _Entry:
     finals_R: Sequence[Metrics]
 
     def scores_R(self, spent: Spent) -> list[dict[float, float]]:
-        """Of each run, what it had spent -> score; the first before training."""
+        """For each run, what it had spent -> score; the first is before training."""
         return [points(run, self.metric, spent) for run in self.runs_R]
 
     def whole_R(self, spent: Spent) -> list[float]:
@@ -169,20 +168,18 @@ class _Entry:
         return [max(score_at) for score_at in self.scores_R(spent)]
 
     def after(self, spent: Spent, most: float) -> list[float]:
-        """The last score of each run that it had reached by then."""
-        return [
-            [score for x, score in score_at.items() if x <= most][-1]
-            for score_at in self.scores_R(spent)
-        ]
+        """The last score that each run had reached by then."""
+        scores_R = self.scores_R(spent)
+        return [[score for x, score in each.items() if x <= most][-1] for each in scores_R]
 
 
 def contestants(
     compare: CompareGradients, fields: Mapping[str, str]
 ) -> dict[str, tuple[AnyConfig, Sequence[float]]]:
-    """By name, a Config before its learning rate is chosen, and factors; only inside `run_cli`.
+    """By name, a Config with its original learning rate, and factors; only inside `run_cli`.
 
     Raises:
-        ConfigError: An option that is not one, or that the comparison sets; unequal rollouts.
+        ConfigError: An option does not exist or is set by the comparison; unequal rollouts.
     """
     found: dict[str, tuple[AnyConfig, Sequence[float]]] = {}
     of_all, of_one = _labelled(compare, fields)
@@ -211,7 +208,7 @@ def _labelled(
 
 
 def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | None:
-    """A run of the recipe on which forgetting is measured; only inside `run_cli`.
+    """The Config of the recipe on which forgetting is measured; only inside `run_cli`.
 
     Raises:
         ConfigError: There is no such recipe, or it has no such option.
@@ -221,7 +218,7 @@ def second_of(compare: CompareGradients, fields: Mapping[str, str]) -> Config | 
 
 
 def first_config(recipe: str, name: str) -> AnyConfig:
-    """A contestant's before options change it, with a recipe's settings."""
+    """A contestant's Config with a recipe's settings, before options change it."""
     if name == "grpo":
         return of_recipe(grpo.Config, recipe)
     if name in GRADIENTS:
@@ -239,7 +236,7 @@ def first_config(recipe: str, name: str) -> AnyConfig:
 
 
 def rollouts(config: AnyConfig) -> int:
-    """Of the whole run; for each problem of a batch where the dataset says not how many."""
+    """Rollouts of the whole run; per problem of a batch if the size of a batch is not known."""
     if isinstance(config, Config):
         return rollouts_of(config)
     return config.num_generations * config.attempts * (batch_of(config.dataset) or 1)
@@ -274,14 +271,14 @@ def _at(config: AnyConfig, factor: float, seed: int, log_path: Path) -> AnyConfi
 
 
 def _reward_at_the_end(log_path: Path) -> float:
-    """In training: the mean over the last quarter of the generations."""
+    """Mean training reward over the last quarter of the generations."""
     rows = read_metrics(log_path / METRICS)
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     return fmean(rewards[-max(1, len(rewards) // 4) :])
 
 
 def _run(config: AnyConfig) -> None:
-    """Run to the end what is not complete yet."""
+    """Run to the end, unless it is complete."""
     if isinstance(config, Config):
         run_evolution(config)
     elif isinstance(config, grpo.Config):
@@ -297,7 +294,7 @@ def _run_contestant(
     factors: Sequence[float],
     second: Config | None,
 ) -> _Entry:
-    """Choose a contestant's learning rate, and run all its seeds."""
+    """Choose a contestant's learning rate, and run all seeds with it."""
 
     def at(factor: float, seed: int) -> AnyConfig:
         path = compare.directory / f"{name}-x{factor:g}-seed{seed}"
@@ -323,7 +320,7 @@ def _run_contestant(
 def _finals(
     compare: CompareGradients, config: AnyConfig, second: Config | None, is_base: bool = False
 ) -> Metrics:
-    """What a run's last weights are worth, or its base, measured once and kept beside the run."""
+    """Metrics of a run's last weights, or of its base; measured once and kept beside the run."""
     name = compare.directory / "base" if is_base else Path(config.log_path)
     path = name.with_name(f"{name.name}.final.json")
     configs = [config_to_json(each) for each in (config, second) if each is not None]
@@ -341,7 +338,7 @@ def _finals(
 async def final_metrics(
     config: AnyConfig, attempts: int, second: Config | None, is_base: bool = False
 ) -> Metrics:
-    """Metrics of a run's last weights, or of the model that it begins with."""
+    """Metrics of a run's last weights, or of its base."""
     async with _opened(config, is_base) as engine:
         test_P = (await config.dataset(engine.tokenizer)).test_P
         kl = KLToBase(
@@ -356,23 +353,13 @@ async def final_metrics(
         other_P = (await second.dataset(engine.tokenizer)).test_P
         of = engine.tokenizer, engine.traits.context_length, second.sampling
         await check_attempted(other_P, *of)
-        if not is_base:
-            say_shared(Path(config.log_path), other_P)
         of_other = await evaluate(second.sampler(engine), other_P)
         return found | {f"second/{key}": value for key, value in of_other.items()}
 
 
-def say_shared(log_path: Path, other_P: Sequence[EnvGroupBuilder]) -> None:
-    """Say how many of the second task's problems a run trains on, if it does."""
-    known = read_trained_on(log_path)
-    if shared := known and known.overlap(problem.digests for problem in other_P):
-        of_other = plural(len(other_P), "problem")
-        say(f"not held out: {log_path} trains on {shared} of {of_other} of second")
-
-
 @contextlib.asynccontextmanager
 async def _opened(config: AnyConfig, is_base: bool) -> AsyncGenerator[Engine]:
-    """An engine whose base is the run's, and whose centre has its last weights."""
+    """An engine with the run's base, and the run's last weights as the centre."""
     run = None
     if isinstance(config, Config) and not is_base:
         run = open_run(Path(config.log_path), trust=trust_of(config_to_json(config)))
@@ -401,7 +388,7 @@ async def _take_checkpoint(engine: Engine, log_path: Path) -> None:
 
 
 def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
-    """Run what is not complete yet; print and write the tables, and draw the curves."""
+    """Run the incomplete runs; print and write the tables, and draw the curves."""
     found, second = contestants(compare, fields), second_of(compare, fields)
     require_matplotlib()
     compare.directory.mkdir(parents=True, exist_ok=True)
@@ -412,23 +399,11 @@ def main(compare: CompareGradients, fields: Mapping[str, str]) -> None:
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
     replace_file(written.with_suffix(".json"), [_json(compare, entries, base).encode()])
-    _draw(written, compare, {name: entry.runs_R for name, entry in entries.items()})
+    runs = {name: entry.runs_R for name, entry in entries.items()}
+    task, spent = compare.recipe.replace("_", " ").capitalize(), ("rollouts", "seconds")
+    for over in cast("tuple[Spent, ...]", spent):
+        draw_runs(Path(f"{written}-{over}"), runs, compare.metric, over, task=task)
     print(f"\n{text}\n\nwritten to {written}.md and .json, and drawn in {written}-*.png and .svg")
-
-
-def _draw(path: Path, compare: CompareGradients, runs: Mapping[str, Sequence[RunFiles]]) -> None:
-    """Two plots beside `path`: over rollouts, and over seconds, the mean of the seeds' seconds."""
-    count = len(compare.seeds)
-    seeds = f"mean and range of {count} seeds" if count > 1 else "one seed"
-    spent: tuple[Spent, ...] = ("rollouts", "seconds")
-    for over in spent:
-        draw(
-            path.with_name(f"{path.name}-{over}"),
-            lines_of(runs, compare.metric, over, 100),
-            title=f"{compare.recipe.replace('_', ' ').capitalize()}, {seeds}",
-            x_label=f"training {over}",
-            y_label=f"{compare.metric.removeprefix('test/env/all/')}, held-out (%)",
-        )
 
 
 def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
@@ -441,20 +416,18 @@ def _report(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metr
         _table(compare, entries, base),
     ]
     if tried := [_tried(name, entry) for name, entry in entries.items() if entry.tried]:
-        title = "Learning rates that were tried, and rewards in training at the end; the chosen one"
-        lines += ["", f"{title} in bold:", "", *tried]
+        title = "Learning rates that were tried: training reward at the end, the chosen one in bold"
+        lines += ["", f"{title}:", "", *tried]
     return "\n".join(lines)
 
 
 def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metrics) -> str:
     """All contestants, and the base, as a Markdown table."""
     seconds = min(min(entry.whole_R("seconds")) for entry in entries.values())
-    fewest, *more = sorted({rollouts(entry.config) for entry in entries.values()})
     ks = ("pass@1", f"pass@{compare.pass_at}", f"maj@{compare.pass_at}")
     shown = [k for k in ks if f"test/{k}" in base]
     head = [
         *("", "held-out, greedy", f"after {seconds:.0f} s", "s of training"),
-        *([f"after {fewest:,} rollouts"] if more else []),
         "rollouts",
         *(f"{k}, T = 1" for k in shown),
         "KL to the base, nats a token",
@@ -467,8 +440,7 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
         return [*shares, kl, *second]
 
     start, *_ = next(iter(entries.values())).after("seconds", 0)
-    spent = [""] * (4 if more else 3)
-    rows = [["base", _percent([start]), *spent, *finals([base], "0")]]
+    rows = [["base", _percent([start]), "", "", "", *finals([base], "0")]]
     for name, entry in entries.items():
         kl = fmean(final["test/env/kl/kl"] for final in entry.finals_R)
         rows.append(
@@ -477,7 +449,6 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
                 _percent(entry.after("seconds", math.inf)),
                 _percent(entry.after("seconds", seconds)),
                 f"{fmean(entry.whole_R('seconds')):.0f}",
-                *([_percent(entry.after("rollouts", fewest))] if more else []),
                 f"{rollouts(entry.config):,}",
                 *finals(entry.finals_R, f"{kl:.3f}"),
             ]
@@ -486,7 +457,7 @@ def _table(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metri
 
 
 def _second(metrics: Metrics) -> float:
-    """The score of the second task."""
+    """Score on the second task."""
     names = ("env/all/correct", "env/all/solved", "reward/mean")
     keys = [f"second/test/{name}" for name in names]
     return next(metrics[key] for key in keys if key in metrics)
@@ -508,7 +479,11 @@ def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metric
         name: {
             "learning_rate": entry.factor * _learning_rate(entry.config),
             "tried": {f"{factor:g}": reward for factor, reward in entry.tried.items()},
-            "race": _race(entry),
+            "race": {
+                "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
+                "seconds_R_M": [list(score_at) for score_at in entry.scores_R("seconds")],
+                "scores_R_M": [list(each.values()) for each in entry.scores_R("seconds")],
+            },
             "finals": entry.finals_R,
         }
         for name, entry in entries.items()
@@ -517,19 +492,10 @@ def _json(compare: CompareGradients, entries: Mapping[str, _Entry], base: Metric
     return json.dumps(whole, indent=1)
 
 
-def _race(entry: _Entry) -> dict[str, object]:
-    scores_R = entry.scores_R("seconds")
-    return {
-        "rollouts_M": [*map(int, entry.scores_R("rollouts")[0])],
-        "seconds_R_M": [list(score_at) for score_at in scores_R],
-        "scores_R_M": [list(score_at.values()) for score_at in scores_R],
-    }
-
-
 def cli() -> None:
     more_help = (
-        "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) holds for "
-        "every contestant;\nwith a contestant's name before it, for that one alone "
+        "\n\nAn option of a recipe's run (num_generations=30, dataset.num_test=100) applies to "
+        "every contestant;\nprefixed with a contestant's name, only to that one "
         "(es.optimizer.sigma=0.02 group.learning_rate=1e-3)."
     )
     run_with_fields(main, CompareGradients, more_help)

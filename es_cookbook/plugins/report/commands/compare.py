@@ -31,15 +31,15 @@ from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import say
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
-from es_cookbook.plugins.report.plots import draw, lines_of, require_matplotlib
+from es_cookbook.plugins.report.plots import draw_runs, require_matplotlib
 from es_cookbook.plugins.sweep import refuse_unequal_rollouts, run_all
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.tracking.curves import is_share, table
+from es_cookbook.runs.tracking.curves import table
+from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.reading import read_run
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
-METRIC = "test/env/all/correct"
 _REFUSED = {
     "optimizer": "optimizers=... says which; its fields are optimizer.NAME or, for one of them, "
     "OPTIMIZER.optimizer.NAME"
@@ -57,7 +57,7 @@ class Compare:
         default=(0, 1, 2), doc="seeds of each optimizer's runs; the table has their mean and range"
     )
     recipe: str = chz.field(default="countdown", doc="recipe to train on")
-    metric: str = chz.field(default=METRIC, doc="held-out metric to compare")
+    metric: str = chz.field(default=CORRECT, doc="held-out metric to compare")
     log_path: str = chz.field(default="", doc="directory of all runs; empty: runs/compare-<recipe>")
 
     @chz.validate
@@ -125,7 +125,7 @@ def runs(compare: Compare, fields: Mapping[str, str]) -> dict[str, list[Config]]
 
 
 def main(compare: Compare, fields: Mapping[str, str]) -> None:
-    """Run what is not complete yet; print and write the table, and draw the curves."""
+    """Run the incomplete runs; print and write the table, and draw the curves."""
     compared = runs(compare, fields)
     require_matplotlib()
     run_all([config for configs in compared.values() for config in configs])
@@ -138,17 +138,8 @@ def main(compare: Compare, fields: Mapping[str, str]) -> None:
     text = table(found, compare.metric)
     written = compare.directory / "comparison"
     replace_file(written.with_suffix(".md"), [text.encode(), b"\n"])
-    in_percent = is_share(compare.metric)
-    what = "held-out exact answers" if compare.metric == METRIC else compare.metric
-    count = len(compare.seeds)
-    title = compare.recipe.replace("_", " ").capitalize()
-    draw(
-        written,
-        lines_of(found, compare.metric, "rollouts", 100 if in_percent else 1),
-        title=f"{title}, mean and range of {count} seeds" if count > 1 else f"{title}, one seed",
-        x_label="training rollouts",
-        y_label=f"{what} (%)" if in_percent else what,
-    )
+    task = compare.recipe.replace("_", " ").capitalize()
+    draw_runs(written, found, compare.metric, "rollouts", task=task)
     print(f"\n{text}\n\nwritten to {written}.md, and drawn in {written}.png and .svg")
 
 

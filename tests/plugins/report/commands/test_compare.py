@@ -12,9 +12,10 @@ from es_cookbook.common.cli import run_cli, run_with_fields
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.commands import compare
-from es_cookbook.plugins.report.commands.compare import METRIC, Compare
+from es_cookbook.plugins.report.commands.compare import Compare
 from es_cookbook.recipes.countdown.train_cli import RECOMMENDED, CLIConfig
 from es_cookbook.runs.config import Config
+from es_cookbook.runs.tracking.jsonl import CORRECT
 from es_cookbook.runs.tracking.reading import read_run
 from tests.distributions import Register
 from tests.said import refused, typed
@@ -169,10 +170,10 @@ def test_it_runs_prints_and_draws_and_does_nothing_twice(tmp_path: Path) -> None
     table = (tmp_path / "comparison.md").read_text()
     assert table in first
     paths = [path.parent for path in histories]
-    final = np.array([100 * read_run(path).metrics[-1][METRIC] for path in paths])
+    final = np.array([100 * read_run(path).metrics[-1][CORRECT] for path in paths])
     assert f"| es | 2 | {final.mean():.1f} % ({final.min():.1f} … {final.max():.1f}) |" in table
     assert "| 16 |" in table, "2 generations x 4 genomes x 2 problems"
-    assert "held-out exact answers (%)" in (tmp_path / "comparison.svg").read_text()
+    assert "held-out correct (%)" in (tmp_path / "comparison.svg").read_text()
     assert (tmp_path / "comparison.png").exists()
 
     again = typed("compare", *TINY, "optimizers=es,twin", f"log_path={tmp_path}").stdout

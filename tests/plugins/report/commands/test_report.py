@@ -1,14 +1,10 @@
 """`es-cookbook report`: a page about runs."""
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.plugins.report.made_runs import grow, make_run
+from tests.plugins.report.made_runs import make_run
 from tests.said import refused, typed
 
 
@@ -46,22 +42,3 @@ def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
 )
 def test_options_that_do_not_go_together_are_refused(arguments: list[str], sentence: str) -> None:
     assert sentence in refused("report", *arguments)
-
-
-def test_watching_writes_the_page_again_until_it_is_interrupted(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", generations=2, num_generations=9)
-    command = [sys.executable, "-m", "es_cookbook", "report", f"log_path={run}", "watch=true"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            first = (run / "report.html").read_bytes()
-            grow(run, 2)
-            until = time.monotonic() + 60
-            while (run / "report.html").read_bytes() == first:
-                assert time.monotonic() < until, "the page was not written again"
-                time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == 130
-        finally:
-            process.kill()
