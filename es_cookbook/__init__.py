@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from es_cookbook.runs.program import main as main
     from es_cookbook.runs.program import run as run
     from es_cookbook.runs.recorded import open_run as open_run
-    from es_cookbook.runs.tracking.result import Result as Result
+    from es_cookbook.runs.tracking.jsonl import Result as Result
 
 __version__ = "0.1.0"
 
@@ -58,7 +58,7 @@ _HOMES = {
     "runs.config": "Config",
     "runs.program": "main run",
     "runs.recorded": "open_run",
-    "runs.tracking.result": "Result",
+    "runs.tracking.jsonl": "Result",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = [*sorted(_MODULES)]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -68,8 +68,8 @@ NAMES = (
     "es_cookbook.common.configs:chz.entrypoint",
     "es_cookbook.common.files:shutil.rmtree",
     # Through a class to everything else, and what is private to Python.
-    "es_cookbook.runs.directory.lock:RunLock.__init__.__globals__",
-    "es_cookbook.runs.directory.lock:RunLock.release.__globals__",
+    "es_cookbook.runs.directory.directory:RunLock.__init__.__globals__",
+    "es_cookbook.runs.directory.directory:RunLock.release.__globals__",
     "es_cookbook.runs.config:Config.__class__",
     "es_cookbook.runs.config:Config.__subclasses__",
     "es_cookbook.runs.config:Config.mro",
@@ -106,7 +106,7 @@ NAMES = (
         "es_cookbook.recipes.countdown.train_cli:cli",
         "es_cookbook.plugins.branches.branches:rewind_run",
     ),
-    *("es_cookbook.runs.directory.lock:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
+    *("es_cookbook.runs.directory.directory:RunLock", "es_cookbook.evolution.optimizers.es:ES"),
     *(
         "es_cookbook.plugins.hub.background_push:HubPush",
         "es_cookbook.plugins.hub.command:HubCommand",
@@ -234,7 +234,7 @@ def _opened(directory: Path) -> dict[str, Callable[[], object]]:
     from es_cookbook.plugins.play.play import main as play
     from es_cookbook.plugins.sweep import is_complete
     from es_cookbook.runs.config import Config
-    from es_cookbook.runs.directory.config_differences import differences
+    from es_cookbook.runs.directory.opening import differences
 
     log_path, output = f"log_path={directory}", f"output={directory / 'output'}"
     ours = load_config(RECORDED / "low_rank/config.json", Config)

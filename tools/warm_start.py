@@ -23,7 +23,7 @@ from es_cookbook.rl.messages.message_env import MessageEnv, Script
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rollouts import run_rollout
 from es_cookbook.rl.types import Metrics, RLDatasetBuilder, Tokenizer
-from es_cookbook.runs.run_config import RunConfig
+from es_cookbook.runs.config import RunConfig
 from tools.small_model import (
     EOS,
     Batch,

@@ -28,11 +28,10 @@ from es_cookbook.runs.directory.directory import (
     PROFILE,
     SNAPSHOTS,
     Recorded,
-    RunDirectory,
 )
-from es_cookbook.runs.directory.opening import RunState, open_run_directory, run_state
+from es_cookbook.runs.directory.opening import RunState, begin_in, open_history, run_state
 from es_cookbook.runs.history.format import Record, num_forked
-from es_cookbook.runs.history.store import check_same_base, header_of
+from es_cookbook.runs.history.store import HistoryStore, check_same_base, header_of
 from es_cookbook.runs.loop import Run
 from es_cookbook.runs.setup import Mover, begin_recording, load_problems, open_engine
 from es_cookbook.runs.signals import advise
@@ -149,10 +148,11 @@ class EvolutionStrategies(Mover[Run]):
 
             found = await settled.found(config, engine, datasets.train, looked)
         optimizer = _optimizer(config, engine, datasets.train, found)
-        directory = await self._directory(config, engine, found)
-        stack.callback(directory.history.close)
-        held_back = await self._go_on(directory, config, engine, optimizer, datasets.train, scoring)
-        directory.begin()
+        history = await self._history(config, engine, found)
+        stack.callback(history.close)
+        held_back = await self._restore(history, config, engine, optimizer, datasets.train, scoring)
+        state, length = self._state, config.num_generations
+        begin_in(self.log_path, history, state, self._config_json, length)
         self._advise()
         of = engine.tokenizer, engine.traits.context_length, config.seed
         regularisers, test_P = config.regularisers, datasets.test_P
@@ -160,8 +160,9 @@ class EvolutionStrategies(Mover[Run]):
             path=self.log_path,
             config_json=self._config_json,
             run_seed=config.seed,
-            num_generations=config.num_generations,
-            start_generation=directory.history.next_generation,
+            num_generations=length,
+            start_generation=history.next_generation,
+            measured=state.metrics,
             underway=sampler.underway,
         )
         recorder = begin_recording(
@@ -175,9 +176,10 @@ class EvolutionStrategies(Mover[Run]):
             extra_P=[p for each in regularisers for p in each.held_out(*of, test_P) if test_P],
             trackers=_snapshots(config, info),
         )
-        for step in directory.history.steps():
+        for step in history.steps():
             recorder.progress.moved(step)
-        self._state = RunState("begin")  # A long run does not carry its past around.
+        del state
+        self._state = RunState("begin")  # A long run does not keep its past in memory.
         if config.profile:
             from es_cookbook.runs.profile import Profile
 
@@ -185,21 +187,21 @@ class EvolutionStrategies(Mover[Run]):
             engine.spans = sampler.spans = recorder.spans = profile
         return Run(
             config=config,
-            generations=range(info.start_generation, config.num_generations),
+            generations=range(info.start_generation, length),
             held_back=held_back,
             dataset=datasets.train,
             optimizer=optimizer,
             sampler=sampler,
             scoring=scoring,
             engine=engine,
-            history=directory.history,
+            history=history,
             recorder=recorder,
         )
 
-    async def _directory(
+    async def _history(
         self, config: Config, engine: Engine, found: Mapping[str, float]
-    ) -> RunDirectory:
-        """Open it; the base of a recorded run has been compared."""
+    ) -> HistoryStore:
+        """The history of the run; the base of a recorded run has been compared."""
         state, traits, name = self._state, engine.traits, config.model_name
         then, dtype = state.history.header, traits.base_dtype
         if state.history.generations and then is not None:
@@ -213,28 +215,25 @@ class EvolutionStrategies(Mover[Run]):
         else:
             header = await asyncio.to_thread(header_of, name, dtype)
             header = dataclasses.replace(header, found=found, products=traits.products)
-        return open_run_directory(
-            self.log_path, self._config_json, config.num_generations, header, state
-        )
+        return open_history(self.log_path, header, state)
 
-    async def _go_on(
+    async def _restore(
         self,
-        directory: RunDirectory,
+        history: HistoryStore,
         config: Config,
         engine: Engine,
         optimizer: Optimizer,
         dataset: RLDataset,
         scoring: Scoring,
     ) -> Record | None:
-        """Bring optimizer, dataset, scoring and engine to where the history ends.
+        """Bring optimizer, dataset, scoring and engine to the end of the history.
 
-        If the next generation stands around an earlier centre, the engine is brought to that; the
-        record whose step it has not taken is returned.
+        If the genomes of the next generation are around an earlier centre, the engine is brought to
+        that one, and the record whose step it has not taken is returned.
 
-        The steps of a fork's first generations are its parent's, taken as given: an optimizer that
-        has a state begins afresh where the fork did, and knows only what led there.
+        The first steps of a fork are those of its parent, taken as given: an optimizer with a state
+        starts anew at the fork, and knows only these steps.
         """
-        history = directory.history
         records = list(history.records())
         if not records:
             return None

@@ -20,16 +20,14 @@ from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import BEGAN, as_program
-from es_cookbook.runs.config import Config
+from es_cookbook.runs.config import Config, RunConfig
 from es_cookbook.runs.directory.directory import HISTORY, METRICS, Recorded
 from es_cookbook.runs.evolution_run import EvolutionStrategies
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.loop import train_in_turn, train_overlapping
-from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.setup import opened
 from es_cookbook.runs.signals import advice, advise, result_until_signal
-from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.runs.tracking.result import Result, elapsed, result_of
+from es_cookbook.runs.tracking.jsonl import Result, elapsed, read_metrics, result_of
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 
 _Config = TypeVar("_Config", bound=RunConfig)

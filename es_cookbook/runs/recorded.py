@@ -46,8 +46,8 @@ from es_cookbook.rl.types import (
     SamplingParams,
     Trajectory,
 )
-from es_cookbook.runs.config import Config, config_of_kind
-from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run, keep_date
+from es_cookbook.runs.config import Config, RunConfig, config_of_kind
+from es_cookbook.runs.directory.directory import HISTORY, Recorded, check_is_run
 from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.history.format import Record, num_forked
 from es_cookbook.runs.history.store import (
@@ -56,7 +56,6 @@ from es_cookbook.runs.history.store import (
     header_of,
     read_history,
 )
-from es_cookbook.runs.run_config import RunConfig
 
 Split: TypeAlias = Literal["test", "train"]
 """The held-out problems, or the batch with which the generation trained."""
@@ -89,7 +88,7 @@ def open_run(
     kind = RunConfig if recorded.is_of_gradients else Config
     config = config_of_kind(kind, recorded, trust, (*typed, "trackers", "trl"))
     if not recorded.is_of_gradients:
-        refuse_lost_history(log_path, recorded.history)
+        refuse_lost_history(recorded)
     own = str(log_path) if recorded.is_of_gradients else config.model_name
     return RecordedRun(recorded, config, model_name or own)
 
@@ -271,7 +270,6 @@ async def rebuild(run: RecordedRun, engine: EngineBuilder | None = None) -> "Reb
     name, search_space = run.model_name, run.config.space
     rebuilt = RebuiltRun(run, await builder(model_name=name, search_space=search_space))
     try:
-        keep_date(run.history.parent, rebuilt.engine.tokenizer, writes=False)
         if run.header is not None:
             dtype = rebuilt.engine.traits.base_dtype
             now = await anyio.to_thread.run_sync(header_of, name, dtype)

@@ -6,6 +6,7 @@ or push it. Whatever comes before is written again after a crash.
 """
 
 import dataclasses
+import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -14,17 +15,18 @@ from typing import cast
 
 import anyio
 
+from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.genome import Step
 from es_cookbook.population.sampler import Seconds
 from es_cookbook.rl.rollouts import count_answers, count_tokens, lost_rollouts
 from es_cookbook.rl.types import RLDataset, TrajectoryGroup
-from es_cookbook.runs.run_config import RunConfig
+from es_cookbook.runs.config import RunConfig
 from es_cookbook.runs.tracking.base import Decode, Tracker
 from es_cookbook.runs.tracking.findings import cut_answers
 from es_cookbook.runs.tracking.live import line_of
-from es_cookbook.runs.tracking.measures import Progress
 
 LOOP = "loop"
 """The track of what is timed, in a profile."""
@@ -32,6 +34,65 @@ _TIMES = ("answer", "ask", "load", "sample", "score", "tell", "learn", "apply")
 """What is timed and in `metrics.jsonl`, as `time/...`."""
 _LONG = 3.0
 """Seconds of an evaluation whose result is printed before the generation it is recorded with."""
+
+
+class Progress:
+    """Rollouts and tokens of a run so far, and the distance of its centre from the base.
+
+    Args:
+        last: the last row of metrics of a resumed run; empty for a new one.
+
+    Raises:
+        HistoryError: The row does not count rollouts.
+    """
+
+    def __init__(self, last: Mapping[str, float]) -> None:
+        counts = [last.get(key, 0) for key in ("progress/rollouts", "progress/tokens")]
+        if any(math.isnan(count) for count in counts):
+            raise HistoryError("metrics.jsonl is damaged: its last line does not count rollouts")
+        self._rollouts, self._tokens = map(int, counts)
+        self._latest: dict[int, float] = {}
+        """Seed of the last step -> its coefficient in the centre."""
+        self._earlier_squared = 0.0
+        """Mean square of the part of the centre that comes from other seeds."""
+        self._has_moved = False
+
+    def moved(self, step: Step) -> None:
+        """Count a step of evolution strategies."""
+        self._has_moved = True
+        kept = 1 - step.decay
+        earlier = {seed: kept * coefficient for seed, coefficient in self._latest.items()}
+        self._earlier_squared *= kept * kept
+        self._latest = {}
+        if step.rule is None:
+            # A seed of the previous step (of momentum's window) continues in its direction.
+            for term in step.terms:
+                so_far = self._latest.get(term.seed) or earlier.pop(term.seed, 0.0)
+                self._latest[term.seed] = so_far + term.coefficient
+        else:
+            self._earlier_squared += step.mean_square
+        # Different seeds are independent, so their squares add up.
+        self._earlier_squared += math.fsum(value * value for value in earlier.values())
+
+    def rolled_out(self, groups_P: Sequence[TrajectoryGroup]) -> None:
+        """Count rollouts and their tokens."""
+        self._rollouts += sum(len(ks) for group in groups_P for ks in group.trajectories_G_K)
+        self._tokens += count_tokens(groups_P)
+
+    def metrics(self) -> Mapping[str, float]:
+        """`progress/rollouts`, `progress/tokens`, and `centre/drift_rms` over the search space.
+
+        The drift is that of a parameter that all terms perturb. If the search space scales or masks
+        noise, and steps are plain sums of terms, a parameter with factor f on sigma has f times it,
+        one outside the mask has none, and each of n blocks has 1 / √n of it. Steps by a rule
+        (Adam's, Muon's) count as independent of each other, so if one continues in the direction of
+        the last, the drift is larger than this.
+        """
+        counted = {"progress/rollouts": self._rollouts, "progress/tokens": self._tokens}
+        if not self._has_moved:
+            return counted
+        latest_squared = math.fsum(value * value for value in self._latest.values())
+        return {**counted, "centre/drift_rms": math.sqrt(self._earlier_squared + latest_squared)}
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)

@@ -1,41 +1,49 @@
-"""How a run opens, whatever moves its model, and that it is closed again however it ends.
+"""How a run of any kind is opened, and closed however it ends.
 
     async with opened(EvolutionStrategies(config)) as run:
         if run is not None:
             await train_in_turn(run)
 
-What one kind of run does in its own way is its `Mover`'s: how its directory is read, and what it
-loads and brings to where the run stands.
+A `Mover` does the parts that differ between kinds of runs: it reads the directory, loads
+everything, and restores the state of the run.
+
+While a command trains, libraries write to the run's `log.txt` instead of the screen. transformers,
+datasets and others log on stderr through handlers that they create when they are imported, and
+keep. So while they are imported and load things, stderr is a stream that leads into the log
+(`libraries_quiet`). Python's own warnings and the root logger are sorted by file: those of
+libraries are logged, those of es_cookbook or a script are shown. A script that calls `train`
+by itself keeps its own logging.
 """
 
 import contextlib
 import functools
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
+from io import TextIOBase
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TextIO, TypeVar, cast
 
-from es_cookbook.common.terminal import say
+from typing_extensions import override
+
+from es_cookbook.common.files import appending
+from es_cookbook.common.terminal import is_program, printable, say, screen, stderr_into
 from es_cookbook.engines.base import Engine
 from es_cookbook.population.evaluate import evaluate
 from es_cookbook.population.sampler import PopulationSampler, rare_garbage_collection
 from es_cookbook.rl.data.problem_dataset import validate
 from es_cookbook.rl.types import Datasets, EnvGroupBuilder
+from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.directory.directory import (
     LOG,
-    METRICS,
     Recorded,
     failures_logged,
-    keep_date,
     keep_trained_on,
     locked,
 )
-from es_cookbook.runs.recorder import Recorder
-from es_cookbook.runs.run_config import RunConfig, closing
+from es_cookbook.runs.recorder import Progress, Recorder
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, Trackers
-from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.runs.tracking.log import libraries_quiet, library_log
-from es_cookbook.runs.tracking.measures import Progress
 
 
 class _Run(Protocol):
@@ -54,20 +62,20 @@ _OpenRun = TypeVar("_OpenRun", bound=_Run, covariant=True)
 
 
 class Mover(ABC, Generic[_OpenRun]):
-    """What moves the model of a run: evolution strategies, or the gradients of a plug-in.
+    """Moves the model of a run: evolution strategies, or the gradients of a plug-in.
 
     Attributes:
-        log_path: the run directory, which is this process's alone while the mover is used.
+        log_path: the run directory, locked while the mover is used.
     """
 
     log_path: Path
 
     @abstractmethod
     async def find(self, recorded: Recorded) -> str:
-        """Refuse what cannot begin or go on, before a model is loaded.
+        """Refuse a run that cannot begin or continue, before a model is loaded.
 
         Args:
-            recorded: what is recorded in the run directory.
+            recorded: the contents of the run directory.
 
         Returns:
             A sentence if the run is complete, else nothing.
@@ -78,7 +86,7 @@ class Mover(ABC, Generic[_OpenRun]):
 
     @abstractmethod
     async def open(self, stack: contextlib.AsyncExitStack) -> _OpenRun:
-        """Load everything and bring it to where the run stands; `stack` closes it.
+        """Load everything and restore the state of the run; `stack` closes it.
 
         The run directory is changed last, so that a mistake in anything else leaves it alone.
 
@@ -91,11 +99,11 @@ class Mover(ABC, Generic[_OpenRun]):
 async def opened(
     mover: Mover[_OpenRun], recorded: Recorded | None = None
 ) -> AsyncGenerator[_OpenRun | None]:
-    """Open a run, new or recorded; closes all of it in the end. A complete one is None.
+    """Open a run, new or recorded, and close it in the end; yields None if it is complete.
 
     Args:
         mover: of the run.
-        recorded: in its directory, if the caller has it locked.
+        recorded: the contents of its directory, if the caller has locked it.
 
     Raises:
         RunDirectoryError: The directory cannot be used, another process writes it, or it holds a
@@ -128,8 +136,6 @@ async def open_engine(
     with libraries_quiet():
         engine = await config.engine(model_name=config.model_name, search_space=config.space)
     await stack.enter_async_context(closing(engine))
-    if config.log_path:
-        keep_date(Path(config.log_path), engine.tokenizer)
     return engine, await load_problems(config, engine)
 
 
@@ -153,18 +159,18 @@ def begin_recording(
     extra_P: Sequence[EnvGroupBuilder] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Recorder:
-    """Keep what a run's directory says about it, and open its trackers.
+    """Record the training problems of a run, and open its trackers.
 
     Args:
         config: of the run.
-        info: about it; what was measured before is added here.
+        info: about it.
         sampler: evaluates the model.
         datasets: its problems.
         stack: closes the trackers.
-        forked: generations that are another run's.
+        forked: number of generations that come from another run.
         trained_on: digests of further problems that are trained on.
         extra_P: held-out problems of which only the Envs' metrics are measured.
-        trackers: further ones, told after the run's own.
+        trackers: further trackers, called after the run's own.
     """
     start = info.start_generation
     keep_trained_on(info.path, datasets, start, forked, trained_on)
@@ -172,7 +178,6 @@ def begin_recording(
         when = f"before generation {start + 1}" if start else "before the first generation"
         when = "after the last generation" if start == config.num_generations else when
         say(f"evaluating {len(datasets.test_P):,} held-out problems {when}")
-    info.measured = read_metrics(info.path / METRICS)
     tracker = Trackers([config.trackers(info), *trackers])
     stack.callback(tracker.close)
     how = config.eval_attempts, config.eval_temperature
@@ -184,3 +189,84 @@ def begin_recording(
         progress=Progress(info.measured[-1] if info.measured else {}),
         evaluate=functools.partial(evaluate, sampler, datasets.test_P, *how, extra_P),
     )
+
+
+class _Log(TextIOBase):
+    """Stands in for stderr: writes to the log of the current run, or to the screen without one.
+
+    One object for all runs of a process, since libraries keep it.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+
+    @override
+    def write(self, text: str, /) -> int:
+        if self.path is None:
+            screen().write(text)
+        elif not text.startswith("\r"):  # A progress bar, which redraws itself.
+            self.append(text)
+        return len(text)
+
+    def append(self, text: str) -> None:
+        """Write to the log, unless the disk refuses."""
+        if self.path is not None:
+            with contextlib.suppress(OSError), appending(self.path) as file:
+                file.write(text)
+
+    @override
+    def fileno(self) -> int:
+        return screen().fileno()
+
+
+_log = _Log()
+
+
+@contextlib.contextmanager
+def library_log(path: Path) -> Generator[None]:
+    """Inside, messages of libraries go to this file, which is created with the first one."""
+    if not is_program():
+        yield
+        return
+    root, own = logging.getLogger(), logging.getLogger("es_cookbook")
+    before, level, handler = _log.path, own.level, _Sorting()
+    _log.path = path
+    if takes_over := not root.handlers:  # A script that has set up logging keeps it.
+        root.addHandler(handler)
+        own.setLevel(logging.INFO)
+        logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        _log.path = before
+        if takes_over:
+            logging.captureWarnings(False)
+            root.removeHandler(handler)
+            own.setLevel(level)
+
+
+@contextlib.contextmanager
+def libraries_quiet() -> Generator[None]:
+    """Inside a `library_log`, stderr goes there too."""
+    if _log.path is None:
+        yield
+        return
+    with stderr_into(cast(TextIO, _log)):
+        yield
+
+
+class _Sorting(logging.Handler):
+    """Shows warnings of es_cookbook or a script, and logs everything else."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        is_pythons = record.name == "py.warnings"  # Its text begins with the file.
+        file = Path(text.partition(":")[0] if is_pythons else record.pathname)
+        is_library = "site-packages" in file.parts and not record.name.startswith("es_cookbook")
+        if record.levelno < logging.WARNING or is_library:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            _log.append(f"{when} {record.name}: {text}\n")
+        else:
+            with contextlib.suppress(OSError, ValueError):  # Closed; the run continues.
+                print(printable(text.strip()), file=screen(), flush=True)

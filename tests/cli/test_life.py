@@ -20,7 +20,7 @@ import pytest
 from es_cookbook.common.errors import HistoryError
 from es_cookbook.common.schedules import Cosine
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
 from tests.said import after_start, typed

@@ -23,11 +23,11 @@ from es_cookbook.population import centre_answers, step_sizes
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.population.step_sizes import LOSS, FoundSigma, options_of
 from es_cookbook.rl.types import Action, Observation, SamplingParams
+from es_cookbook.runs.config import closing
 from es_cookbook.runs.evolution_run import tried_sigmas
 from es_cookbook.runs.history.store import read_header
 from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.recorded import open_run
-from es_cookbook.runs.run_config import closing
 from es_cookbook.runs.tracking.jsonl import read_metrics
 from es_cookbook.runs.tracking.reading import read_run
 from tests.fakes import FakeEngine, problem

@@ -24,8 +24,7 @@ from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import run as run_config
 from es_cookbook.runs.program import train
-from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.runs.tracking.result import Result
+from es_cookbook.runs.tracking.jsonl import Result, read_metrics
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import SmallDatasetBuilder
 from tests.tiny_run import BASE, TinyConfig, tiny

@@ -118,7 +118,7 @@ class Looking(Tracker):
 async def test_trackers_can_see_what_is_under_way(tmp_path: Path) -> None:
     await train(short(tmp_path, trackers=LookingBuilder(), eval_every=7))
     (run,) = Looking.runs
-    assert run.start_generation == 0 and run.measured == []
+    assert run.start_generation == 0 and not run.measured
     (first, second, last) = Looking.seen
     assert (first[0], second[0], last[0]) == (0, 1, None)
     assert all(is_over and done == of for _, done, of, is_over in Looking.seen)

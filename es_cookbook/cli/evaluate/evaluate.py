@@ -51,12 +51,11 @@ from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.results import VOTE
 from es_cookbook.rl.objectives import REWARD
 from es_cookbook.rl.types import ANSWER
-from es_cookbook.runs.config import Config
+from es_cookbook.runs.config import Config, RunConfig
 from es_cookbook.runs.directory.directory import CONFIG, check_is_run
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import SHORT
 from es_cookbook.runs.recorded import RecordedRun, Split, open_run
-from es_cookbook.runs.run_config import RunConfig
 from es_cookbook.runs.signals import result_until_signal
 
 _TIMEOUTS = ("rollout_timeout", "turn_timeout", "max_failed_fraction")

@@ -32,10 +32,10 @@ from es_cookbook.rl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.directory.directory import read_trained_on
 from es_cookbook.runs.history.store import header_of
 from es_cookbook.runs.recorded import RebuiltRun, RecordedRun, Split, open_run, rebuild
-from es_cookbook.runs.run_config import RunConfig, closing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -25,14 +25,16 @@ from es_cookbook.runs.directory.directory import (
     REWOUND,
     SNAPSHOTS,
     WANDB_ID,
+    Recorded,
     check_is_run,
-    copy_asked,
+    copy_trained_on,
     cut_lines,
     lines_before,
     locked,
+    num_measured,
     num_rewinds,
 )
-from es_cookbook.runs.directory.opening import num_measured, refuse_lost_history
+from es_cookbook.runs.directory.opening import refuse_lost_history
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_prefix, readable_prefix
@@ -53,7 +55,7 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RunDirectoryError(f"output must be a new or empty directory, found {output}")
-    refuse_lost_history(source, readable_prefix(source / HISTORY, 1))
+    refuse_lost_history(Recorded(source), readable_prefix(source / HISTORY, 1))
     prefix = read_prefix(source / HISTORY, generation)
     taken = prefix.generations
     header = prefix.header and dataclasses.replace(prefix.header, fork=Fork(str(source), taken))
@@ -65,7 +67,7 @@ def fork_run(source: Path, generation: int | None, output: Path, config_json: st
             if (source / name).exists():
                 replace_file(beside / name, lines_before(source / name, taken))
         if taken:
-            copy_asked(source, beside)
+            copy_trained_on(source, beside)
     return taken
 
 
@@ -80,8 +82,8 @@ def rewind_run(log_path: Path, generation: int) -> Path:
         HistoryError: Fewer generations are recorded, or no more, so there is nothing to cut.
     """
     check_is_run(log_path)
-    with locked(log_path):
-        refuse_lost_history(log_path, readable_prefix(log_path / HISTORY, 1))
+    with locked(log_path) as recorded:
+        refuse_lost_history(recorded, readable_prefix(log_path / HISTORY, 1))
         kept = read_prefix(log_path / HISTORY, generation)
         if kept.header is not None and (fork := kept.header.fork) is not None:
             fork = dataclasses.replace(fork, generation=min(fork.generation, generation))
@@ -118,7 +120,7 @@ def _set_aside(log_path: Path) -> Path:
             if (log_path / name).exists():
                 with opened(log_path / name, ANY_SIZE, log_path) as file:
                     replace_file(beside / name, lines(file))
-        copy_asked(log_path, beside)
+        copy_trained_on(log_path, beside)
     if (log_path / WANDB_ID).is_file():  # W&B's run has what is cut off now.
         (log_path / WANDB_ID).rename(rewound / WANDB_ID)
     return rewound

@@ -60,7 +60,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from es_cookbook.runs.run_config import RunConfig
+from es_cookbook.runs.config import RunConfig
 from es_cookbook.runs.signals import result_until_signal
 from es_cookbook.runs.tracking.jsonl import finite
 

@@ -13,7 +13,7 @@ from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.rl.data.problem_dataset import DATASETS
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
-from es_cookbook.runs.run_config import RunConfig
+from es_cookbook.runs.config import RunConfig
 
 _AT_ONE = functools.partial(SamplingParams, temperature=1.0)
 MAY_DIFFER = (

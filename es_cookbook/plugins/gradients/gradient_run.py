@@ -66,12 +66,11 @@ from es_cookbook.runs.directory.directory import (
     checked_names,
     cut_lines,
 )
-from es_cookbook.runs.directory.opening import decided, delete_run, num_measured
+from es_cookbook.runs.directory.opening import decided, delete_run, rows_before
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.recorder import Recorder
-from es_cookbook.runs.setup import Mover, begin_recording, open_engine
+from es_cookbook.runs.setup import Mover, begin_recording, libraries_quiet, open_engine
 from es_cookbook.runs.tracking.base import RunInfo
-from es_cookbook.runs.tracking.log import libraries_quiet
 
 
 class Learns(Protocol):
@@ -193,6 +192,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         self._config_json = config_to_json(config)
         self._make_learner = make_learner
         self._checkpoint: Checkpoint | None = None
+        self._measured: Sequence[Mapping[str, float]] = ()
 
     @override
     async def find(self, recorded: Recorded) -> str:
@@ -201,9 +201,9 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
         checkpoint = latest_checkpoint(log_path)
         is_new = not names or (checkpoint is None and names <= {CONFIG, TRAINED_ON})
         if not is_new and self._goes_on(recorded, names):
-            self._checkpoint = checkpoint
+            self._checkpoint, self._measured = checkpoint, recorded.metrics
             is_done = checkpoint is not None and checkpoint.generation == last
-            if is_done and num_measured(log_path, METRICS) > last:
+            if is_done and recorded.measured[METRICS] > last:
                 return f"{log_path} is complete, with {last} generations"
         config.trackers.check()
         config.dataset.check()
@@ -244,6 +244,7 @@ class Gradients(Mover[GradientRun[_Learner]], Generic[_Learner]):
             config.seed,
             config.num_generations,
             start,
+            rows_before(self._measured, start),
             underway=sampler.underway,
             learns="model",
         )

@@ -57,9 +57,9 @@ from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.problem_dataset import validate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt
 from es_cookbook.rl.types import Trajectory, TrajectoryGroup
+from es_cookbook.runs.config import RunConfig, closing
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.recorded import RecordedRun, open_run, rebuild
-from es_cookbook.runs.run_config import RunConfig, closing
 from es_cookbook.runs.signals import result_until_signal
 
 STUDY, THOUGHTS = "study.json", "thoughts.jsonl"

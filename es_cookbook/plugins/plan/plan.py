@@ -33,7 +33,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpaceBuilder
-from es_cookbook.runs.tracking.result import duration_in_words
+from es_cookbook.runs.tracking.jsonl import duration_in_words
 
 # Modules that need torch are imported where they are used, so that --help is fast.
 if TYPE_CHECKING:

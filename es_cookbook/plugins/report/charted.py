@@ -20,10 +20,8 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.runs.tracking.base import GENERATION
 from es_cookbook.runs.tracking.curves import differing, grouped
 from es_cookbook.runs.tracking.findings import all_findings
-from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES
-from es_cookbook.runs.tracking.naming import method_of, task_of
-from es_cookbook.runs.tracking.reading import RunFiles
-from es_cookbook.runs.tracking.result import duration_in_words
+from es_cookbook.runs.tracking.jsonl import CORRECT, MEASURES, duration_in_words
+from es_cookbook.runs.tracking.reading import RunFiles, method_of, task_of
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Of a generation's genomes, drawn as bands."""

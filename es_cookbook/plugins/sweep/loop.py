@@ -35,8 +35,7 @@ from es_cookbook.plugins.sweep import worker
 from es_cookbook.plugins.sweep.in_turn import is_complete
 from es_cookbook.plugins.sweep.search import Space, Study, Trial, Value, corners, grid
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import CONFIG, METRICS
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import CONFIG, METRICS, RunLock
 from es_cookbook.runs.files import cannot, replace_file
 from es_cookbook.runs.signals import result_until_signal
 from es_cookbook.runs.tracking.base import TrackerBuilder

@@ -27,8 +27,7 @@ from es_cookbook.common.cli import UNNAMED, run_cli
 from es_cookbook.common.errors import RunDirectoryError
 from es_cookbook.common.terminal import command, one_line, plural
 from es_cookbook.runs.directory.directory import CONFIG, HISTORY, METRICS, ROLLOUTS, check_access
-from es_cookbook.runs.tracking.naming import best_score
-from es_cookbook.runs.tracking.reading import RunFiles, read_run
+from es_cookbook.runs.tracking.reading import RunFiles, best_score, read_run
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from es_cookbook.plugins.view.runs import (
     shown_path,
     updated,
 )
-from es_cookbook.runs.directory.config_differences import flattened
+from es_cookbook.runs.directory.directory import flattened
 from es_cookbook.runs.tracking.findings import all_findings
 from es_cookbook.runs.tracking.jsonl import PASS_AT, REWARD, reported
 from es_cookbook.runs.tracking.live import (
@@ -40,14 +40,15 @@ from es_cookbook.runs.tracking.live import (
     label,
     number,
 )
-from es_cookbook.runs.tracking.naming import (
+from es_cookbook.runs.tracking.reading import (
+    RunFiles,
     class_name,
     is_of_training,
     main_measure,
     method_of,
+    read_run,
     task_of,
 )
-from es_cookbook.runs.tracking.reading import RunFiles, read_run
 
 _ALWAYS = (
     *("model_name", "dataset", "method", "optimizer", "optimizer.sigma", "optimizer.learning_rate"),

@@ -7,8 +7,8 @@ everything (`shapes`). Nothing is left out in silence: if no change helps, the c
 
 Names of control tokens in messages are text, except in what the model itself has said (`encoder`).
 
-A template may tell the date. It is the one of `fix_date`, so a run that is resumed on another day
-has the same prompts.
+A template may tell the date. It is always the same one (`DATE`), so the prompts of a run do not
+depend on the day.
 """
 
 import contextlib
@@ -51,12 +51,8 @@ _FLAGS = re.compile(r"/(?:no_)?think\b")
 logger = logging.getLogger(__name__)
 _tried: "weakref.WeakKeyDictionary[Tokenizer, object]" = weakref.WeakKeyDictionary()
 """Tokenizers -> the template that has rendered a chat in time."""
-_dates: "weakref.WeakKeyDictionary[Tokenizer, datetime]" = weakref.WeakKeyDictionary()
-
-
-def fix_date(tokenizer: Tokenizer, date: datetime) -> None:
-    """What templates of this tokenizer take for the present, from now on."""
-    _dates[tokenizer] = date
+DATE = datetime(2026, 1, 1, 12)
+"""The date that templates tell."""
 
 
 class ChatTemplate:
@@ -76,18 +72,12 @@ class ChatTemplate:
         self._controls = Controls.of(tokenizer)
         self._schemas = [self._shielded(dict(schema)) for schema in schemas] or None
         self._always: tuple[Change, ...] = (calls_as_text,) if calls_are_text else ()
-        self._date = _dates.get(tokenizer) or datetime.now()
         self._has_told = False
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> "ChatTemplate":
         """The one of a tokenizer without tools, whose chats are tried once."""
         return _template(tokenizer, str(tokenizer.chat_template))
-
-    @staticmethod
-    def tells_date(tokenizer: Tokenizer) -> bool:
-        """Whether what the template shows depends on the date."""
-        return "strftime_now" in str(tokenizer.chat_template)
 
     def tokens(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens of a chat up to the assistant's turn.
@@ -153,8 +143,9 @@ class ChatTemplate:
             ModelError: It fails, or does not come to an end with its first chat.
         """
         tokenizer, more = self.tokenizer, dict[str, Any]()
-        if self.tells_date(tokenizer):  # Some tokenizers take no argument that they do not use.
-            more["strftime_now"] = _dates.get(tokenizer, self._date).strftime
+        # Some tokenizers take no argument that they do not use.
+        if "strftime_now" in str(tokenizer.chat_template):
+            more["strftime_now"] = DATE.strftime
         is_new = _tried.get(tokenizer) != tokenizer.chat_template
         # Not `TemplateError` alone: templates also add and index what is not there.
         try:

@@ -200,8 +200,8 @@ def open_replay(
         ConfigError: The run's Config cannot be read any more.
         ModelError: The base model cannot be read.
     """
-    check_is_run(log_path)
-    refuse_lost_history(log_path, readable_prefix(log_path / HISTORY, 1))
+    recorded = check_is_run(log_path)
+    refuse_lost_history(recorded, readable_prefix(log_path / HISTORY, 1))
     types = {"model_name": str, "search_space": SearchSpaceBuilder}
     fields, config = load_fields(log_path / CONFIG, types, trust)
     search_space = cast(SearchSpaceBuilder, fields["search_space"])

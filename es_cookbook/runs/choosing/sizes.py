@@ -37,7 +37,7 @@ from es_cookbook.population.centre_answers import Answer, Look, Pace
 from es_cookbook.rl.rollouts import runs_on
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.directory.directory import Recorded
-from es_cookbook.runs.tracking.result import duration_in_words
+from es_cookbook.runs.tracking.jsonl import duration_in_words
 
 _Config = TypeVar("_Config")
 

@@ -11,14 +11,14 @@ handed on. `opening` decides what happens to the recorded run.
 """
 
 import contextlib
-import dataclasses
+import errno
 import functools
 import logging
+import math
 import os
 import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +26,7 @@ from es_cookbook.common.configs import FORMAT, FORMAT_VERSION, text_of
 from es_cookbook.common.errors import (
     ConfigError,
     EngineError,
+    HistoryError,
     RunDirectoryError,
     leaves,
     other_format,
@@ -37,25 +38,26 @@ from es_cookbook.common.files import (
     kind_of,
     lines,
     opened,
+    opened_descriptor,
     parsed,
     read_file,
 )
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.problem_env import TrainedOn
-from es_cookbook.rl.types import Datasets, Tokenizer
-from es_cookbook.runs.directory.lock import LOCK, RunLock
-from es_cookbook.runs.files import replace_file
-from es_cookbook.runs.history.store import HistoryStore, Prefix, readable_prefix
+from es_cookbook.rl.types import Datasets
+from es_cookbook.runs.files import cannot, replace_file
+from es_cookbook.runs.history.store import Prefix, readable_prefix
 
 CONFIG = "config.json"
 HISTORY = "history.jsonl"
 METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl"
+LOCK = "lock"
 SNAPSHOTS = "snapshots"
 SNAPSHOT_SUFFIX = ".safetensors"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-"""In a checkpoint: a model directory, or one of an adapter."""
+"""In a checkpoint: a model directory, or an adapter's directory."""
 REWOUND = "rewound"
 LOG = "log.txt"
 LOSSES = "losses.csv"
@@ -64,223 +66,37 @@ TENSORBOARD = "tensorboard"
 REPORT = "report.html"
 WANDB_ID = "wandb_id"
 TRAINED_ON = "trained_on.bin"
-DATE = "date.txt"
 FILES_OF_RUNS = (CONFIG, HISTORY, METRICS, ROLLOUTS)
-"""What a run is made of; anything else follows from it or is about it."""
+"""The files that a run consists of; all others are derived from them or optional."""
 NO_RUNS = "is no run's (a model has one, too)"
-"""What is wrong with a `config.json` that has another purpose."""
+"""The problem with a `config.json` of something else than a run."""
 GENERATION_KEYS = {METRICS: "progress/generation", ROLLOUTS: "generation"}
-"""Files with lines of every generation -> where a line says which."""
+"""Files with lines for every generation -> the key of the generation in a line."""
 WRITTEN_BY_RUNS = frozenset(
     {
         *(CONFIG, HISTORY, METRICS, ROLLOUTS, LOCK, SNAPSHOTS, REWOUND, CHECKPOINTS),
-        *(LOSSES, PROFILE, REPORT, TENSORBOARD, TRAINED_ON, DATE),
+        *(LOSSES, PROFILE, REPORT, TENSORBOARD, TRAINED_ON),
         *("optimizer", "wandb", WANDB_ID),
+        "date.txt",  # Of earlier versions.
     }
 )
-"""What may be in a run directory; anything else is not the run's."""
+"""Names that may be in a run directory; anything else is the user's."""
 _FOLDERS = {SNAPSHOTS, REWOUND, CHECKPOINTS, TENSORBOARD, "optimizer", "wandb"}
-_MOST_DATE = 64
-"""Bytes of the record of a date."""
+_LARGEST = 1e300
+"""Largest number in metrics, so that sums are finite; Python's integers are unbounded."""
+_MOST_CHARACTERS = 2**21
+"""Total length of all field paths of a config; a real one has some thousands."""
 _MOST_TRAINED_ON = 2**28
-"""Bytes that are read of a record of training problems: ten million of them have fewer."""
+"""Bytes of `trained_on.bin`; ten million problems have fewer."""
+_MOST_LOCK = 64
+"""Bytes of the lock file."""
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunDirectory:
-    """The directory of a run that begins or continues: its history and the Config that it keeps."""
-
-    path: Path
-    history: HistoryStore
-    config_json: str
-
-    def begin(self) -> None:
-        """Write the Config and open the history; cut what the history does not have.
-
-        Before this, nothing in the directory has changed, so the run can still be refused.
-
-        Raises:
-            RunDirectoryError: The disk refuses.
-        """
-        self.keep(self.config_json)
-        self.history.begin()
-        for name in GENERATION_KEYS:
-            cut_lines(self.path / name, self.history.next_generation)
-
-    def keep(self, config_json: str) -> None:
-        """Replace the recorded Config.
-
-        Raises:
-            RunDirectoryError: The disk refuses.
-        """
-        replace_file(self.path / CONFIG, [config_json.encode()])
-
-
-def num_rewinds(log_path: Path) -> int:
-    """How often a run was rewound."""
-    numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
-    return max(numbers, default=0)
-
-
-def keep_trained_on(
-    log_path: Path,
-    datasets: Datasets,
-    generations: int,
-    forked: int = 0,
-    more: Iterable[tuple[int, ...]] = (),
-) -> None:
-    """Record what a run may train on, beside what it could before; warn where that is held out.
-
-    Nothing is recorded where it is not known: where problems have no digests, and of a fork whose
-    parent has recorded nothing.
-
-    Args:
-        log_path: the run's directory.
-        datasets: what is trained on from now on, and what is held out.
-        generations: how many are recorded.
-        forked: how many of them are another run's.
-        more: digests of other problems that are trained on.
-
-    Raises:
-        RunDirectoryError: The disk refuses.
-    """
-    found = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
-    if found is not None and (added := TrainedOn.of(more)) is not None:
-        found = found.and_of(added)
-    shared = found and found.overlap(problem.digests for problem in datasets.test_P)
-    if shared:
-        logger.warning(
-            "%d of the %s are among those that are trained on",
-            shared,
-            plural(len(datasets.test_P), "held-out problem"),
-        )
-    before = read_trained_on(log_path) if generations else None
-    if found is None:
-        (log_path / TRAINED_ON).unlink(missing_ok=True)
-    elif before is not None or not forked:
-        whole = found if before is None else found.and_of(before)
-        replace_file(log_path / TRAINED_ON, [whole.encode()])
-
-
-def read_trained_on(log_path: Path) -> TrainedOn | None:
-    """What a run may have trained on; None where that is not recorded, or damaged.
-
-    Raises:
-        RunDirectoryError: It is no file that a run makes.
-    """
-    try:
-        return TrainedOn.decode(read_file(log_path / TRAINED_ON, _MOST_TRAINED_ON, log_path))
-    except FileNotFoundError:
-        return None
-
-
-def keep_date(log_path: Path, tokenizer: Tokenizer, *, writes: bool = True) -> None:
-    """Have a chat template that tells the date tell that of the run's beginning, and record it.
-
-    Args:
-        log_path: the run's directory.
-        tokenizer: with the template, or with none.
-        writes: record the present where no date is recorded; else it is told and not recorded.
-
-    Raises:
-        RunDirectoryError: What is recorded is no date, or the disk refuses.
-    """
-    if tokenizer.chat_template is None:
-        return
-    from es_cookbook.rl.messages.template import ChatTemplate, fix_date
-
-    if not ChatTemplate.tells_date(tokenizer):
-        return
-    path, date = log_path / DATE, datetime.now()
-    try:
-        date = datetime.fromisoformat(read_file(path, _MOST_DATE, log_path).decode().strip())
-    except FileNotFoundError:
-        if writes:
-            replace_file(path, [f"{date.isoformat(timespec='seconds')}\n".encode()])
-    except ValueError as error:
-        raise RunDirectoryError(
-            f"{path} must be the time at which the run began, such as 2026-01-31T12:00:00"
-        ) from error
-    fix_date(tokenizer, date)
-
-
-def copy_asked(source: Path, target: Path) -> None:
-    """Copy what is recorded of what a run may have trained on, and of the date in its prompts."""
-    if (found := read_trained_on(source)) is not None:
-        replace_file(target / TRAINED_ON, [found.encode()])
-    with contextlib.suppress(FileNotFoundError):
-        replace_file(target / DATE, [read_file(source / DATE, _MOST_DATE, source)])
-
-
-@contextlib.contextmanager
-def locked(log_path: Path) -> Generator["Recorded"]:
-    """Inside, only this process writes the run directory, which is created if it is missing.
-
-    Yields what is recorded there.
-
-    Raises:
-        RunDirectoryError: Not a run directory, not writable, or another process writes it (names
-            it).
-    """
-    is_new = not os.path.exists(log_path)  # Accepts a name that is too long.
-    checked_names(log_path)
-    lock = RunLock(log_path)
-    try:
-        yield Recorded(log_path)
-    finally:
-        lock.release()
-        if is_new:
-            with contextlib.suppress(OSError):  # Empty only if nothing began.
-                log_path.rmdir()
-
-
-@contextlib.contextmanager
-def failures_logged(log_path: Path) -> Generator[None]:
-    """Inside, an engine that fails leaves all that is known of it in `log.txt`."""
-    try:
-        yield
-    except BaseException as error:
-        for failure in leaves(error):
-            if isinstance(failure, EngineError):
-                if add_to_log(log_path, "".join(traceback.format_exception(failure))):
-                    logger.warning("what is known of this failure is in %s", log_path / LOG)
-                break
-        raise
-
-
-def add_to_log(log_path: Path, text: str) -> Path | None:
-    """Add a text and the time to `log.txt`; returns that file if the disk took it."""
-    with contextlib.suppress(OSError), appending(log_path / LOG) as file:
-        shown = text.rstrip().encode("utf-8", "backslashreplace").decode()
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{shown}\n")
-        return log_path / LOG
-    return None
-
-
-def is_of_gradients(log_path: Path) -> bool:
-    """Whether a directory is of a run of gradients: it has checkpoints instead of a history."""
-    return os.path.isdir(log_path / CHECKPOINTS) and not (log_path / HISTORY).exists()
-
-
-def check_access(directory: Path) -> None:
-    """Refuse a directory that this user may not read; it may be absent.
-
-    Raises:
-        RunDirectoryError: It is so.
-    """
-    try:
-        os.scandir(directory).close()
-        os.stat(f"{directory}/.")
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise RunDirectoryError(f"{directory} cannot be read: {error.strerror or error}") from error
-
-
 class Recorded:
-    """What is recorded in a run directory. Each file is read once, when it is first needed."""
+    """The contents of a run directory. Each file is read once, when it is first needed."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -298,6 +114,23 @@ class Recorded:
     def history(self) -> Prefix:
         """The run's history, as far as it can be read."""
         return readable_prefix(self.log_path / HISTORY)
+
+    @functools.cached_property
+    def metrics(self) -> Sequence[dict[str, float]]:
+        """The rows of `metrics.jsonl`; raises as `read_metrics`."""
+        return read_metrics(self.log_path / METRICS)
+
+    @functools.cached_property
+    def measured(self) -> dict[str, int]:
+        """Number of generations with lines in each file; the last evaluation counts as one.
+
+        Raises:
+            HistoryError: A line is damaged that is not torn; names it.
+        """
+        key = GENERATION_KEYS[METRICS]
+        found = [row[key] for row in self.metrics if math.isfinite(row.get(key, math.nan))]
+        measured = int(max(found, default=-1)) + 1
+        return {METRICS: measured, ROLLOUTS: num_measured(self.log_path, ROLLOUTS)}
 
     @functools.cached_property
     def is_of_gradients(self) -> bool:
@@ -349,15 +182,34 @@ class Recorded:
 
 
 def check_is_run(log_path: Path, or_of_gradients: bool = False) -> Recorded:
-    """Returns what is recorded in the directory of a run.
+    """Returns the contents of a run directory.
 
     Raises:
         RunDirectoryError: As `Recorded.check`, or the directory cannot be read.
     """
-    check_access(log_path)  # Before it is asked for names.
     recorded = Recorded(log_path)
     recorded.check(or_of_gradients)
     return recorded
+
+
+def is_of_gradients(log_path: Path) -> bool:
+    """Whether a directory is of a run of gradients: it has checkpoints instead of a history."""
+    return os.path.isdir(log_path / CHECKPOINTS) and not os.path.exists(log_path / HISTORY)
+
+
+def check_access(directory: Path) -> None:
+    """Refuse a directory that this user may not read; it may be absent.
+
+    Raises:
+        RunDirectoryError: It cannot be read.
+    """
+    try:
+        os.scandir(directory).close()
+        os.stat(f"{directory}/.")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} cannot be read: {error.strerror or error}") from error
 
 
 def check_has_config(log_path: Path) -> None:
@@ -388,7 +240,7 @@ def check_kinds(log_path: Path) -> None:
 
 
 def checked_names(log_path: Path) -> set[str]:
-    """What is in the directory of a run, which is made where there is none.
+    """The names in a run directory, which is created if it is missing.
 
     Raises:
         RunDirectoryError: Not a directory, not a run's, or a file in it is a link.
@@ -414,11 +266,96 @@ def checked_names(log_path: Path) -> set[str]:
     return names
 
 
-def generation_of(line: bytes, generation_key: str) -> int | None:
-    """The generation of a line of metrics or rollouts; None where it is torn or damaged."""
+def listed(names: set[str]) -> str:
+    """The first three of some files' names, and how many more there are."""
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def num_rewinds(log_path: Path) -> int:
+    """How often a run was rewound."""
+    numbers = [int(p.name) for p in (log_path / REWOUND).glob("*") if p.name.isdecimal()]
+    return max(numbers, default=0)
+
+
+# Metrics and rollouts.
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
+
+    Returns:
+        One dict per generation, in order; none if there is no file.
+
+    Raises:
+        HistoryError: A line is damaged, or the file cannot be read; names it.
+    """
     try:
-        found = cast("dict[str, object]", parsed(line))
-        number = found[generation_key]
+        with opened(path, ANY_SIZE, path.parent) as file:
+            return [
+                metrics_of_line(line[:-1], f"{path}, line {number}")
+                for number, line in enumerate(lines(file), start=1)
+                if line.endswith(b"\n")
+            ]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
+    """The metrics of one line, null as NaN.
+
+    Raises:
+        HistoryError: It is no dict of numbers; names `where`.
+    """
+    try:
+        found = parsed(line)
+    except ValueError as error:
+        raise _damaged(where, f"it must be a line of JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise _damaged(where, f"it must be a dict, found {found!r:.60}")
+    row: dict[str, float] = {}
+    for key, value in cast("dict[str, float | None]", found).items():
+        if value is None:
+            row[key] = math.nan
+        elif type(value) in (int, float) and abs(value) <= _LARGEST:
+            row[key] = value if abs(value) < 2**63 else float(value)  # NumPy has no larger integer.
+        else:
+            raise _damaged(where, f"{key!r:.60} must be a number or null, found {value!r:.60}")
+    return row
+
+
+def _damaged(where: str, problem: str) -> HistoryError:
+    return HistoryError(
+        f"{where} is damaged: {problem}; restore the file from a copy, or delete that line, which "
+        "no run needs to continue"
+    )
+
+
+def num_measured(log_path: Path, name: str) -> int:
+    """Number of generations with lines in a file; the last evaluation counts as one.
+
+    Raises:
+        HistoryError: A line is damaged that is not torn; names it.
+    """
+    path, measured = log_path / name, 0
+    if not path.exists():
+        return 0
+    with opened(path, ANY_SIZE, log_path) as file:
+        for number, line in enumerate(lines(file), start=1):
+            generation = _generation_of(line, GENERATION_KEYS[name])
+            if generation is not None:
+                measured = max(measured, generation + 1)
+            elif line.endswith(b"\n"):
+                raise _damaged(f"{path}, line {number}", "it has no generation")
+    return measured
+
+
+def _generation_of(line: bytes, generation_key: str) -> int | None:
+    """The generation of a line of metrics or rollouts; None if the line is torn or damaged."""
+    try:
+        number = cast("dict[str, object]", parsed(line))[generation_key]
     except (ValueError, KeyError, TypeError):
         return None
     return number if type(number) is int else None
@@ -429,7 +366,7 @@ def lines_before(path: Path, generation: int) -> Iterator[bytes]:
     key = GENERATION_KEYS[path.name]
     with opened(path, ANY_SIZE, path.parent) as file:
         for line in lines(file):
-            number = generation_of(line, key)
+            number = _generation_of(line, key)
             if line.endswith(b"\n") and (number is None or number < generation):
                 yield line
 
@@ -444,7 +381,214 @@ def cut_lines(path: Path, generation: int) -> None:
         replace_file(path, lines_before(path, generation))
 
 
-def listed(names: set[str]) -> str:
-    """The first three of some files' names, and how many more there are."""
-    shown = sorted(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+# The training problems.
+
+
+def keep_trained_on(
+    log_path: Path,
+    datasets: Datasets,
+    generations: int,
+    forked: int = 0,
+    more: Iterable[tuple[int, ...]] = (),
+) -> None:
+    """Record the problems that a run may train on; warn if held-out problems are among them.
+
+    Nothing is recorded if they are not known: if problems have no digests, and for a fork whose
+    parent has recorded nothing.
+
+    Args:
+        log_path: the run's directory.
+        datasets: training and held-out problems from now on.
+        generations: number of recorded generations.
+        forked: number of these that come from another run.
+        more: digests of further problems that are trained on.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
+    found = TrainedOn.of(problem.digests for problem in datasets.train.training_problems)
+    if found is not None and (added := TrainedOn.of(more)) is not None:
+        found = found.and_of(added)
+    shared = found and found.overlap(problem.digests for problem in datasets.test_P)
+    if shared:
+        logger.warning(
+            "%d of the %s are among those that are trained on",
+            shared,
+            plural(len(datasets.test_P), "held-out problem"),
+        )
+    before = read_trained_on(log_path) if generations else None
+    if found is None:
+        (log_path / TRAINED_ON).unlink(missing_ok=True)
+    elif before is not None or not forked:
+        whole = found if before is None else found.and_of(before)
+        replace_file(log_path / TRAINED_ON, [whole.encode()])
+
+
+def read_trained_on(log_path: Path) -> TrainedOn | None:
+    """The problems that a run may have trained on; None if not recorded, or damaged.
+
+    Raises:
+        RunDirectoryError: Something else than a regular file is there.
+    """
+    try:
+        return TrainedOn.decode(read_file(log_path / TRAINED_ON, _MOST_TRAINED_ON, log_path))
+    except FileNotFoundError:
+        return None
+
+
+def copy_trained_on(source: Path, target: Path) -> None:
+    """Copy the record of the training problems of a run."""
+    if (found := read_trained_on(source)) is not None:
+        replace_file(target / TRAINED_ON, [found.encode()])
+
+
+# The log.
+
+
+@contextlib.contextmanager
+def failures_logged(log_path: Path) -> Generator[None]:
+    """Inside, an engine that fails leaves its traceback in `log.txt`."""
+    try:
+        yield
+    except BaseException as error:
+        failure = next((each for each in leaves(error) if isinstance(each, EngineError)), None)
+        if failure and add_to_log(log_path, "".join(traceback.format_exception(failure))):
+            logger.warning("what is known of this failure is in %s", log_path / LOG)
+        raise
+
+
+def add_to_log(log_path: Path, text: str) -> Path | None:
+    """Add a text and the time to `log.txt`; returns the path unless the disk refuses."""
+    with contextlib.suppress(OSError), appending(log_path / LOG) as file:
+        shown = text.rstrip().encode("utf-8", "backslashreplace").decode()
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{shown}\n")
+        return log_path / LOG
+    return None
+
+
+# The lock: one process writes a run directory at a time.
+
+
+@contextlib.contextmanager
+def locked(log_path: Path) -> Generator[Recorded]:
+    """Inside, only this process writes the run directory, which is created if it is missing.
+
+    Raises:
+        RunDirectoryError: Not a run directory, not writable, or another process writes it (names
+            it).
+    """
+    is_new = not os.path.exists(log_path)  # Accepts a name that is too long.
+    checked_names(log_path)
+    lock = RunLock(log_path)
+    try:
+        yield Recorded(log_path)
+    finally:
+        lock.release()
+        if is_new:
+            with contextlib.suppress(OSError):  # Empty only if nothing began.
+                log_path.rmdir()
+
+
+class RunLock:
+    """The lock of a run directory, held from construction to `release`.
+
+    It is the operating system's (`flock` on the file `lock`), which releases it when the process
+    ends for any reason. The file holds the id of that process, and is deleted at a normal end. On a
+    file system without locks a warning is logged.
+
+    Args:
+        directory: must exist.
+
+    Raises:
+        RunDirectoryError: Another process holds it (names it), or it cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / LOCK
+        text = str(os.getpid()).encode()
+        try:
+            self._descriptor = self._locked(directory)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text, 0)
+        except RunDirectoryError:
+            raise
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            raise cannot("write", self._path, error, needed=len(text)) from error
+
+    def _locked(self, directory: Path) -> int:
+        while True:
+            descriptor = opened_descriptor(self._path, os.O_RDWR | os.O_CREAT, directory)
+            if not _flock(descriptor):
+                pid = os.pread(descriptor, _MOST_LOCK, 0).decode("ascii", "replace")
+                os.close(descriptor)
+                raise RunDirectoryError(
+                    f"log_path {directory} is being written by process {pid or 'unknown'}; wait "
+                    "until that run has ended, or stop it"
+                )
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), self._path.stat()):
+                    return descriptor
+            os.close(descriptor)  # Its owner has just deleted it.
+
+    def release(self) -> None:
+        """Release it; harmless if called twice."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _flock(descriptor: int) -> bool:
+    import filelock  # 40 ms, which every command would wait for.
+
+    try:
+        return filelock.lock_descriptor(descriptor, blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("this file system has no locks: start no second run in the same directory")
+        return True
+
+
+def writer_of(directory: Path) -> str | None:
+    """The process that writes a run directory, "process 123"; None if there is none."""
+    try:
+        pid = int(read_file(directory / LOCK, _MOST_LOCK, directory))
+    except (OSError, ValueError):
+        return None
+    import psutil  # 30 ms, which every command would wait for.
+
+    return f"process {pid}" if psutil.pid_exists(pid) else None
+
+
+def flattened(value: object) -> dict[str, object]:
+    """Every leaf of a config as JSON by dotted path; a `$class` is at the path of its object.
+
+    The version of the format is left out.
+
+    Raises:
+        ValueError: The paths are longer, all together, than any config's.
+    """
+    flat: dict[str, object] = {}
+    waiting, room = [("", value)], _MOST_CHARACTERS
+    while waiting:
+        path, found = waiting.pop()
+        size = len(cast("list[object]", found)) if isinstance(found, dict | list) else 0
+        if (room := room - size * (len(path) + 1)) < 0:  # Before the paths are made.
+            raise ValueError("it has more fields, or longer names of fields, than a config")
+        inner: list[tuple[str, object]] = []
+        if isinstance(found, dict):
+            for key, entry in cast("dict[str, object]", found).items():
+                if key == FORMAT:
+                    continue
+                named = path if key.startswith("$") else f"{path}.{key}".removeprefix(".")
+                inner.append((named, entry))
+        elif isinstance(found, list):
+            inner = [(f"{path}[{i}]", item) for i, item in enumerate(cast("list[object]", found))]
+        if not inner:
+            flat[path] = found
+        waiting += reversed(inner)
+    return flat

@@ -1,9 +1,9 @@
-"""Whether a run may begin or go on in a directory, and that it does.
+"""Whether a run may begin or continue in a directory, and the beginning of it.
 
-What stands there is told from files of a few kilobytes, so a mistake is refused before a model is
-loaded; nothing is changed until the engine is there. A run goes on only with the same Config; what
-may differ is named by the caller. A run that ended before its first generation (a misspelt model,
-say) left nothing to lose: the next one simply takes its place.
+The state of a directory is known from files of a few kilobytes, so a mistake is refused before a
+model is loaded; nothing is changed until the engine is ready. A run continues only with the same
+Config; the caller names the fields that may differ. A run that ended before its first generation (a
+misspelt model, say) left nothing to lose, so the next one takes its place.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.common.files import ANY_SIZE, fsync, lines, opened
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError, HistoryError, RunDirectoryError
+from es_cookbook.common.files import fsync
 from es_cookbook.common.terminal import choose, command, plural
-from es_cookbook.runs.directory.config_differences import differences
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -26,32 +26,35 @@ from es_cookbook.runs.directory.directory import (
     METRICS,
     WRITTEN_BY_RUNS,
     Recorded,
-    RunDirectory,
     checked_names,
-    generation_of,
+    cut_lines,
+    flattened,
     listed,
 )
+from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import NOTHING, HistoryStore, Prefix
 
 Behavior: TypeAlias = Literal["ask", "resume", "delete", "raise"]
-"""What to do about a directory that already holds a run."""
+"""What to do if a directory already holds a run."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunState:
-    """What a run finds in its directory, and what it will do there.
+    """The state of a run directory, and what the run will do there.
 
     Attributes:
-        decision: "begin" where no generation was recorded, "resume", or "delete" and begin.
-        config_json: of the run that goes on, as it was recorded; None if none does.
-        history: of that run; nothing where none goes on.
-        is_complete: whether these are all generations, and the last evaluation is there too.
+        decision: "begin" if no generation was recorded, "resume", or "delete" and begin.
+        config_json: the recorded Config of the run that continues; None if none does.
+        history: of that run.
+        metrics: the rows of its generations.
+        is_complete: whether all generations and the last evaluation are recorded.
     """
 
     decision: Literal["begin", "resume", "delete"]
     config_json: str | None = None
     history: Prefix = NOTHING
+    metrics: Sequence[Mapping[str, float]] = ()
     is_complete: bool = False
 
 
@@ -62,12 +65,12 @@ def run_state(
     behavior: Behavior,
     may_differ: Collection[str] = (),
 ) -> RunState:
-    """What a run that is about to begin or to go on does in a directory; the caller has it locked.
+    """Decide what a run does in a directory that the caller has locked.
 
     `behavior` says whether a recorded run continues, is deleted or refused, or whether the user is
-    asked at the terminal. It continues only with no fewer generations than are recorded and with
-    the same Config, except for the fields that `may_differ` names by dotted path; a path stands for
-    everything under it.
+    asked at the terminal. It continues only with at least as many generations as are recorded, and
+    with the same Config except for the fields in `may_differ`, dotted paths that include everything
+    below them.
 
     Raises:
         RunDirectoryError: Not a run directory, another Config (names every field that differs), or
@@ -87,7 +90,7 @@ def run_state(
     history = recorded.history
     if history.damage is not None:
         raise history.damage
-    refuse_lost_history(log_path, history, or_shorter=True)
+    refuse_lost_history(recorded, or_shorter=True)
     done = history.generations
     if num_generations < done:
         raise RunDirectoryError(
@@ -95,8 +98,16 @@ def run_state(
             f"many generations, found {num_generations}; to do some of them again: "
             f"{command('rewind', log_path=log_path, generation=num_generations)}"
         )
-    is_complete = done == num_generations and num_measured(log_path, METRICS) > done
-    return RunState("resume", recorded.config_json, history, is_complete)
+    is_complete = done == num_generations and recorded.measured[METRICS] > done
+    rows = rows_before(recorded.metrics, done)
+    return RunState("resume", recorded.config_json, history, rows, is_complete)
+
+
+def rows_before(
+    rows: Sequence[Mapping[str, float]], generation: int
+) -> Sequence[Mapping[str, float]]:
+    """Rows of metrics without those from `generation` on."""
+    return [row for row in rows if not row.get(GENERATION_KEYS[METRICS], -1) >= generation]
 
 
 def decided(
@@ -108,7 +119,7 @@ def decided(
 ) -> Literal["resume", "delete"]:
     """Whether a recorded run continues or is deleted: `behavior`, or the answer at the terminal.
 
-    `elsewhere` is what else can be done where its Config is another.
+    `elsewhere` is the alternative for a user with another Config.
 
     Raises:
         RunDirectoryError: Another Config (names every field that differs), one of another version,
@@ -131,44 +142,68 @@ def decided(
     return decision
 
 
-def open_run_directory(
-    log_path: Path, config_json: str, num_generations: int, header: Header, state: RunState
-) -> RunDirectory:
-    """Open or make the directory of a run in the state that `run_state` found; it is `locked`.
-
-    Of a run that goes on the Config stays as it was recorded, but for its length.
+def open_history(log_path: Path, header: Header, state: RunState) -> HistoryStore:
+    """The history of a run in the state that `run_state` found; a run to delete is deleted.
 
     Raises:
-        RunDirectoryError: Not writable.
+        RunDirectoryError: The disk refuses, or the directory holds other files.
         HistoryError: The history began with another base.
     """
     if state.decision == "delete":
         delete_run(log_path)
+    return HistoryStore(log_path / HISTORY, header, state.history)
+
+
+def begin_in(
+    log_path: Path, history: HistoryStore, state: RunState, config_json: str, num_generations: int
+) -> None:
+    """Write the Config and open the history; cut lines of generations that it does not have.
+
+    Before this, nothing of a run that continues has changed, so it can still be refused. Its Config
+    stays as it was recorded, except for its length.
+
+    Raises:
+        RunDirectoryError: The disk refuses.
+    """
     if state.config_json is not None:
         config_json = with_length(state.config_json, num_generations)
-    history = HistoryStore(log_path / HISTORY, header, state.history)
-    return RunDirectory(log_path, history, config_json)
+    replace_file(log_path / CONFIG, [config_json.encode()])
+    history.begin()
+    for name in GENERATION_KEYS:
+        cut_lines(log_path / name, history.next_generation)
 
 
-def refuse_lost_history(log_path: Path, found: Prefix, *, or_shorter: bool = False) -> None:
+def with_length(config_json: str, num_generations: int) -> str:
+    """A recorded Config with this number of generations."""
+    plain = json.loads(config_json)
+    if plain["num_generations"] == num_generations:
+        return config_json
+    plain["num_generations"] = num_generations
+    return json.dumps(plain, indent=2, ensure_ascii=False)
+
+
+def refuse_lost_history(
+    recorded: Recorded, found: Prefix | None = None, *, or_shorter: bool = False
+) -> None:
     """Refuse a run that has metrics or rollouts but no history; damage is ignored.
 
     Args:
-        log_path: the run's directory.
-        found: of its history; one generation is enough.
-        or_shorter: also refuse metrics of more generations than a crash explains; `found` is whole.
+        recorded: the run.
+        found: the beginning of its history, if the caller has read it; one generation is enough.
+        or_shorter: also refuse metrics of more generations than a crash explains.
 
     Raises:
-        HistoryError: It is so.
+        HistoryError: The history is missing or too short.
     """
+    found = recorded.history if found is None else found
     if found.generations and not or_shorter:
         return
-    history, done = log_path / HISTORY, found.generations
-    explained = 0
+    log_path, done = recorded.log_path, found.generations
+    history, explained = log_path / HISTORY, 0
     if history.exists():  # Metrics of a generation are written before its line, which may be torn.
         explained = done + 1 + (history.stat().st_size > found.num_bytes)
-    for name in GENERATION_KEYS:
-        if (measured := num_measured(log_path, name)) > explained:
+    for name, measured in recorded.measured.items():
+        if measured > explained:
             has = f"holds {plural(done, 'generation')}" if explained else "is missing"
             again = command("rewind", log_path=log_path, generation=done)
             shorter = f"; to continue from what it holds: {again}" if done else ""
@@ -178,30 +213,8 @@ def refuse_lost_history(log_path: Path, found: Prefix, *, or_shorter: bool = Fal
             )
 
 
-def num_measured(log_path: Path, name: str) -> int:
-    """How many generations have lines in metrics or rollouts; the last evaluation counts as one.
-
-    Raises:
-        HistoryError: A line is damaged that is not torn; names it.
-    """
-    path, measured = log_path / name, 0
-    if not path.exists():
-        return 0
-    with opened(path, ANY_SIZE, log_path) as file:
-        for number, line in enumerate(lines(file), start=1):
-            generation = generation_of(line, GENERATION_KEYS[name])
-            if generation is not None:
-                measured = max(measured, generation + 1)
-            elif line.endswith(b"\n"):
-                raise HistoryError(
-                    f"{path}, line {number} is damaged: restore the file from a copy, or delete "
-                    "that line; no run needs it to continue"
-                )
-    return measured
-
-
 def _is_unused(recorded: Recorded, names: set[str]) -> bool:
-    """Whether a run was begun here, and nothing else is here, but nothing was recorded."""
+    """Whether the directory holds a run that recorded nothing, and nothing else."""
     if not (names <= WRITTEN_BY_RUNS and HISTORY in names):
         return False
     history = recorded.history
@@ -209,7 +222,7 @@ def _is_unused(recorded: Recorded, names: set[str]) -> bool:
     if history.damage or history.generations or is_fork:
         return False
     with contextlib.suppress(HistoryError):
-        refuse_lost_history(recorded.log_path, history)
+        refuse_lost_history(recorded)
         return True
     return False
 
@@ -224,8 +237,39 @@ def _differences(recorded: Recorded, config_json: str, may_differ: Collection[st
         return [f"{CONFIG} cannot be read ({error})"]
 
 
+def differences(recorded: str, now: str, may_differ: Collection[str]) -> list[str]:
+    """Every field that differs between two Configs as text, in words.
+
+    Fields that the classes of the recorded one have gained since have their defaults. `may_differ`
+    are dotted paths that do not count, with everything below them. The recorded one may come from a
+    stranger; `now` is of this process, and what it names is trusted.
+
+    Raises:
+        ValueError: The recorded text is not JSON.
+    """
+    old, new = flattened(json.loads(recorded)), flattened(json.loads(now))
+    if new.keys() - old.keys():
+        with contextlib.suppress(ConfigError):  # With new fields; what is wrong shows below.
+            whole = config_to_json(config_from_json(recorded, trust_of(now)))
+            old = flattened(json.loads(whole))
+    found: list[str] = []
+    explained = list(may_differ)
+    for path in sorted(old.keys() | new.keys()):
+        if old.get(path) == new.get(path) and (path in old) == (path in new):
+            continue
+        parents = tuple(start + end for start in explained for end in ".[")
+        if path in explained or "" in explained or path.startswith(parents):
+            continue
+        was, is_now = (
+            json.dumps(each[path]) if path in each else "not there" for each in (old, new)
+        )
+        found.append(f"{path or 'Config'} was {was}, is {is_now}")
+        explained.append(path)  # Another class at `engine` explains all of its fields.
+    return found
+
+
 def _ask(log_path: Path, differing: list[str]) -> Literal["resume", "delete"]:
-    """Ask the person at the terminal."""
+    """Ask the user at the terminal."""
     if not sys.stdin.isatty():
         raise RunDirectoryError(
             f"log_path {log_path} already holds a run and there is no terminal to ask at; "
@@ -246,7 +290,7 @@ def delete_run(log_path: Path) -> None:
     """Delete a run, and nothing but a run: model directories have a `config.json` too.
 
     Raises:
-        RunDirectoryError: What no run writes is there too, or the disk refuses.
+        RunDirectoryError: Other files are there too, or the disk refuses.
     """
     names = checked_names(log_path)
     foreign = names - WRITTEN_BY_RUNS
@@ -268,12 +312,3 @@ def delete_run(log_path: Path) -> None:
         raise RunDirectoryError(
             f"cannot delete the run in {log_path}: {error.strerror or error}"
         ) from error
-
-
-def with_length(config_json: str, num_generations: int) -> str:
-    """A recorded Config, of a run of another length if it says another."""
-    plain = json.loads(config_json)
-    if plain["num_generations"] == num_generations:
-        return config_json
-    plain["num_generations"] = num_generations
-    return json.dumps(plain, indent=2, ensure_ascii=False)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.terminal import markdown, one_line
-from es_cookbook.runs.tracking.naming import class_name, is_of_training, method_of
-from es_cookbook.runs.tracking.reading import RunFiles
+from es_cookbook.runs.tracking.reading import RunFiles, class_name, is_of_training, method_of
 
 Spent: TypeAlias = Literal["rollouts", "generations", "tokens", "seconds"]
 """What a curve may go over."""

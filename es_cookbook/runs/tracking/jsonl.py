@@ -1,9 +1,10 @@
-"""`metrics.jsonl` and `rollouts.jsonl`: what a run measured and what it said.
+"""`metrics.jsonl` and `rollouts.jsonl`: their tracker, their main keys, and the result of a run.
 
 JSON has no NaN and no infinity: they are null, which `read_metrics` reads as NaN. Every line is
 fsynced, so that a generation in the history always has its metrics.
 """
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,10 @@ from typing import cast
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
 from es_cookbook.common.terminal import plural
 from es_cookbook.rl.rollouts import REPORTED
 from es_cookbook.rl.types import Logs, LostRollout, TrajectoryGroup
+from es_cookbook.runs.directory.directory import METRICS, ROLLOUTS, read_metrics
 from es_cookbook.runs.files import LineFile
 from es_cookbook.runs.tracking.base import (
     GENERATION,
@@ -30,14 +30,14 @@ from es_cookbook.runs.tracking.base import (
 )
 
 CORRECT = "test/env/all/correct"
-"""Held-out, what most tasks are about: the share of answers that are right."""
+"""Held-out share of right answers, the main metric of most tasks."""
 REWARD = "test/reward/mean"
 MEASURES = (CORRECT, REWARD, "reward/mean")
-"""What runs are told apart by: the first of them that was measured."""
+"""Main metrics in order; the first that was measured summarises a run."""
 PASS_AT = "test/pass@"
-"""What the keys of held-out pass@k begin with; k follows."""
+"""Prefix of the keys of held-out pass@k; k follows."""
 _LARGEST = 1e300
-"""Largest number in a file, so that sums are finite; Python's integers are unbounded."""
+"""Largest number that is written."""
 
 
 @chz.chz
@@ -64,8 +64,8 @@ class _JsonlTracker(Tracker):
     def __init__(self, builder: JsonlTrackerBuilder, run: RunInfo) -> None:
         self._builder = builder
         self._run = run
-        self._metrics = LineFile(run.path / "metrics.jsonl")
-        self._rollouts = LineFile(run.path / "rollouts.jsonl")
+        self._metrics = LineFile(run.path / METRICS)
+        self._rollouts = LineFile(run.path / ROLLOUTS)
 
     def log(self, generation: int, metrics: Mapping[str, float]) -> None:
         self._metrics.append(_line({GENERATION: generation, **metrics}))
@@ -118,7 +118,7 @@ class _JsonlTracker(Tracker):
 
 
 def reported_key(key: str) -> str:
-    """The key of how many answers a mean is over; rows have it if that is not all of them.
+    """The key of the number of answers in a mean; rows have it if some answers lack the metric.
 
     >>> reported_key("env/all/correct"), reported_key("test/reward/mean")
     ('reported/env/all/correct', 'test/reported/reward/mean')
@@ -128,7 +128,7 @@ def reported_key(key: str) -> str:
 
 
 def reported(metrics: Mapping[str, float], key: str) -> str:
-    """How many answers a mean is over, if that is not all of them.
+    """The number of answers in a mean, in words; empty if it includes all of them.
 
     >>> reported({"env/all/correct": 0.9, "reported/env/all/correct": 29.0}, "env/all/correct")
     'of 29 answers'
@@ -154,48 +154,87 @@ def finite(value: object) -> object:
     return number if abs(number) <= _LARGEST else None
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Every whole line of a `metrics.jsonl`, null as NaN; a torn last line is left out.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a run so far.
 
-    Returns:
-        One dict a generation, in order; none where there is no file.
+    Attributes:
+        path: the run directory.
+        first: the first value of each held-out metric (`test/...`) and of `reward/mean`.
+        last: their last values.
+    """
+
+    path: Path
+    first: Mapping[str, float]
+    last: Mapping[str, float]
+
+    def gain(self, key: str = CORRECT) -> str:
+        """A metric's first and last value in words, and pass@k of the largest k if measured.
+
+        Shares (keys under `test/env/` and `test/pass@`) are compared in points. If the metric was
+        not measured, `test/reward/mean` or `reward/mean` takes its place.
+
+        >>> found = Result(Path("run"), {"test/env/all/correct": 0.25}, {"test/env/all/correct": 1})
+        >>> found.gain()
+        'test/env/all/correct 0.250 -> 1.000 (+75.0 points)'
+        """
+        main = [name for name in (key, *MEASURES[1:]) if name in self.last][:1]
+        if not main:
+            return "nothing was measured"
+        ks = [int(k) for name in self.last if (k := name.removeprefix(PASS_AT)).isdecimal()]
+        return ", ".join(map(self._change, main + [f"{PASS_AT}{k}" for k in sorted(ks)[-1:]]))
+
+    def _change(self, key: str) -> str:
+        first, last = self.first[key], self.last[key]
+        counts = [
+            f" ({over})" if (over := reported(row, key)) else "" for row in (self.first, self.last)
+        ]
+        may_be_share = "env/" in key or key.startswith(PASS_AT)
+        is_share = may_be_share and all(0 <= value <= 1 for value in (first, last))
+        gain = f"{100 * (last - first):+.1f} points" if is_share else f"{last - first:+.3f}"
+        return f"{key} {first:.3f}{counts[0]} -> {last:.3f}{counts[1]} ({gain})"
+
+
+def result_of(log_path: Path, rows: Sequence[Mapping[str, float]] | None = None) -> Result:
+    """The result of the run in a directory so far; `rows` are its metrics, read if None.
 
     Raises:
-        HistoryError: A line is no such dict, or the file cannot be read; names it.
+        HistoryError: Its metrics are damaged.
     """
-    try:
-        with opened(path, ANY_SIZE, path.parent) as file:
-            return [
-                metrics_of_line(line[:-1], f"{path}, line {number}")
-                for number, line in enumerate(lines(file), start=1)
-                if line.endswith(b"\n")
-            ]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise HistoryError(f"{path} cannot be read: {error.strerror or error}") from error
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for row in read_metrics(log_path / METRICS) if rows is None else rows:
+        found = {k: v for k, v in row.items() if k.startswith("test/") or k == "reward/mean"}
+        complete = {reported_key(key) for key in found} - found.keys()
+        new = {
+            k: v for k, v in found.items() if k.replace(reported_key("test/"), "test/") not in first
+        }
+        first |= new
+        last = {key: value for key, value in (last | found).items() if key not in complete}
+    return Result(log_path, first, last)
 
 
-def metrics_of_line(line: bytes, where: str) -> dict[str, float]:
-    """The metrics of one line, null as NaN; `where` is named where it is damaged.
+def elapsed(seconds: float, rows: Sequence[Mapping[str, float]], since: float) -> str:
+    """The wall time of a process that trained, and the part of it spent in generations.
 
-    Raises:
-        HistoryError: It is no dict of numbers.
+    Args:
+        seconds: all of them: start, loading, evaluations and generations.
+        rows: of `metrics.jsonl`.
+        since: start of the process, as `time/unix` in rows; earlier rows are another process's.
     """
-    try:
-        found = parsed(line)
-    except ValueError as error:
-        raise HistoryError(f"{where} is damaged: it must be a line of JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise HistoryError(f"{where} is damaged: it must be a dict, found {found!r:.60}")
-    row: dict[str, float] = {}
-    for key, value in cast("dict[str, float | None]", found).items():
-        if value is None:
-            row[key] = math.nan
-        elif type(value) in (int, float) and abs(value) <= _LARGEST:
-            row[key] = value if abs(value) < 2**63 else float(value)  # NumPy has no larger integer.
-        else:
-            raise HistoryError(
-                f"{where} is damaged: {key!r:.60} must be a number or null, found {value!r:.60}"
-            )
-    return row
+    own = [row["time/total"] for row in rows if row.get("time/unix", -math.inf) >= since]
+    took = duration_in_words(seconds)
+    if not own:
+        return f"{took} (no generation was left to run)"
+    return f"{took} ({plural(len(own), 'generation')}: {duration_in_words(math.fsum(own))})"
+
+
+def duration_in_words(seconds: float) -> str:
+    """A duration in the unit that fits.
+
+    >>> duration_in_words(12), duration_in_words(90), duration_in_words(7200)
+    ('12 s', '1.5 min', '2.0 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

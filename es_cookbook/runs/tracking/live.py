@@ -21,8 +21,7 @@ from es_cookbook.common.terminal import is_screen, plural, printable
 from es_cookbook.population.underway import Rollouts
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder
 from es_cookbook.runs.tracking.findings import Findings
-from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD, reported
-from es_cookbook.runs.tracking.result import duration_in_words
+from es_cookbook.runs.tracking.jsonl import CORRECT, PASS_AT, REWARD, duration_in_words, reported
 
 SPEEDS = {
     "throughput/answers_per_second": "answers/s",

@@ -1,35 +1,30 @@
-"""A run as it stands on the disk, for whoever looks at it: reports, lists, tables.
+"""A run as it stands on the disk, read for reports, lists and tables.
 
-Looking differs from going on. What a run goes on from must be whole, and
-`es_cookbook.runs.directory.opening` refuses it otherwise; what is looked at may be torn, or written
-by a process that is still writing it. So everything here reads what can be
-read, and says in a sentence what cannot. Nothing is changed, nothing that a file names is imported,
-and no lock is taken.
+Reading a run differs from continuing one. A run that continues must be whole, and
+`es_cookbook.runs.directory.opening` refuses it otherwise; here files may be torn, or still being
+written. So everything that can be read is returned, and each problem becomes a sentence. Nothing is
+changed or locked, and nothing that a file names is imported.
 
     run = read_run(Path("runs/mine"))
     run.state, run.config["optimizer.sigma"], run.metrics[-1], len(run.records)
     for rollout in run.rollouts(): ...
 
-The files are those of evolution strategies and of gradients alike; the latter have no history.
+The same for runs of gradients, which have no history. The functions below `read_run` name a run
+where it is shown: its task, its method and its main metric.
 """
 
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.common.files import (
-    ANY_SIZE,
-    lines,
-    opened,
-    parsed,
-)
-from es_cookbook.common.terminal import plural
+from es_cookbook.common.files import ANY_SIZE, lines, opened, parsed
+from es_cookbook.common.terminal import one_line, plural
 from es_cookbook.evolution.optimizers.base import AUTO
-from es_cookbook.runs.directory.config_differences import flattened
 from es_cookbook.runs.directory.directory import (
     CONFIG,
     GENERATION_KEYS,
@@ -38,14 +33,22 @@ from es_cookbook.runs.directory.directory import (
     ROLLOUTS,
     Recorded,
     check_access,
+    flattened,
     is_of_gradients,
+    metrics_of_line,
+    writer_of,
 )
-from es_cookbook.runs.directory.lock import writer_of
 from es_cookbook.runs.history.format import Header, Record
 from es_cookbook.runs.history.store import readable_prefix
-from es_cookbook.runs.tracking.jsonl import metrics_of_line
+from es_cookbook.runs.tracking.jsonl import MEASURES
 
 State: TypeAlias = Literal["not begun", "running", "interrupted", "complete"]
+_RECIPE = re.compile(r"es_cookbook\.recipes\.([a-z0-9_]+)\.[\w.]+:\w+")
+_CLASS = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_][\w.]*)")
+_TASKS = ("dataset.taskset", "dataset.game", "dataset.source")
+"""Fields that name the task of data sets outside the recipes."""
+_NOT_TRAINING = ("log_path", "behavior_if_log_dir_exists", "trackers", "profile")
+_LABELS: dict[str, str] = dict(zip(MEASURES, ("correct", "reward", "training reward"), strict=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,14 +57,13 @@ class RunFiles:
 
     Attributes:
         path: as it was given.
-        config: its Config as plain values by dotted path, `optimizer.sigma` for example; a part's
-            class stands at the part's own path, `optimizer`; an `auto` is what the run found. Empty
-            where it cannot be read.
-        metrics: one dict a generation, and one for the last evaluation; NaN where not measured.
-        header: what the run began with; None where the history cannot be read, and of gradients.
-        records: of the history, in order; empty for a run of gradients.
-        state: where it stands.
-        problems: what could not be read, one sentence each.
+        config: the Config as plain values by dotted path, for example `optimizer.sigma`. The class
+            of a part is at the path of the part (`optimizer`). An `auto` is replaced by the value
+            that the run found. Empty if the Config cannot be read.
+        metrics: one dict per generation, and one for the last evaluation; NaN if not measured.
+        header: None if the history cannot be read, and for gradients.
+        records: of the history, in order; empty for gradients.
+        problems: one sentence for each part that could not be read.
     """
 
     path: Path
@@ -74,17 +76,17 @@ class RunFiles:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether it was trained by gradients."""
+        """Whether the run was trained by gradients."""
         return is_of_gradients(self.path)
 
     @property
     def num_generations(self) -> int:
-        """How many its Config asks for; 0 where that cannot be read."""
+        """Number of generations in the Config; 0 if the Config cannot be read."""
         return _length(self.config)
 
     @property
     def generations_done(self) -> int:
-        """How many count: those of the history, or, of gradients, those that were measured."""
+        """Generations in the history; for gradients, those with metrics."""
         if not self.is_gradient:
             return len(self.records)
         return min(len(self.metrics), self.num_generations)
@@ -92,11 +94,7 @@ class RunFiles:
     def rollouts(
         self, on_damage: Callable[[str], None] | None = None
     ) -> Iterator[dict[str, object]]:
-        """The lines of `rollouts.jsonl`, one after the other, as they were written.
-
-        Args:
-            on_damage: is told, in a sentence, of lines that were left out.
-        """
+        """Yields the lines of `rollouts.jsonl`; `on_damage` gets a sentence about skipped lines."""
         damaged = 0
         for line in _lines(self.path / ROLLOUTS, on_damage):
             found = _json(line)
@@ -109,20 +107,21 @@ class RunFiles:
 
 
 def read_run(log_path: Path) -> RunFiles:
-    """Read a run directory, of a run that is in progress too.
+    """Read a run directory; the run may be in progress.
 
     Raises:
-        RunDirectoryError: There is no such directory, or it is not a run's, or of another version.
+        RunDirectoryError: There is no such directory, it is not of a run, or it has another format
+            version.
     """
     check_access(log_path)
-    if not os.path.isdir(log_path):  # Which asks nothing of a name that is too long.
+    if not os.path.isdir(log_path):  # Accepts a name that is too long.
         found = "a file" if os.path.exists(log_path) else "nothing there"
         raise RunDirectoryError(f"log_path {log_path} must be a run directory, found {found}")
     problems: list[str] = []
     config = _config(log_path, problems)
     metrics = _metrics(log_path / METRICS, problems)
     history = readable_prefix(log_path / HISTORY)
-    if history.damage is not None:  # What stands before it is good.
+    if history.damage is not None:
         problems.append(str(history.damage))
     header, records = history.header, [*history.records]
     for name, value in _chosen(header).items():
@@ -164,7 +163,7 @@ def _metrics(path: Path, problems: list[str]) -> list[dict[str, float]]:
 
 
 def _chosen(header: Header | None) -> Mapping[str, object]:
-    """What a run took for options that are `auto`, by their paths in its Config."""
+    """Values that the run found for options that are `auto`, by path in the Config."""
     if header is None:
         return {}
     found = {f"optimizer.{name}": value for name, value in header.found.items()}
@@ -187,7 +186,7 @@ def _length(config: Mapping[str, object]) -> int:
 
 
 def _lines(path: Path, on_damage: Callable[[str], None] | None) -> Iterator[bytes]:
-    """The lines of a file except a torn last one; `on_damage` gets what stops reading."""
+    """The lines of a file except a torn last one; `on_damage` gets the reason if reading stops."""
     try:
         with opened(path, ANY_SIZE, path.parent) as file:
             yield from (line for line in lines(file) if line.endswith(b"\n"))
@@ -203,3 +202,70 @@ def _json(line: bytes) -> object:
         return parsed(line)
     except ValueError:
         return None
+
+
+def is_of_training(path: str) -> bool:
+    """Whether a field of a Config, by dotted path, changes what is trained.
+
+    >>> is_of_training("optimizer.sigma"), is_of_training("trackers.jsonl")
+    (True, False)
+    """
+    return path.partition(".")[0] not in _NOT_TRAINING
+
+
+def task_of(config: Mapping[str, object]) -> str:
+    """The task of a run, for a title; "unknown task" if its Config does not say.
+
+    >>> task_of({"dataset": "es_cookbook.recipes.countdown.dataset:CountdownDatasetBuilder"})
+    'Countdown'
+    >>> task_of({"dataset": "es_cookbook.rl.data.task:Task", "dataset.source": "data/rows.jsonl"})
+    'rows.jsonl'
+    """
+    if recipe := recipe_of(config):
+        return recipe.replace("_", " ").capitalize()
+    for field in _TASKS:
+        if isinstance(source := config.get(field), str) and source:
+            return one_line(source.rstrip("/").rpartition("/")[2])
+    return class_name(config.get("dataset")) or "unknown task"
+
+
+def recipe_of(config: Mapping[str, object]) -> str | None:
+    """The recipe whose problems a run trains on; None for other problems."""
+    for part in ("", "dataset"):
+        if found := _RECIPE.fullmatch(str(config.get(part))):
+            return found[1]
+    return None
+
+
+def class_name(text: object) -> str:
+    """The class in "module:Class"; "" for any other value.
+
+    >>> class_name("es_cookbook.evolution.optimizers.es:ES")
+    'ES'
+    """
+    return found[1] if isinstance(text, str) and (found := _CLASS.fullmatch(text)) else ""
+
+
+def method_of(run: RunFiles) -> str:
+    """The method that trained a run: the optimizer of evolution strategies, or which gradients."""
+    config = run.config
+    if not run.is_gradient:
+        return class_name(config.get("optimizer")) or "ES"
+    if method := class_name(config.get("method")):
+        return f"policy gradient ({method})"
+    return "GRPO" if ".grpo" in str(config.get("")) else "gradients"
+
+
+def main_measure(rows: Sequence[Mapping[str, float]]) -> str | None:
+    """The first of `MEASURES` that was measured; None if none was."""
+    measured = {key for row in rows for key, value in row.items() if math.isfinite(value)}
+    return next((key for key in MEASURES if key in measured), None)
+
+
+def best_score(run: RunFiles) -> tuple[float, str] | None:
+    """The highest value of the main measure of a run, and the label of that measure."""
+    key = main_measure(run.metrics)
+    if key is None:
+        return None
+    values = [row[key] for row in run.metrics if math.isfinite(row.get(key, math.nan))]
+    return max(values), _LABELS[key]

@@ -16,8 +16,7 @@ from es_cookbook.plugins.branches import rewind
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.problem_env import digest_of
-from es_cookbook.runs.directory.directory import read_trained_on
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import RunLock, read_trained_on
 from es_cookbook.runs.history.format import Fork
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.program import run as run_config

@@ -22,7 +22,7 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.report.frames import frames
 from es_cookbook.plugins.sweep import Range, SweepSettings, Value, Values, sweep
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.tracking.trackers import TrackersBuilder
 from tests.fakes import FakeEngineBuilder

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from es_cookbook.runs.directory.config_differences import differences, flattened
+from es_cookbook.runs.directory.directory import flattened
+from es_cookbook.runs.directory.opening import differences
 
 OLD = {"$class": "a:Config", "sigma": 0.5, "engine": {"$class": "a:Torch", "n": 2}, "tags": ["x"]}
 

@@ -22,7 +22,7 @@ from es_cookbook.common.errors import ESCookbookError
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.runs.config import MAY_DIFFER
 from es_cookbook.runs.directory.directory import FILES_OF_RUNS, Recorded
-from es_cookbook.runs.directory.opening import open_run_directory, run_state
+from es_cookbook.runs.directory.opening import begin_in, open_history, run_state
 from es_cookbook.runs.history.format import Header
 from es_cookbook.runs.history.store import read_header, read_history
 from es_cookbook.runs.recorded import open_run
@@ -74,11 +74,11 @@ def resumed(path: Path, original: dict[str, bytes]) -> None:
     config_json = written_now(original["config.json"].decode())
     length = json.loads(config_json)["num_generations"]
     state = run_state(Recorded(path), config_json, length, "resume", MAY_DIFFER)
-    directory = open_run_directory(path, config_json, length, header, state)
-    directory.begin()
-    directory.history.close()
+    history = open_history(path, header, state)
+    begin_in(path, history, state, config_json, length)
+    history.close()
     assert state.decision in ("resume", "begin")
-    assert directory.history.next_generation == state.history.generations
+    assert history.next_generation == state.history.generations
 
 
 def forked(path: Path, original: dict[str, bytes]) -> None:

@@ -27,11 +27,10 @@ from es_cookbook.runs.directory.directory import lines_before
 from es_cookbook.runs.export.export import curve
 from es_cookbook.runs.history.format import CHECKSUM_KEY
 from es_cookbook.runs.history.store import read_header, read_history, read_prefix
+from es_cookbook.runs.recorder import Progress
 from es_cookbook.runs.tracking.curves import table
-from es_cookbook.runs.tracking.jsonl import read_metrics
-from es_cookbook.runs.tracking.measures import Progress
+from es_cookbook.runs.tracking.jsonl import read_metrics, result_of
 from es_cookbook.runs.tracking.reading import read_run
-from es_cookbook.runs.tracking.result import result_of
 
 RECORDED = Path(__file__).parents[2] / "data/recorded"
 VALUES: tuple[Any, ...] = (

@@ -4,7 +4,6 @@ import os
 import pty
 import sys
 from collections.abc import Collection
-from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -13,25 +12,20 @@ import pytest
 from es_cookbook.common.errors import EngineError, HistoryError, RunDirectoryError
 from es_cookbook.plugins.branches.branches import fork_run, rewind_run
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.template import ChatTemplate
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Datasets
 from es_cookbook.runs.directory.directory import (
     Recorded,
     check_is_run,
-    copy_asked,
     failures_logged,
-    keep_date,
     keep_trained_on,
     locked,
     read_trained_on,
 )
-from es_cookbook.runs.directory.opening import Behavior, open_run_directory, run_state
+from es_cookbook.runs.directory.opening import Behavior, begin_in, open_history, run_state
 from es_cookbook.runs.files import LineFile, replace_file
 from es_cookbook.runs.history.store import HistoryStore
 from es_cookbook.runs.tracking.reading import read_run
-from tests.chat_templates import tokenizer_with
 from tests.fakes import SmallDataset, problem
 from tests.runs.records import HEADER, make_record
 
@@ -61,10 +55,10 @@ def opened(
 ) -> Opened:
     length = json.loads(config_json)["num_generations"]
     state = run_state(Recorded(path), config_json, length, behavior, may_differ)
-    run = open_run_directory(path, config_json, length, HEADER, state)
-    assert run.history.next_generation == state.history.generations
-    run.begin()
-    return Opened(run.path, run.history, run.history.next_generation > 0)
+    history = open_history(path, HEADER, state)
+    assert history.next_generation == state.history.generations
+    begin_in(path, history, state, config_json, length)
+    return Opened(path, history, history.next_generation > 0)
 
 
 def changed(**fields: object) -> str:
@@ -145,7 +139,7 @@ def test_a_damaged_line_before_the_last_is_refused_with_its_number(tmp_path: Pat
     metrics = tmp_path / "metrics.jsonl"
     damaged = b'{"progress/generation": nothing}\n' + metrics.read_bytes()
     metrics.write_bytes(damaged)
-    with pytest.raises(HistoryError, match=r"metrics\.jsonl, line 1 is damaged: restore the file"):
+    with pytest.raises(HistoryError, match=r"metrics\.jsonl, line 1 is damaged: .*; restore "):
         opened(tmp_path, CONFIG, "resume")
     assert metrics.read_bytes() == damaged
 
@@ -366,29 +360,6 @@ def test_what_is_held_out_and_trained_on_is_said_and_what_is_not_known_not_recor
     assert read_trained_on(tmp_path) is None and not (tmp_path / "trained_on.bin").exists()
     (tmp_path / "trained_on.bin").write_bytes(found.encode()[:-1])
     assert read_trained_on(tmp_path) is None
-
-
-def test_a_run_tells_the_date_of_its_beginning_in_all_its_prompts(tmp_path: Path) -> None:
-    template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
-    asked = [Message("user", "x")]
-    plain = tokenizer_with("{{ messages[0].content }}")
-    keep_date(tmp_path, plain)
-    assert not (tmp_path / "date.txt").exists()
-    keep_date(tmp_path, tokenizer_with(template), writes=False)
-    assert not (tmp_path / "date.txt").exists()
-    keep_date(tmp_path, tokenizer_with(template))
-    datetime.fromisoformat((tmp_path / "date.txt").read_text().strip())
-    (tmp_path / "date.txt").write_text("1999-12-31T23:59:59\n")
-    fork = tmp_path / "fork"
-    fork.mkdir()
-    copy_asked(tmp_path, fork)
-    for log_path in (tmp_path, fork):
-        later = tokenizer_with(template)
-        keep_date(log_path, later)
-        assert ChatTemplate.of(later).text(asked) == "1999 x"
-    (tmp_path / "date.txt").write_text("yesterday")
-    with pytest.raises(RunDirectoryError, match="must be the time at which the run began"):
-        keep_date(tmp_path, tokenizer_with(template))
 
 
 def test_a_finished_run_that_is_extended_evaluates_its_former_end_again(tmp_path: Path) -> None:

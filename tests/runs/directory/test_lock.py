@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.directory.lock import LOCK, RunLock, writer_of
+from es_cookbook.runs.directory.directory import LOCK, RunLock, writer_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,7 +20,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import RunLock
 try:
     lock = RunLock(Path(sys.argv[1]))
 except RunDirectoryError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.terminal import as_program
-from es_cookbook.runs.tracking.log import library_log
+from es_cookbook.runs.setup import library_log
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = """
@@ -30,7 +30,7 @@ SCRIPT = """
 import logging, sys, warnings
 from pathlib import Path
 from es_cookbook.common.terminal import as_program, say
-from es_cookbook.runs.tracking.log import libraries_quiet, library_log
+from es_cookbook.runs.setup import libraries_quiet, library_log
 
 def run():
     with library_log(Path(sys.argv[1])):

@@ -16,7 +16,7 @@ from es_cookbook.rl.types import (
     TrajectoryGroup,
     Transition,
 )
-from es_cookbook.runs.tracking.measures import Progress
+from es_cookbook.runs.recorder import Progress
 
 LOST = LostRollout("OSError: no", "")
 THREE_TOKENS = Trajectory(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.common.errors import RunDirectoryError
-from es_cookbook.runs.directory.lock import RunLock
+from es_cookbook.runs.directory.directory import RunLock
 from es_cookbook.runs.tracking.reading import read_run
 from tests.runs.directory.test_damaged_directories import RUNS
 
@@ -100,9 +100,8 @@ def test_a_run_is_running_while_its_writer_lives(run: Path) -> None:
 
 
 def test_a_writer_that_was_killed_is_not_taken_for_a_running_one(run: Path) -> None:
-    code = (
-        "import os; from pathlib import Path; from es_cookbook.runs.directory.lock import RunLock\n"
-    )
+    code = "import os; from pathlib import Path\n"
+    code += "from es_cookbook.runs.directory.directory import RunLock\n"
     code += f"RunLock(Path({str(run)!r})); os._exit(1)"
     subprocess.run([sys.executable, "-c", code], check=False)
     assert (run / "lock").exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from es_cookbook.runs.tracking.result import Result, elapsed, result_of
+from es_cookbook.runs.tracking.jsonl import Result, elapsed, result_of
 
 
 def write(path: Path, *rows: dict[str, float]) -> Path:

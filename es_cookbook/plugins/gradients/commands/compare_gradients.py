@@ -72,7 +72,7 @@ from es_cookbook.rl.objectives import Mean
 from es_cookbook.rl.surrogate import Surrogate
 from es_cookbook.rl.types import Metrics
 from es_cookbook.runs.config import Config
-from es_cookbook.runs.directory.directory import METRICS, keep_date
+from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.files import replace_file
 from es_cookbook.runs.presets import PRESETS
 from es_cookbook.runs.program import run as run_evolution
@@ -370,7 +370,6 @@ async def _opened(config: AnyConfig, is_base: bool) -> AsyncGenerator[Engine]:
             await rebuilt.go_to(len(rebuilt.run.records))
         elif not is_base:
             await _take_checkpoint(engine, Path(config.log_path))
-        keep_date(Path(config.log_path), engine.tokenizer, writes=False)
         yield engine
 
 

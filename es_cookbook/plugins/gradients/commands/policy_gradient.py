@@ -31,7 +31,7 @@ from es_cookbook.plugins.gradients import policy_gradient
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.runs.program import run_and_tell
 from es_cookbook.runs.signals import result_until_signal
-from es_cookbook.runs.tracking.result import Result, result_of
+from es_cookbook.runs.tracking.jsonl import Result, result_of
 
 _Config = TypeVar("_Config", bound=GradientConfig)
 _HELP = "\n\nrecipe=NAME takes model, problems, lengths and rollouts of a recipe."

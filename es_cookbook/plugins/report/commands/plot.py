@@ -18,8 +18,7 @@ from es_cookbook.plugins.report.plots import SizeName, draw_runs, require_matplo
 from es_cookbook.runs.files import cannot
 from es_cookbook.runs.tracking.curves import Spent, grouped
 from es_cookbook.runs.tracking.jsonl import CORRECT
-from es_cookbook.runs.tracking.naming import task_of
-from es_cookbook.runs.tracking.reading import read_run
+from es_cookbook.runs.tracking.reading import read_run, task_of
 
 
 @chz.chz
