@@ -195,7 +195,7 @@ class ProblemGroupBuilder(EnvGroupBuilder):
             worth, earned = (await env.graded(gold)).reward, (await env.graded(left)).reward
         if earned >= worth or math.isclose(earned, worth):
             return
-        why = texts.lost_in(gold) or "the model's tokenizer does not keep all its characters"
+        why = "its tokenizer does not keep all characters, or leaves special tokens out of answers"
         if texts.said(gold) == gold:
             why = "sampling.stop ends it before its end ([] ends answers nowhere)"
         raise DataError(

@@ -222,7 +222,7 @@ class Lane:
             assert isinstance(request, SampleRequest)
             if table.wants_logprobs[slot]:
                 logprobs_T = tuple(table.logprobs[slot, : len(tokens_T)].tolist())
-            text = self._texts.before(request.cut_at, tokens_T, self._texts.text(tokens_T))
+            text = self._texts.before(request.cut_at, self._texts.text(tokens_T))
             reason = "stop" if stop else "length"
             results.append((work, Action(tuple(tokens_T), text, reason, logprobs_T)))
         self.forward.ended(table, slots.tolist())

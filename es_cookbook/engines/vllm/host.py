@@ -177,7 +177,7 @@ class VLLMEngine(Engine):
         tokens_T = tuple(answer.token_ids)
         self._counters["tokens"] += len(tokens_T)
         # vLLM's own text ends with a stop string, which may be within a token.
-        text = self._texts.before(request.cut_at, tokens_T, self._texts.text(tokens_T))
+        text = self._texts.before(request.cut_at, self._texts.text(tokens_T))
         logprobs_T = None
         if params.logprobs and answer.logprobs is not None:
             chosen = zip(tokens_T, answer.logprobs, strict=True)
@@ -357,8 +357,6 @@ class VLLMEngine(Engine):
                 seed=seed,
                 stop=list(stop),
                 stop_token_ids=[*self._eos_token_ids, *named],
-                # It looks for stop texts in what it decodes.
-                skip_special_tokens=not self._texts.has_marked(stop),
                 spaces_between_special_tokens=False,
                 include_stop_str_in_output=True,
                 ignore_eos=True,  # they are among the stop tokens

@@ -87,18 +87,15 @@ class Begun:
     """The beginning of an answer's content that cannot change any more.
 
     Held back are what may be the beginning of a call, as many characters as a stop string may have
-    begun with, and an incomplete character; all of it, if a stop string has a special token in it
-    beside other text. A token is decoded with the few before it, so an answer takes time in
-    proportion to its length.
+    begun with, and an incomplete character. A token is decoded with the few before it, so an answer
+    takes time in proportion to its length.
     """
 
     def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
         self._texts, self._prompt = texts, prompt
         self._stops = draw.stop or ()
         self._held = max(map(len, self._stops), default=1) - 1
-        self._waits = texts.has_marked(draw.stop or ()) or (
-            prompt.form is not None and has_response_template(texts.tokenizer)
-        )
+        self._waits = prompt.form is not None and has_response_template(texts.tokenizer)
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
         self._told = 0
@@ -252,7 +249,7 @@ class Translator:
 
     def answer(self, prompt: Prompt, draw: Draw, action: Action, one_call: bool = False) -> Answer:
         """Parse what was sampled; thoughts, and calls that cannot be parsed, stay text."""
-        sampled = self.texts.before(draw.stop or (), action.tokens_T, action.text)
+        sampled = self.texts.before(draw.stop or (), action.text)
         text = prompt.opening + sampled
         if prompt.form is None:
             return Answer(text, (), action.stop_reason, action)

@@ -21,7 +21,6 @@ tokenizer's response template may read (`es_cookbook.rl.messages.turns`).
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, TypeAlias, cast
@@ -172,12 +171,6 @@ def parse_tool_calls(text: str, form: Form) -> Parsed:
     return Parsed("".join(content).strip(), tuple(calls), tuple(problems))
 
 
-def said_in(text: str, form: Form) -> str:
-    """A text with its calls, without its thoughts."""
-    parts = (text[start:stop].strip("\n") for start, stop in _said_spans(text, form))
-    return "\n".join(part for part in parts if part)
-
-
 def call_text(call: ToolCall, form: Form) -> str:
     """A call as a model writes it; `parse_tool_calls` reads it back."""
     body = as_json({"name": call.name, ARGUMENTS[form]: dict(call.arguments)})
@@ -212,7 +205,7 @@ def is_deeper(value: object, most: int) -> bool:
 def _places(text: str, form: Form) -> Iterator[tuple[int, int]]:
     """Where calls stand in what a text says."""
     find = _hermes if form == "hermes" else _llama
-    for start, stop in _said_spans(text, form):
+    for start, stop in said_spans(text):
         yield from find(text, start, stop)
 
 
@@ -248,31 +241,6 @@ def _is_like_call(fields: Mapping[str, object]) -> bool:
     return "name" in fields and (len(fields) == 1 or any(key in fields for key in _KEYS))
 
 
-def _said_spans(text: str, form: Form) -> Sequence[tuple[int, int]]:
-    """Where a text says something: tags in the JSON of its calls are text of arguments."""
-    spans = said_spans(text)
-    if spans == [(0, len(text))] or (without := _without_json(text, form)) == text:
-        return spans
-    return said_spans(without)
-
-
-def _without_json(text: str, form: Form) -> str:
-    """The text with nothing in place of the JSON of calls, also of that which is damaged."""
-    parts: list[str] = []
-    at = 0
-    for begun in islice(_BEGINS[form].finditer(text), _MOST_JSON):
-        begin = begun.start(1)
-        if begin < at:
-            continue
-        end = _json_end(text, begin)
-        if end is None and form == "hermes":
-            end = _after(_DAMAGED, text, begin, begin + LONGEST_CALL)
-        if end is not None:
-            parts += text[at:begin], "\0" * (end - begin)
-            at = end
-    return "".join([*parts, text[at:]])
-
-
 def _json_end(text: str, start: int) -> int | None:
     """Where the JSON ends that begins here; None where it is none, or not whole."""
     return _json_at(text, start)[1]
@@ -287,23 +255,13 @@ def _json_at(text: str, start: int) -> tuple[object, int | None]:
     return value, start + length
 
 
-def _after(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> int:
-    found = pattern.match(text, start, stop)
+def _after(pattern: re.Pattern[str], text: str, start: int) -> int:
+    found = pattern.match(text, start)
     return start if found is None else found.end()
 
 
 _BLANK, _BETWEEN = re.compile(r"\s*"), re.compile(r"[;\s]*")
 _LEAD = re.compile(rf"[;\s]*(?:{re.escape(PYTHON_TAG)}\s*)?")
-_BEGINS: Mapping[Form, re.Pattern[str]] = {
-    "hermes": re.compile(rf"{OPEN}\s*([{{\[])"),
-    "llama": re.compile(r'(\{)\s*"'),
-}
-_MOST_JSON = 500
-"""Calls in a text, also in what is thought, in which tags are text."""
-_DAMAGED = re.compile(
-    rf'(?:[^"<]|"[^"\\<]*+(?:(?:\\.|<(?!{OPEN[1:]}|{CLOSE[1:]}))[^"\\<]*+)*+")*+', re.DOTALL
-)
-"""Up to a tag outside of strings; a string that is not closed goes beyond its call."""
 _LENIENT = json.JSONDecoder(parse_float=len, parse_int=len)
 """Of numbers in any size."""
 

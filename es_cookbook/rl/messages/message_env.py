@@ -132,8 +132,7 @@ class MessageEnv(ProvableEnv):
     @override
     async def try_gold(self, gold: str | tuple[str, ...], context_length: int) -> tuple[float, str]:
         told = await told_gold(self, gold, self.chat.tokenizer, context_length)
-        lost = AnswerTexts(self.chat.tokenizer).lost_in("".join(gold))
-        return told.reward, lost and f": {lost}"
+        return told.reward, ""
 
     def _checked(self, found: object) -> Reply:
         where = f"{type(self).__qualname__}.reply"

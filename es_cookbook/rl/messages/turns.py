@@ -29,9 +29,8 @@ from es_cookbook.rl.messages.message import (
     Parsed,
     as_json,
     parse_tool_calls,
-    said_in,
 )
-from es_cookbook.rl.messages.thoughts import THOUGHTS, opened_thought, whole_turn
+from es_cookbook.rl.messages.thoughts import THOUGHTS, opened_thought, spoken, whole_turn
 from es_cookbook.rl.types import Action, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ def read_turn(
     if not has_response_template(tokenizer):
         return read
     own = text if action.text.startswith(text) else text.removeprefix(opened)
-    said = said_in(whole_turn(opening + _marked(tokenizer, own, action), opened), form)
+    said = spoken(whole_turn(opening + _marked(tokenizer, own, action), opened))
     prefix = str(tokenizer.decode(list(prompt_T))).removesuffix(opening) + THOUGHTS.get(opened, "")
     try:
         found = _by_template(tokenizer, said, prefix, schemas)

@@ -1,7 +1,6 @@
-"""Gold answers go the model's way: what it cannot say, or nobody sees, is refused before a run."""
+"""Gold answers that the model cannot say are refused before a run."""
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,10 @@ from es_cookbook.common.errors import DataError
 from es_cookbook.common.references import resolve
 from es_cookbook.rl.data.problem_dataset import ChangedProblem, check_attempted, validate
 from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.messages.chat import Chat
-from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.message_env import MessageEnv, Reply
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rewards.base import REWARD_NAMES
 from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.types import Datasets, EnvGroup, SamplingParams, Tokenizer
 from tests.byte_tokenizers import byte_tokenizer
-from tests.chat_templates import CHATML
 from tests.recipe_problems import write_rows
 
 pytestmark = pytest.mark.anyio
@@ -60,12 +54,11 @@ async def test_a_tag_that_a_users_function_needs_is_refused_where_it_is_special(
     await checked(rows, byte_tokenizer(ordinary=("<result>",)), **task)
     with pytest.raises(DataError) as caught:
         await checked(rows, byte_tokenizer(("<result>", "<other>")), **task)
-    assert str(caught.value).startswith(
-        f"{rows}, line 1: the model cannot say its own solution 'So <result>7</result>': <result> "
-        "is a special token of the model's tokenizer, and left out of the text of answers; make it "
-        "ordinary there"
+    assert str(caught.value) == (
+        f"{rows}, line 1: the model cannot say its own solution 'So <result>7</result>': its "
+        "tokenizer does not keep all characters, or leaves special tokens out of answers; what is "
+        "left, 'So 7</result>', earns 0 of 1"
     )
-    assert str(caught.value).endswith("what is left, 'So 7</result>', earns 0 of 1")
 
 
 async def test_letters_that_a_tokenizer_composes_are_refused_where_a_reward_cares(
@@ -74,7 +67,7 @@ async def test_letters_that_a_tokenizer_composes_are_refused_where_a_reward_care
     rows = write_rows(tmp_path / "rows.jsonl", [{**ROW, "answer": "cafe\u0301"}])
     await checked(rows, byte_tokenizer(), reward=the_same)
     await checked(rows, byte_tokenizer(composes=True), reward=resolve(REWARD_NAMES["exact"])())
-    with pytest.raises(DataError, match="does not keep all its characters; what is left, 'café'"):
+    with pytest.raises(DataError, match="what is left, 'café'"):
         await checked(rows, byte_tokenizer(composes=True), reward=the_same)
 
 
@@ -122,36 +115,7 @@ async def test_held_out_problems_and_those_that_others_change_are_checked_as_wel
             await check_attempted([held_out], tokenizer, 64, SamplingParams())
 
 
-async def test_a_gold_answer_of_several_turns_is_said_in_tokens() -> None:
-    def problem(word: str) -> ProblemGroupBuilder:
-        return ProblemGroupBuilder(functools.partial(Echo, chat, word), word, gold=word)
-
-    tokenizer = byte_tokenizer(("<result>",))
-    tokenizer.chat_template = CHATML
-    chat = Chat(tokenizer)
-    await problem("<other>").check(4096)
-    said = "^<result>: its own solution earns 0 of 1: '<result>': <result> is a special token of"
-    with pytest.raises(DataError, match=said):
-        await problem("<result>").check(4096)
-
-
 class Changed(ChangedProblem):
     @override
     async def make_envs(self, num_envs: int) -> EnvGroup:
         return await self.problem.make_envs(num_envs)
-
-
-class Echo(MessageEnv):
-    """Wants a word said."""
-
-    def __init__(self, chat: Chat, word: str) -> None:
-        super().__init__(chat)
-        self.word = word
-
-    @override
-    async def initial_messages(self) -> Sequence[Message]:
-        return [Message("user", "Say it.")]
-
-    @override
-    async def reply(self, message: Message) -> Reply:
-        return Reply(float(message.content == self.word), done=True)

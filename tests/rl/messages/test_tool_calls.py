@@ -1,6 +1,5 @@
 """What is read as a call, and what is told to the model instead."""
 
-import json
 import sys
 from typing import get_args
 
@@ -23,22 +22,21 @@ ADD = ToolCall("add", {"a": 1, "b": 2})
 JSON = '{"name": "add", "arguments": {"a": 1, "b": 2}}'
 LLAMA = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
 
-TAGS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "[/THINK]")
+TAGS = ("<tool_call>", "</tool_call>", "<|python_tag|>")
 
+_text = st.text(st.characters(exclude_characters="<>"), max_size=8)  # Without tags of thoughts.
 _values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     # As in JSON text; half surrogates are escaped there.
-    | st.text(max_size=8)
+    | _text
     | st.lists(st.sampled_from([*TAGS, '"', "\\", "{", "; ", "é"]), max_size=4).map("".join),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner),
     max_leaves=6,
 )
-_calls = st.builds(
-    ToolCall, st.text(min_size=1, max_size=8), st.dictionaries(st.text(max_size=8), _values)
-)
+_calls = st.builds(ToolCall, _text.filter(bool), st.dictionaries(_text, _values))
 
 
 @given(st.lists(_calls, max_size=4), st.sampled_from(get_args(Form)))
@@ -77,23 +75,12 @@ def test_a_call_that_is_cut_or_damaged_takes_none_beside_it(good: ToolCall, bad:
     ],
 )
 def test_a_call_that_is_thought_is_none(text: str, form: Form, names: list[str]) -> None:
-    written = {
-        name: call_text(ToolCall(name, {"a": "<think>"}), form) for name in ("call", "other")
-    }
+    written = {name: call_text(ToolCall(name, {"a": "x"}), form) for name in ("call", "other")}
     read = parse_tool_calls(text.format(**written), form)
     assert [call.name for call in read.calls] == names
     assert not read.problems
     thoughts = [text.format(**written).partition("</think>")[0]] if "call" not in names else []
     assert all(thought.strip() in read.content for thought in thoughts)
-
-
-def test_characters_of_other_scripts_are_not_escaped() -> None:
-    call = ToolCall("grüße", {"wen": "Åsa 三", "halb": "\ud83d"})
-    for form in get_args(Form):
-        text = call_text(call, form)
-        assert "grüße" in text and "Åsa 三" in text
-        text.encode()
-        assert parse_tool_calls(text, form).calls == (call,)
 
 
 @pytest.mark.parametrize(
@@ -170,43 +157,6 @@ def test_a_json_object_that_is_nothing_like_a_call_is_an_answer(text: str) -> No
     assert len(parse_tool_calls(f"{LLAMA}; {text}", "llama").problems) == 1
     near = '{"name": "add", "parameters": {}, "why": "x"}'
     assert len(parse_tool_calls(near, "llama").problems) == 1
-
-
-@pytest.mark.parametrize("tag", ["<think>", "</think>", "[THINK]", "[/THINK] 3"])
-def test_tags_in_arguments_are_text_however_json_is_laid_out(tag: str) -> None:
-    call = ToolCall("write", {"text": tag, "more": {"a": [tag]}})
-    for indent in (None, 0, 2):
-        for form, key in ARGUMENTS.items():
-            body = json.dumps({"name": "write", key: call.arguments}, indent=indent)
-            body = body.replace("{", "{ ")
-            text = f"<tool_call> {body} </tool_call>" if form == "hermes" else body
-            thought = '<think>{"a": 1} <tool_call>{"a": 1}</tool_call>' * 120 + "</think>"
-            assert parse_tool_calls(f"{text}\n{text}", form) == Parsed("", (call, call))
-            assert parse_tool_calls(f"{thought}{text}", form).calls == (call,)
-
-
-@pytest.mark.parametrize("tag", ["<think>", "</think>", "[THINK]"])
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{{"name": "w", "arguments": {{"t": "{}"}}',
-        '{{"t": oops, "u": "\\"{}"}}',
-        '[{{"t": "a < {}",}}]',
-    ],
-)
-def test_a_tag_in_a_damaged_call_takes_none_beside_it(body: str, tag: str) -> None:
-    damaged = f"<tool_call>{body.format(tag)}</tool_call>"
-    for text in (f"{damaged}{call_text(ADD, 'hermes')}", f"{call_text(ADD, 'hermes')}{damaged}"):
-        read = parse_tool_calls(text, "hermes")
-        assert (read.content, read.calls, len(read.problems)) == (damaged, (ADD,), 1)
-
-
-@pytest.mark.parametrize(
-    "cut", ['{"name": ...', '{"name": "a', '{"name": "a", "arguments": {"t": "']
-)
-def test_a_call_that_is_cut_within_a_thought_does_not_hide_its_end(cut: str) -> None:
-    text = f"<think>As <tool_call>{cut}</think>{call_text(ADD, 'hermes')}"
-    assert parse_tool_calls(text, "hermes").calls == (ADD,)
 
 
 @pytest.mark.parametrize("form", get_args(Form))
