@@ -202,19 +202,12 @@ def test_the_text_of_a_stream_takes_time_in_proportion_to_its_length(
     assert sum(lengths) < 10 * len(tokens_T) < len(tokens_T) ** 2 / 20
 
 
-@pytest.mark.parametrize("stop", ["<end_of_turn>", "\n<end_of_turn>", "<end_of_turn>\n"])
-def test_a_stop_text_with_a_special_token_cuts_answers_and_nothing_behind_it_is_streamed(
-    stop: str,
-) -> None:
+def test_a_stop_text_that_is_a_special_token_cuts_answers() -> None:
     translator = Translator(tokenizer_with(GEMMA), CONTEXT)
-    said = "I see\n<start_of_turn>next" + stop
-    tokens_T = tuple(translator.tokenizer.encode(said, add_special_tokens=False))
-    draw, prompt = Draw(stop=("nowhere", stop)), Prompt((1,))
-    begun = Begun(translator.texts, prompt, draw)
-    assert "".join(begun.more(tokens_T[:count]) for count in range(1, len(tokens_T))) == ""
-    text = translator.texts.text(tokens_T)
-    answer = translator.answer(prompt, draw, Action(tokens_T, text, "stop"))
-    assert answer.content == "I see\nnext"
+    tokens_T = tuple(translator.tokenizer.encode("I see\nnext<end_of_turn>"))
+    action = Action(tokens_T, translator.texts.text(tokens_T), "stop")
+    draw = Draw(stop=("nowhere", "<end_of_turn>"))
+    assert translator.answer(Prompt((1,)), draw, action).content == "I see\nnext"
 
 
 def test_a_prompt_of_tokens_has_those_that_the_tokenizer_knows() -> None:
