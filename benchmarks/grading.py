@@ -33,8 +33,7 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.recipes.countdown.arithmetic import MAX_LENGTH, CountdownReward, grade_countdown
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
-from es_cookbook.recipes.countdown.problems import solved_problems
+from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, solved_problems
 from es_cookbook.rl.grading.workers import end_idle_workers, in_worker
 from es_cookbook.rl.types import (
     Action,

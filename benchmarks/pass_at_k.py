@@ -37,8 +37,7 @@ from es_cookbook.common.schedules import Cosine
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.problems import Split, generate_problems
+from es_cookbook.recipes.countdown.dataset import Split, generate_problems, question
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.objectives import PassAtK

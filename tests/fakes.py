@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 import anyio
 import anyio.lowlevel
 import chz
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from typing_extensions import override
 
 from es_cookbook.engines.base import (
     Engine,
@@ -28,6 +31,7 @@ from es_cookbook.engines.base import (
 from es_cookbook.evolution.genome import Genome, Step, Term
 from es_cookbook.evolution.rules import Offsets, Rule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
+from es_cookbook.rl.objectives import Objective, Outcomes
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.types import (
     Action,
@@ -299,3 +303,23 @@ class SmallDatasetBuilder(RLDatasetBuilder):
 
     async def __call__(self, tokenizer: "PreTrainedTokenizerBase") -> Datasets:
         return Datasets(SmallDataset(), [problem(number, "test") for number in range(50, 54)])
+
+
+@chz.chz
+class Following(Objective):
+    """The mean reward, and more of `correct` the more the last two generations solved."""
+
+    @property
+    @override
+    def follows_results(self) -> bool:
+        return True
+
+    @override
+    def metrics(self, outcomes: Outcomes) -> Mapping[str, float]:
+        latest = outcomes.solved_T[-2:]
+        return {"objective/done": sum(latest) / max(len(latest), 1)}
+
+    @override
+    def __call__(self, outcomes: Outcomes) -> NDArray[np.float64]:
+        share, correct = self.metrics(outcomes)["objective/done"], outcomes.metrics["correct"]
+        return ((1 - share) * outcomes.rewards_P_G_K + share * correct).mean(axis=2)

@@ -83,7 +83,7 @@ class ByLibrary:
     def quantise(self, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """One weight (out, in): its tensors by suffix, and the weight that they stand for."""
         from compressed_tensors.compressors.base import BaseCompressor
-        from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+        from compressed_tensors.quantization.utils import calculate_qparams
 
         scheme = self.scheme()
         strategy, size = scheme.weights.strategy, scheme.weights.group_size
@@ -96,20 +96,14 @@ class ByLibrary:
         else:
             groups = weight.unflatten(1, (-1, weight.shape[1] if strategy == "channel" else size))
             low, high = groups.amin(2), groups.amax(2)
-        state = {"weight": weight}
-        if strategy == "tensor_group":
-            state["weight_global_scale"] = generate_gparam(low.min(), high.max())
-        scales, zeros = calculate_qparams(
-            low, high, scheme.weights, state.get("weight_global_scale")
-        )
-        exact = strategy == "tensor_group"
-        state |= {
-            "weight_scale": scales.float() if exact else scales.to(self.dtype),
+        scales, zeros = calculate_qparams(low, high, scheme.weights)
+        state = {
+            "weight": weight,
+            "weight_scale": scales.to(self.dtype),
             "weight_zero_point": zeros,
         }
         compressor: Any = BaseCompressor.get_value_from_registry(self.format)
-        with torch.compiler.set_stance("force_eager"):  # It compiles what rounds to FP4: seconds.
-            stored = compressor.compress(state, scheme)
+        stored = compressor.compress(state, scheme)
         numbers = compressor.decompress(dict(stored), scheme)["weight"].to(self.dtype)
         if self.activations is not None and not self.activations.get("dynamic"):
             stored["input_scale"] = torch.tensor([0.02])

@@ -43,8 +43,9 @@ IMPORTED = {
     "es_cookbook.population.statistics": (
         "bootstrap_interval mcnemar paired_bootstrap wilson_interval"
     ),
-    "es_cookbook.recipes.countdown.dataset": "CountdownDatasetBuilder CountdownEnv",
-    "es_cookbook.recipes.countdown.problems": "Problem generate_problems solve",
+    "es_cookbook.recipes.countdown.dataset": (
+        "CountdownDatasetBuilder CountdownEnv Problem generate_problems solve"
+    ),
     "es_cookbook.recipes.countdown.train_cli": "BUNDLED_MODEL RECOMMENDED CLIConfig cli main",
     "tools.bundled.countdown": "Config main",
     "tools.bundled.countdown_demonstrations": "Config main",

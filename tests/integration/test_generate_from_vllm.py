@@ -18,8 +18,7 @@ import pytest
 from es_cookbook.common.errors import ServerError
 from es_cookbook.plugins.generate.generate import GenerateConfig, main
 from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
-from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.problems import generate_problems
+from es_cookbook.recipes.countdown.dataset import generate_problems, question
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 
 pytestmark = [

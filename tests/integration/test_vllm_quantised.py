@@ -34,6 +34,11 @@ MADE = {
         "int-quantized", INT8, INT8 | {"strategy": "token", "dynamic": True}
     ),
 }
+FP8 = ByLibrary(
+    "float-quantized",
+    {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+    {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True},
+)
 STEP = Step((Term(5, 0.3),))
 GENOMES_G = (Genome((Term(1, 0.5),)), Genome((Term(1, -0.5),)))
 TARGETS: tuple[Target, ...] = ("base", "centre", 0, 1)
@@ -105,7 +110,7 @@ async def test_adapters_over_floats_of_eight_bits_answer_as_in_the_torch_engine(
     tmp_path: Path,
 ) -> None:
     model, path = make_vllm_model("qwen2", tmp_path / "model"), tmp_path / "fp8"
-    write_rounded(str(model), path, bits=8, number="float", group_size=None)
+    quantise(model, path, tmp_path / "dequantised", FP8)
     fingerprint, found = await answers(VLLMEngineBuilder(max_genomes=4, kv_cache_gib=0.05), path)
     expected = await answers(TorchEngineBuilder(dtype="float32"), path)
     assert fingerprint == expected[0]

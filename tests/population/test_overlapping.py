@@ -25,8 +25,6 @@ from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.genetic.optimizer import Genetic
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum
-from es_cookbook.plugins.objectives.by_performance import ByPerformance
-from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.population.policy import Attempt, EnginePolicy, Residents
 from es_cookbook.population.scheduling import InOrder, Overlap
 from es_cookbook.rl.data.task import Task
@@ -37,7 +35,7 @@ from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
-from tests.fakes import FakeEngine, FakeEngineBuilder
+from tests.fakes import FakeEngine, FakeEngineBuilder, Following
 from tests.ray_fakes import LightEngine, LightEngineBuilder, NearCluster
 from tests.runs.records import cut_run
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
@@ -277,10 +275,7 @@ async def test_the_centre_that_an_env_asks_is_that_of_its_genomes() -> None:
     ("fields", "says"),
     [
         ({"max_staleness": 2}, "max_staleness must be in [0, 1], found 2"),
-        (
-            {"objective": ByPerformance(first=LengthPenalty(limit=9), last=LengthPenalty(limit=3))},
-            "this objective follows them: leave one of them out",
-        ),
+        ({"objective": Following()}, "this objective follows them: leave one of them out"),
         ({"surrogate": Surrogate(attempts=2)}, "max_staleness is about genomes' own answers"),
         ({"optimizer": Genetic(population_size=4)}, "max_staleness=1: Genetic asks for genomes by"),
         (

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from es_cookbook.evolution.fitness import Raw
-from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.population.scoring import Scoring, loaded
 from es_cookbook.rl.objectives import Mean, Objective, PassAtK
 from es_cookbook.rl.surrogate import AnswersProblem, Surrogate
 from es_cookbook.rl.types import Action, Observation, Trajectory, TrajectoryGroup, Transition
-from tests.fakes import FakeEngine, problem
+from tests.fakes import FakeEngine, Following, problem
 
 BATCH_P = [problem(number, "train") for number in range(3)]
 
@@ -86,8 +85,7 @@ def test_another_objective_ranks_otherwise_and_is_measured_beside_the_rewards(pa
 
 
 def test_an_objective_that_follows_results_is_told_those_of_recorded_generations() -> None:
-    ends = {"first": PassAtK(k=1, threshold=0.5), "last": PassAtK(k=1, threshold=1.0)}
-    judge = Scoring(ByPerformance(**ends, low=0.0, high=1.0), Raw(), [])
+    judge = Scoring(Following(), Raw(), [])
     asked = judge.problems(0, BATCH_P)
     batch_P = [group(lambda g, k: float(k), "correct") for _ in range(3)]
     results_P = judge.results(asked, batch_P)

@@ -17,14 +17,14 @@ from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay
-from es_cookbook.plugins.objectives.by_performance import ByPerformance
-from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
+from es_cookbook.plugins.objectives.weighted import RewardSchedule
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.types import SamplingParams
 from es_cookbook.runs.history.store import read_history
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder, read_metrics
+from tests.fakes import Following
 from tests.settled import settled
 from tests.tiny_run import TinyConfig, tiny, untimed, write_tiny_model
 
@@ -109,12 +109,10 @@ async def test_a_run_that_stopped_goes_on_as_an_unbroken_one(
 
 
 def following(log_path: Path, rows: Path, of_mixture: bool, num_generations: int) -> TinyConfig:
-    """The weight of a reward follows what was solved, of a mixture with a curriculum or of rows."""
-    ends = [Gdpo(rewards=("format", "correct"), weights=each) for each in ((1.0, 0.0), (0.0, 1.0))]
+    """Scores follow what was solved, of a mixture with a curriculum or of rows."""
     task = Task(source=str(rows / "hard.jsonl"), reward=odd, problems_per_generation=6, num_test=2)
     more = {} if of_mixture else {"dataset": task}
-    objective = ByPerformance(first=ends[0], last=ends[1], low=0.0, high=1.0, window=2)
-    return config(log_path, rows, objective=objective, num_generations=num_generations, **more)
+    return config(log_path, rows, objective=Following(), num_generations=num_generations, **more)
 
 
 @pytest.mark.parametrize("of_mixture", [True, False])

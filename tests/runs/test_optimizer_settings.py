@@ -20,7 +20,6 @@ from es_cookbook.evolution.optimizers.base import AUTO, OPTIMIZER_NAMES, Optimiz
 from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
-from es_cookbook.plugins.objectives.by_performance import ByPerformance
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.plugins.objectives.weighted import Gdpo, RewardSchedule
 from es_cookbook.population.step_sizes import DRIFT, options_of
@@ -97,9 +96,6 @@ OBJECTIVES: dict[str, Objective] = {
     "length_penalty": LengthPenalty(limit=20),
     "gdpo": Gdpo(weights=(1.0, 0.5)),
     "reward_schedule": RewardSchedule(over=20),
-    "by_performance": ByPerformance(
-        first=LengthPenalty(limit=90, strength=0.1), last=LengthPenalty(limit=10, strength=0.9)
-    ),
 }
 ROUNDS = 40
 
@@ -119,7 +115,6 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
     optimizer = config.new_optimizer(SPACE, found)
     assert isinstance(optimizer, UnitSpread) == (fitness != "zscore")
     centre = Centre({"a.weight": torch.zeros(64, 48)}, SPACE, num_threads=1)
-    solved_T: list[float] = []
     for generation in range(ROUNDS):
         genomes_G = optimizer.ask(generation)
         difficulty_P = rng.beta(0.5, 1.0, 16)
@@ -127,9 +122,8 @@ def drift(name: str, fitness: str, objective: str, genomes: int) -> float:
         right, formed = ((difficulty_P > rng.random(shape).T).T.astype(float) for _ in range(2))
         tokens = rng.integers(1, 100, shape).astype(float)
         metrics = {"correct": right, "format": formed}
-        outcomes = Outcomes(right, tokens, metrics, generation, tuple(solved_T))
+        outcomes = Outcomes(right, tokens, metrics, generation)
         scores_P_G = OBJECTIVES[objective](outcomes)
-        solved_T.append(float(right.mean()))
         step = optimizer.tell(generation, genomes_G, None, config.fitness(scores_P_G))
         centre.apply(step)
     return math.sqrt(float(centre.weights["a.weight"].square().mean())) / (DRIFT * sigma)

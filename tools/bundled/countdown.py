@@ -25,8 +25,7 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.problems import Problem, Solution, solved_problems
+from es_cookbook.recipes.countdown.dataset import Problem, Solution, question, solved_problems
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from tools import warm_start
 from tools.small_model import EOS, Batch, build_model, build_tokenizer, happens

@@ -8,8 +8,7 @@ are the training ones, never the held-out.
 """
 
 from es_cookbook.common.cli import run_cli
-from es_cookbook.recipes.countdown.dataset import question
-from es_cookbook.recipes.countdown.problems import solved_problems
+from es_cookbook.recipes.countdown.dataset import question, solved_problems
 from tools.rows.generated import RowsConfig as Config
 from tools.rows.generated import write
 

@@ -71,7 +71,7 @@ def main(config: Config) -> None:
     """Learn for so many steps, measure, write the model."""
 
     def pool(_: random.Random) -> list[Problem]:
-        (source,) = LogicDatasetBuilder().sources()
+        source = LogicDatasetBuilder().generator()
         never = {p.question for fold in (0, 1) for p in held_out(fold, NUM_HELD_OUT)}
         stream = problems(source, derive_seed(config.seed, "logic/warm_start"))
         allowed = (problem for problem in stream if problem.question not in never)

@@ -117,7 +117,7 @@ def demonstrate(position: str, rng: random.Random) -> str:
 
 def is_held_out(position: str) -> bool:
     """Whether a position is one of the held-out openings."""
-    return position in openings(OPENING_MOVES) and fold(position) != "train"
+    return position in openings() and fold(position) != "train"
 
 
 def measure(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer) -> Iterator[str]:

@@ -199,6 +199,8 @@ class _OffsetsOptimizer(Optimizer):
         return self._sigma
 
 
+MAX_DIMENSION = 4096
+"""Most parameters of a full covariance matrix."""
 _MATRICES = 4
 """Arrays of n² float64 that are alive at once: C, its eigenvectors, LAPACK's work space."""
 
@@ -230,23 +232,16 @@ class CMA(_OffsetsBuilder):
 
     name = "cma"
     package = "cma"
-    max_dimension: int = chz.field(
-        default=4096, doc="most parameters that the covariance matrix, of their square, is made for"
-    )
-
-    @chz.validate
-    def _max_dimension(self) -> None:
-        check_range(self, "max_dimension", at_least=1)
 
     @override
     def of_dimension(self, run_seed: int, dimension: int) -> Optimizer:
-        if dimension > self.max_dimension:
+        if dimension > MAX_DIMENSION:
             memory = _MATRICES * dimension**2 * np.dtype(np.float64).itemsize / 2**30
             raise ConfigError(
                 f"optimizer=cma learns the covariance of all {dimension:,} parameters of this "
                 f"search space, which needs about {memory:,.1f} GiB ({dimension:,}² x 8 bytes x "
-                f"{_MATRICES}), and optimizer.max_dimension is {self.max_dimension:,}: take "
-                "optimizer=sep_cma, or select fewer parameters"
+                f"{_MATRICES}); at most {MAX_DIMENSION:,} are accepted: take optimizer=sep_cma, or "
+                "select fewer parameters"
             )
         self.need()
         return _CMAOptimizer(self, run_seed, dimension)

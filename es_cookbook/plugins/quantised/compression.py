@@ -3,20 +3,17 @@
 Every group of inputs of an output gets the scale at which its largest weight is the largest code,
 and each weight the nearest code: no data, no calibration. GPTQ (arXiv:2210.17323) and AWQ
 (arXiv:2306.00978) lose less at 4 bits, and need both. Layers are packed and the config is written
-by the library `compressed-tensors` itself, in its format `pack-quantized`; floats of 8 bits in
-`float-quantized`, as llm-compressor's FP8_DYNAMIC: vLLM rounds each token's activations too, which
-has kernels on more processors than weights alone, and the torch engine does not.
+by the library `compressed-tensors` itself, in its format `pack-quantized`.
 
 Left out: layers other than `nn.Linear` (the `Conv1D` of GPT-2, fused experts), which the library
-does not pack, and output heads, which vLLM wants whole.
+does not pack, output heads, which vLLM needs unquantised, and FP8, which llm-compressor writes.
 """
 
 import dataclasses
-import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -27,13 +24,10 @@ from es_cookbook.checkpoints.models import load_causal_lm, load_tokenizer, no_pr
 from es_cookbook.checkpoints.quantised import is_quantised
 from es_cookbook.common.errors import ConfigError, ModelError, not_installed
 from es_cookbook.common.files import whole_directory
-from es_cookbook.evolution.spaces.base import matching
 
 if TYPE_CHECKING:
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs
-
-Dtype: TypeAlias = Literal["auto", "float16", "bfloat16", "float32"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,46 +50,38 @@ def write_rounded(
     output: Path,
     *,
     bits: int = 4,
-    number: Literal["int", "float"] = "int",
     group_size: int | None = 32,
     symmetric: bool = True,
-    dtype: Dtype = "auto",
-    ignore: Collection[str] = (),
 ) -> _Copy:
-    """Write a rounded copy of a model, with its tokenizer: whole, or not at all.
+    """Write a rounded copy of a model with its tokenizer, completely or not at all.
+
+    Scales and unquantised weights have the model's dtype, but bfloat16 instead of float32, which
+    vLLM's kernels do not support.
 
     Args:
         model_name: directory or Hub name.
-        output: directory to make.
-        bits: of a code.
-        number: what a code is.
-        group_size: inputs that share a scale; None: all of an output.
+        output: directory to create.
+        bits: bits per weight.
+        group_size: number of inputs that share a scale; None: one scale per output.
         symmetric: no zero points: codes reach as far below zero as above.
-        dtype: of scales and of what is not rounded; auto: the model's, but bfloat16 for float32,
-            which vLLM's kernels do not take.
-        ignore: names of layers that stay as they are, or shell patterns of them.
 
     Raises:
-        ConfigError: compressed-tensors is not installed, or no layer can be rounded so.
+        ConfigError: compressed-tensors is not installed, or no layer can be rounded.
         ModelError: The model cannot be read, or is quantised already.
     """
     if find_spec("compressed_tensors") is None:  # Before minutes are spent.
         raise not_installed("quantise", "compressed-tensors", "es-cookbook[quantise]")
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationType
+    from compressed_tensors.quantization import QuantizationArgs
 
     if is_quantised(model_name):
         raise ModelError(f"model_name: {model_name!r} is quantised already; give the whole model")
     tokenizer = load_tokenizer(model_name)
     model = load_causal_lm(model_name, "auto", torch.device("cpu"))
-    rounded, left = _layers(model, group_size, ignore)
+    rounded, left = _layers(model, group_size)
     before = _num_bytes(model)
-    model.to(_dtype(model, dtype))  # pyright: ignore[reportArgumentType]
-    arguments = QuantizationArgs(
-        num_bits=bits,
-        type=QuantizationType(number),
-        symmetric=symmetric,
-        group_size=group_size or -1,
-    )
+    if model.dtype == torch.float32:
+        model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
+    arguments = QuantizationArgs(num_bits=bits, symmetric=symmetric, group_size=group_size or -1)
     compressor = _compress(model, rounded, arguments)
     with whole_directory(output) as directory:
         with no_progress_bar():
@@ -106,30 +92,24 @@ def write_rounded(
 
 
 def _layers(
-    model: PreTrainedModel, group_size: int | None, ignore: Collection[str]
+    model: PreTrainedModel, group_size: int | None
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
     """Linear layers by name: those to round, and why the others are left as they are."""
     modules: dict[str, nn.Module] = dict(model.named_modules())
     names = [name.removesuffix(".weight") for name in linear_weights(model)]
-    for pattern in ignore:
-        if not any(matching(name, pattern) for name in names):
-            near = ", ".join(difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.0))
-            raise ConfigError(
-                f"ignore={pattern} matches no linear layer; the nearest names are {near}"
-            )
     head = cast("nn.Module | None", model.get_output_embeddings())
+    rounded: dict[str, nn.Linear] = {}
     left: dict[str, str] = {}
     for name in names:
         layer = modules.get(name)
         if layer is not None and layer is head:
             left[name] = "the output head"
-        elif any(matching(name, pattern) for pattern in ignore):
-            left[name] = "ignored"
         elif type(layer) is not nn.Linear:
             left[name] = "no nn.Linear"
         elif group_size is not None and layer.in_features % group_size:
             left[name] = f"group_size={group_size} does not divide {layer.in_features} inputs"
-    rounded = {name: cast(nn.Linear, modules[name]) for name in names if name not in left}
+        else:
+            rounded[name] = layer
     if not rounded:
         reasons = ", ".join(sorted(set(left.values()))) or "it has no linear layers"
         raise ConfigError(f"no layer of the model can be quantised: {reasons}")
@@ -146,23 +126,15 @@ def _compress(
     from compressed_tensors.compressors.base import compress_module
     from compressed_tensors.config import CompressionFormat
     from compressed_tensors.quantization import (
-        QuantizationArgs,
         QuantizationConfig,
         QuantizationScheme,
         QuantizationStatus,
-        QuantizationStrategy,
-        QuantizationType,
         apply_quantization_config,
     )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    form, inputs = CompressionFormat.pack_quantized, None
-    if arguments.type == QuantizationType.FLOAT:
-        form = CompressionFormat.float_quantized
-        inputs = QuantizationArgs(
-            num_bits=8, type=arguments.type, strategy=QuantizationStrategy.TOKEN, dynamic=True
-        )
-    scheme = QuantizationScheme(targets=["Linear"], weights=arguments, input_activations=inputs)
+    form = CompressionFormat.pack_quantized
+    scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     others = [
         name for name, m in model.named_modules() if type(m) is nn.Linear and name not in layers
     ]
@@ -181,12 +153,6 @@ def _compress(
         compress_module(layer, form)  # `compress_model` does the same under a progress bar.
     compressor.quantization_config.quantization_status = QuantizationStatus.COMPRESSED
     return compressor
-
-
-def _dtype(model: PreTrainedModel, dtype: Dtype) -> torch.dtype:
-    if dtype != "auto":
-        return cast(torch.dtype, getattr(torch, dtype))
-    return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
 
 
 def _num_bytes(model: PreTrainedModel) -> int:

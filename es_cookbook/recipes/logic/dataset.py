@@ -1,4 +1,4 @@
-"""Problems of a reasoning-gym generator as a dataset, by levels of difficulty if wanted.
+"""Problems of a reasoning-gym generator as a dataset.
 
 A generator's problems follow from a seed, and the held-out ones have a seed of their own. No
 question is both trained on and held out, and none is in a split twice.
@@ -9,18 +9,17 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.errors import ConfigError, DataError, WorkerError, WorkerTimeoutError
+from es_cookbook.common.errors import DataError, WorkerError, WorkerTimeoutError
 from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
-from es_cookbook.plugins.mixtures.selection import quotas
 from es_cookbook.recipes.logic.generators import (
     Problem,
     Source,
@@ -130,15 +129,11 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     options: tuple[str, ...] | None = chz.field(
         default=None,
         doc="the generator's own options, name=value,name=value; None: its defaults, and for "
-        "chain_sum without levels sums of three digits, which the bundled model half knows",
+        "chain_sum sums of three digits, which the bundled model half knows",
         metadata=needs_trust(_options, "are options of a package, and can name files"),
     )
-    levels: tuple[int, ...] = chz.field(
-        default=(),
-        doc="levels of the generator's curriculum, from 0; none: its defaults",
-    )
-    num_train: int = chz.field(default=2000, doc="training problems, of all levels together")
-    num_test: int = chz.field(default=500, doc="held-out problems, of all levels together")
+    num_train: int = chz.field(default=2000, doc="number of training problems")
+    num_test: int = chz.field(default=500, doc="number of held-out problems")
     prompt: PromptStyle = chz.field(
         default="compact",
         doc="compact: for the bundled model, the answer is the whole text; chat: the question as a "
@@ -156,18 +151,10 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
     @chz.validate
     def _ranges(self) -> None:
         check_range(self, "timeout", above=0)
-        if len(set(self.levels)) < len(self.levels):
-            raise ConfigError(f"levels must differ from each other, found {self.levels}")
-        if self.num_train < len(self.levels) or 0 < self.num_test < len(self.levels):
-            raise ConfigError(
-                f"{plural(len(self.levels), 'level')} need at least a problem each, found "
-                f"num_train={self.num_train} and num_test={self.num_test}"
-            )
 
     @override
     def check(self) -> None:
-        for source in self.sources():
-            check_source(source)
+        check_source(self.generator())
 
     @property
     @override
@@ -191,16 +178,15 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         seed = derive_seed(self.seed, "logic/level", 0)
         return ProblemDataset(train, self.problems_per_generation, seed, test_P)
 
-    def sources(self) -> list[Source]:
-        """The generator, once for each level."""
+    def generator(self) -> Source:
+        """The generator with its options."""
         options = self.options
         if options is None:
-            options = SMALL_OPTIONS if self.task == SMALL_TASK and not self.levels else ()
-        pairs = parsed_options(self.task, options)
-        return [Source(self.task, pairs, level) for level in self.levels or (None,)]
+            options = SMALL_OPTIONS if self.task == SMALL_TASK else ()
+        return Source(self.task, parsed_options(self.task, options))
 
     def problems(self) -> tuple[list[Problem], list[Problem]]:
-        """Training and test problems, the levels one after the other.
+        """Training and test problems.
 
         A fold is what comes after those before it, and they are not trained on either.
 
@@ -214,20 +200,17 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         train = self._drawn(derive_seed(self.seed, "logic/train"), self.num_train, taken)
         return train, test
 
-    def _drawn(self, seed: int, total: int, taken: set[str]) -> list[Problem]:
-        """So many problems, the levels in equal parts, of questions that are not taken yet."""
-        sources = self.sources()
-        each = quotas([1] * len(sources), total, offset=0.5)
-        drawn: list[Problem] = []
-        for source, count in zip(sources, each, strict=True):
-            found = list(itertools.islice(_untaken(source, seed, taken), count))
-            if len(found) < count:
-                raise DataError(
-                    f"{source} has only {len(taken):,} different problems with these options: "
-                    f"fewer than num_train={self.num_train} and num_test={self.num_test} (in "
-                    f"{plural(self.fold + 1, 'fold')}) together"
-                )
-            drawn += found
+    def _drawn(self, seed: int, count: int, taken: set[str]) -> list[Problem]:
+        """`count` problems whose questions are not taken yet."""
+        untaken = (p for p in problems(self.generator(), seed) if p.question not in taken)
+        drawn = list(itertools.islice(untaken, count))
+        taken.update(problem.question for problem in drawn)
+        if len(drawn) < count:
+            raise DataError(
+                f"{self.task} has only {len(taken):,} different problems with these options: "
+                f"fewer than num_train={self.num_train} and num_test={self.num_test} (in "
+                f"{plural(self.fold + 1, 'fold')}) together"
+            )
         return drawn
 
     def _group_builder(self, tokenizer: Tokenizer, problem: Problem) -> ProblemGroupBuilder:
@@ -237,16 +220,8 @@ class LogicDatasetBuilder(FoldedDatasetBuilder):
         source, gold = problem.source, problem.gold
         return ProblemGroupBuilder(
             functools.partial(LogicEnv, *given),
-            f"{source}, problem {problem.question[-60:]!r}",
+            f"{source.task}, problem {problem.question[-60:]!r}",
             gold if style != "words" or gold is None else f"<answer>{gold}</answer>",
-            () if source.level is None else (f"level{source.level}",),
-            (digest_of(f"{source.task} {problem.question}"),),
+            contents=(digest_of(f"{source.task} {problem.question}"),),
             opened=opened_thought(tokenizer, tokens_T),
         )
-
-
-def _untaken(source: Source, seed: int, taken: set[str]) -> Iterator[Problem]:
-    for problem in problems(source, seed):
-        if problem.question not in taken:
-            taken.add(problem.question)
-            yield problem

@@ -96,16 +96,11 @@ class Source:
 
     Attributes:
         task: its name.
-        options: (name, value) pairs that differ from its defaults or from the level's.
-        level: of its curriculum; None for its defaults.
+        options: (name, value) pairs that differ from its defaults.
     """
 
     task: str
     options: tuple[tuple[str, object], ...] = ()
-    level: int | None = None
-
-    def __str__(self) -> str:
-        return self.task if self.level is None else f"{self.task} at level {self.level}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -134,8 +129,6 @@ def check_source(source: Source) -> None:
         raise ConfigError(f"there is no task {source.task!r}: {nearest(source.task, usable())}")
     if source.task in REFUSED:
         raise ConfigError(f"task {source.task!r} cannot be used: {REFUSED[source.task]}")
-    if source.level is not None:
-        _check_level(source.task, source.level)
     _configured(source, seed=0, size=1)
 
 
@@ -237,19 +230,6 @@ def _factory() -> _Package:
     return factory
 
 
-def _check_level(task: str, level: int) -> None:
-    factory = _factory()
-    if not factory.has_curriculum(task):
-        raise ConfigError(
-            f"task {task!r} has no curriculum in reasoning-gym: leave levels empty, and set its "
-            "difficulty by options"
-        )
-    attributes = factory.create_curriculum(task).attributes.values()
-    highest = max(len(attribute.levels) for attribute in attributes) - 1
-    if not 0 <= level <= highest:
-        raise ConfigError(f"task {task!r} has levels 0 to {highest}, found {level}")
-
-
 def _configured(source: Source, seed: int, size: int) -> object:
     factory = _factory()
     config_class = factory.DATASETS[source.task][1]
@@ -261,18 +241,13 @@ def _configured(source: Source, seed: int, size: int) -> object:
             )
     options = {**dict(source.options), "seed": seed, "size": size}
     try:
-        if source.level is None:
-            config = config_class(**options)
-        else:
-            curriculum = factory.create_curriculum(source.task)
-            curriculum.set_global_level(source.level)
-            config = dataclasses.replace(curriculum.generate_configuration(), **options)
+        config = config_class(**options)
         if hasattr(config, "validate"):
             config.validate()
     except (AssertionError, TypeError, ValueError) as error:
         shown = ", ".join(f"{name}={value}" for name, value in source.options)
         raise ConfigError(
-            f"{source} refuses the options {shown or '(none)'}: {error or 'they do not fit'}"
+            f"{source.task} refuses the options {shown or '(none)'}: {error or 'they do not fit'}"
         ) from None
     return config
 
@@ -295,7 +270,7 @@ def _failures(source: Source) -> Generator[None]:
         raise
     except Exception as error:
         raise DataError(
-            f"the generator {source} failed with these options ({type(error).__name__}: "
+            f"the generator {source.task} failed with these options ({type(error).__name__}: "
             f"{str(error)[:200]})"
         ) from error
 

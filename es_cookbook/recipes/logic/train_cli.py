@@ -1,7 +1,7 @@
 """Train a model on the problems of a reasoning-gym generator.
 
     python -m es_cookbook.recipes.logic.train_cli
-    python -m es_cookbook.recipes.logic.train_cli dataset.task=gcd dataset.levels=0,1
+    python -m es_cookbook.recipes.logic.train_cli dataset.task=gcd
     python -m es_cookbook.recipes.logic.train_cli --help
 
 Without options it trains the bundled character-level model, which forgets the last term of most

@@ -143,8 +143,9 @@ def _one_of_each(rng: random.Random, board: Board, max_moves: int) -> list[Probl
     problems: list[Problem] = []
     for shortest, end in ((1, EASY_BELOW), (EASY_BELOW, MEDIUM_BELOW), (MEDIUM_BELOW, longest + 1)):
         position = rng.choice(distances.layers[rng.randrange(shortest, end)])
-        found, moves = distances.solution(position)
+        found = distances.board_at(position)
         names = row_by_row(found)
+        moves = distances.moves_from(position)
         solution = tuple(move._replace(piece=names[move.piece]) for move in moves)
         problems.append(Problem(renamed(found, names), solution))
     return problems

@@ -2,12 +2,9 @@
 
 A move is a slide of any length. A position says how far along its line each piece stands, and the
 cells of each piece at each place are a bit mask, so a slide costs one test of a bit mask a cell.
-The search ends a move early: a position from which the target's way is clear is one move away from
-solved.
 
-`Distances` goes the other way, for generating: it lists all positions that can be reached, and
-searches from all solved ones at once. Every move can be taken back, so that gives the optimal
-length of every position.
+`Distances` lists all positions that can be reached, and searches from all solved ones at once.
+Every move can be taken back, so that gives the optimal length of every position.
 """
 
 import itertools
@@ -17,13 +14,13 @@ from typing import TypeAlias
 from es_cookbook.recipes.rush_hour.boards import Board, Move, Piece
 
 MAX_POSITIONS = 200_000
-"""Most positions that a search looks at: some seconds, and some tens of megabytes."""
+"""Most positions that a search looks at, in some seconds."""
 Position: TypeAlias = tuple[int, ...]
 """How far each piece stands from the left or upper end of its line, the target first."""
 
 
 class TooManyPositionsError(Exception):
-    """The search has looked at as many positions as it may, and found no end."""
+    """More positions can be reached than a search may look at."""
 
 
 class _Positions:
@@ -56,17 +53,6 @@ class _Positions:
                         break
                     yield (*position[:i], new, *position[i + 1 :])
 
-    def is_clear(self, position: Position) -> bool:
-        """Whether nothing is between the target and the last column."""
-        way = self._walls
-        for masks, place in zip(self._masks[1:], position[1:], strict=True):
-            way |= masks[place]
-        return not any(way & mask for mask in self._masks[0][position[0] :])
-
-    def solved(self, position: Position) -> Position:
-        """The position with the target in the last column, and all else as it is."""
-        return self.exit, *position[1:]
-
     def move(self, before: Position, after: Position) -> Move:
         for piece, old, new in zip(self._pieces, before, after, strict=True):
             if old != new:
@@ -89,52 +75,25 @@ class _Positions:
 
 
 def solve(board: Board, max_positions: int = MAX_POSITIONS) -> tuple[Move, ...] | None:
-    """The fewest moves that solve a board; None where nothing does; none where it is solved.
+    """The fewest moves that solve a board; None if nothing does; no moves if it is solved.
 
     >>> from es_cookbook.recipes.rush_hour.boards import format_moves, parse_board
     >>> format_moves(solve(parse_board("ooBo AABo oooo oooo")) or ())
     'Bv2,A>2'
 
     Raises:
-        TooManyPositionsError: No solution among the first `max_positions` positions.
+        TooManyPositionsError: More than `max_positions` can be reached.
     """
-    positions = _Positions(board)
-    came_from = {positions.start: positions.start}
-    clear = positions.start
-    if not positions.is_clear(clear):
-        if (found := _search(positions, came_from, max_positions)) is None:
-            return None
-        clear = found
-    path = [positions.solved(clear), clear]
-    while path[-1] != positions.start:
-        path.append(came_from[path[-1]])
-    path.reverse()
-    return tuple(positions.move(*pair) for pair in itertools.pairwise(path) if pair[0] != pair[1])
-
-
-def _search(
-    positions: _Positions, came_from: dict[Position, Position], max_positions: int
-) -> Position | None:
-    """The first position from which the way is clear; notes where each position came from."""
-    frontier = [positions.start]
-    for position in frontier:  # It grows.
-        for new in positions.neighbours(position):
-            if new in came_from:
-                continue
-            came_from[new] = position
-            if positions.is_clear(new):
-                return new
-            frontier.append(new)
-        if len(came_from) > max_positions:
-            raise TooManyPositionsError
-    return None
+    distances = Distances(board, max_positions)
+    return distances.moves_from(distances.start) if distances.layers else None
 
 
 class Distances:
     """All positions that moves can reach from a board, by the fewest moves that solve them.
 
     Attributes:
-        layers: `layers[length]` are the positions that `length` moves solve; none where nothing
+        start: the board's own position.
+        layers: `layers[length]` are the positions that `length` moves solve; empty if nothing
             solves the board.
 
     Raises:
@@ -143,6 +102,7 @@ class Distances:
 
     def __init__(self, board: Board, max_positions: int = MAX_POSITIONS) -> None:
         self._positions = positions = _Positions(board)
+        self.start = positions.start
         neighbours: dict[Position, list[Position]] = {}
         frontier, seen = [positions.start], {positions.start}
         for position in frontier:  # It grows.
@@ -165,11 +125,13 @@ class Distances:
                         self._towards[new] = position
                         layer.append(new)
 
-    def solution(self, position: Position) -> tuple[Board, tuple[Move, ...]]:
-        """The board in one of the positions, and the fewest moves that solve it."""
+    def board_at(self, position: Position) -> Board:
+        return self._positions.to_board(position)
+
+    def moves_from(self, position: Position) -> tuple[Move, ...]:
+        """The fewest moves that solve the board from one of the positions."""
         moves: list[Move] = []
-        board = self._positions.to_board(position)
         while (nearer := self._towards[position]) != position:
             moves.append(self._positions.move(position, nearer))
             position = nearer
-        return board, tuple(moves)
+        return tuple(moves)

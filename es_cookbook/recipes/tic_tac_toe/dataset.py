@@ -5,9 +5,6 @@ wait for ever for a genome that is not resident yet. So all games are played onc
 the group have ended (`EnvGroupBuilder.compute_group_rewards`), while the whole population is still
 resident (`asks_genomes`). A move at the opening is the rollout's, each further one is asked for.
 
-The base model is a guest of every tournament: what the population scores against it is where it
-has come to since the run began.
-
 A held-out problem is one game of the centre from a held-out opening, with either colour, against
 the random or the perfect player.
 """
@@ -144,32 +141,26 @@ class OpeningGroup(EnvGroupBuilder):
         players = [policies[i] for i in first_moves]
         tournament = await self._played(players, list(first_moves.values()))
         asked, illegal = tournament.asked()
-        counts, with_base = tournament.counts().tolist(), tournament.counts(with_base=True).tolist()
-        for player, i in enumerate(first_moves):
-            wins, draws, losses = counts[player]
+        for player, (i, counts) in enumerate(zip(first_moves, tournament.counts, strict=True)):
+            wins, draws, losses = counts.tolist()
             games = max(wins + draws + losses, 1)
-            won, drawn, lost = with_base[player]
             metrics = {
                 "wins": wins / games,
                 "draws": draws / games,
                 "losses": losses / games,
-                "illegal": illegal[player] / asked[player],
-                "score_against_base": (won + 0.5 * drawn) / (won + drawn + lost),
+                "illegal": illegal[player] / max(asked[player], 1),
             }
             rewards[i] = GroupReward((wins + self.draw * draws) / games, metrics)
         return rewards
 
     async def _played(self, players: Sequence[Policy], first_moves: Sequence[str]) -> Tournament:
-        policies = [*players, players[0].base]
-
         async def ask(player: int, position: str) -> int | None:
-            if position == self.opening and player < len(players):
+            if position == self.opening:
                 return read_move(first_moves[player])
-            return read_move((await policies[player].sample(self.prompts(position))).text)
+            return read_move((await players[player].sample(self.prompts(position))).text)
 
         tournament = Tournament(self.opening, len(players), ask)
-        await tournament.play_base()
-        await tournament.play_round_robin()
+        await tournament.play()
         return tournament
 
 
@@ -233,9 +224,6 @@ _MARKS: Sequence[Mark] = ("X", "O")
 class TicTacToeDatasetBuilder(RLDatasetBuilder):
     """Openings for training, and games from others against fixed opponents."""
 
-    opening_moves: int = chz.field(
-        default=4, doc="moves that openings have; perfect play draws from each; 3 to 6"
-    )
     problems_per_generation: int = chz.field(default=32, doc="openings in a batch")
     draw: float = chz.field(default=0.5, doc="what a draw earns; a win earns 1, a loss 0")
     fold: int = chz.field(
@@ -254,17 +242,13 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
 
     @chz.validate
     def _ranges(self) -> None:
-        check_range(self, "opening_moves", at_least=3, at_most=6)
         check_range(self, "problems_per_generation", at_least=1)
         check_range(self, "random_games", "perfect_games", at_least=0)
         check_range(self, "draw", "fold", at_least=0, at_most=1)
 
     async def __call__(self, tokenizer: Tokenizer) -> Datasets:
         prompts = functools.partial(shown, tokenizer, self.prompt)
-        train = [
-            OpeningGroup(opening, prompts, self.draw)
-            for opening in openings(self.opening_moves, "train")
-        ]
+        train = [OpeningGroup(opening, prompts, self.draw) for opening in openings("train")]
         test_P = self._held_out_games(prompts)
         dataset = _OpeningsDataset(train, self.problems_per_generation, self.seed)
         return Datasets(dataset, test_P)
@@ -272,7 +256,7 @@ class TicTacToeDatasetBuilder(RLDatasetBuilder):
     def _held_out_games(self, prompts: Shown) -> list[ProblemGroupBuilder]:
         """With the same seeds for every run: they compare."""
         games: dict[Opponent, int] = {"random": self.random_games, "perfect": self.perfect_games}
-        held_out = openings(self.opening_moves, "development" if self.fold else "test")
+        held_out = openings("development" if self.fold else "test")
         found: list[ProblemGroupBuilder] = []
         for opponent, count in games.items():
             for opening, mark, game in itertools.product(held_out, _MARKS, range(count)):

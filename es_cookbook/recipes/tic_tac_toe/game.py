@@ -17,9 +17,6 @@ however many of its games come there. So games cost little: most of those that s
 are alike. Among n players who all answer each position in one of m ways, a round robin has n² − n
 games, and a player is asked at no more positions than m ways branch into.
 
-The base, a guest, plays everyone with both colours and is not paired otherwise. Games with it do
-not count for the score.
-
 Left out: ratings of genomes. One opening is too few games for them.
 """
 
@@ -28,7 +25,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias
 
 import anyio
@@ -36,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.plugins.judges.tournament import PlayerPair, round_robin
+from es_cookbook.plugins.judges.tournament import round_robin
 from es_cookbook.rl.data.generated import Fold
 from es_cookbook.rl.messages.thoughts import spoken
 
@@ -46,6 +43,7 @@ PromptStyle: TypeAlias = Literal["compact", "words"]
 EMPTY = "." * 9
 CELLS = range(1, 10)
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+OPENING_MOVES = 4
 HELD_OUT_ONE_IN = 5
 """One symmetry class of openings in this many is in the test, as many in the development set."""
 
@@ -145,10 +143,10 @@ def fold(opening: str) -> Fold:
 
 
 @functools.cache
-def openings(num_moves: int, of: Fold | None = None) -> tuple[str, ...]:
-    """All positions after so many moves that perfect play draws, of one split or of all."""
+def openings(of: Fold | None = None) -> tuple[str, ...]:
+    """All positions after `OPENING_MOVES` that perfect play draws, of one split or of all."""
     found: list[str] = []
-    for taken in itertools.permutations(CELLS, num_moves):
+    for taken in itertools.permutations(CELLS, OPENING_MOVES):
         if list(taken[::2]) != sorted(taken[::2]) or list(taken[1::2]) != sorted(taken[1::2]):
             continue  # The same marks in another order.
         position = functools.reduce(played, taken, EMPTY)
@@ -211,36 +209,19 @@ class Tournament:
 
     Args:
         opening: where every game begins.
-        num_players: they are 0 to n - 1; the base is number n.
+        num_players: players are 0 to n - 1.
         ask: a player's move.
 
     Attributes:
         moves: what was answered at each position, by player.
+        counts: a row per player: games won, drawn and lost.
     """
 
     def __init__(self, opening: str, num_players: int, ask: Ask) -> None:
         self.opening = opening
         self.moves: dict[str, dict[int, int | None]] = {}
-        self._base = num_players
+        self.counts: NDArray[np.int64] = np.zeros((num_players, 3), dtype=np.int64)
         self._ask = ask
-        self._games: list[NDArray[np.int64]] = []  # Rows of player of X, player of O, result.
-
-    async def play_round_robin(self) -> None:
-        await self._play(round_robin(self._base))
-
-    async def play_base(self) -> None:
-        """Everyone plays the base."""
-        await self._play([(player, self._base) for player in range(self._base)])
-
-    def counts(self, with_base: bool = False) -> NDArray[np.int64]:
-        """A row a player: games won, drawn and lost, with other players or with the base."""
-        games = np.concatenate([np.zeros((0, 3), dtype=np.int64), *self._games])
-        chosen = (games[:, :2] == self._base).any(axis=1) == with_base
-        x_N, o_N, result_N = games[chosen].T
-        counts = np.zeros((self._base + 1, 3), dtype=np.int64)
-        np.add.at(counts, (x_N, 1 - result_N), 1)
-        np.add.at(counts, (o_N, 1 + result_N), 1)
-        return counts[: self._base]
 
     def asked(self) -> tuple[Counter[int], Counter[int]]:
         """At how many positions each was asked, and at how many it forfeited by its answer."""
@@ -251,11 +232,11 @@ class Tournament:
             illegal.update(player for player, move in answers.items() if move not in moves)
         return asked, illegal
 
-    async def _play(self, pairs: Sequence[PlayerPair]) -> None:
-        """Each pair with both colours, all games a move at a time."""
-        if not pairs:
+    async def play(self) -> None:
+        """Play each pair with both colours, all games a move at a time."""
+        if len(self.counts) < 2:
             return
-        one, other = np.array(pairs, dtype=np.int64).T
+        one, other = np.array(round_robin(len(self.counts)), dtype=np.int64).T
         x_N, o_N = np.concatenate([one, other]), np.concatenate([other, one])
         result_N = np.zeros_like(x_N)
         at = {self.opening: np.arange(len(x_N))}
@@ -277,7 +258,8 @@ class Tournament:
                     else:
                         result_N[chosen] = _BY_WINNER[winner(after)]
             at = {position: np.concatenate(games) for position, games in following.items()}
-        self._games.append(np.stack([x_N, o_N, result_N], axis=1))
+        np.add.at(self.counts, (x_N, 1 - result_N), 1)
+        np.add.at(self.counts, (o_N, 1 + result_N), 1)
 
     async def _ask_all(self, players_at: dict[str, NDArray[np.int64]]) -> None:
         """Ask everyone who has not been asked at a position yet, all at once."""

@@ -18,8 +18,6 @@ from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNam
 from es_cookbook.recipes.tic_tac_toe.dataset import TicTacToeDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 
-ES = {**FEWER_GENOMES, "learning_rate": 0.1}
-
 
 @chz.chz
 class CLIConfig(RecipeConfig):

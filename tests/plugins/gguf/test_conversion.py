@@ -5,11 +5,11 @@ import shutil
 import struct
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 
@@ -22,9 +22,9 @@ from es_cookbook.common.terminal import as_program
 from es_cookbook.plugins.gguf.conversion import FloatType, converted
 from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.header import read_header
+from tests.families import sampled
 from tests.gguf_models import CHAT_TEMPLATE, MODELS, TEXT, make_gguf_model
 from tests.hub_server import HubServer, Repository
-from tests.programs import ROOT, Programs
 from tests.tiny_models import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def greedy(model_name: Path) -> list[int]:
     return model.generate(tokens, max_new_tokens=24, do_sample=False)[0].tolist()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sampled(MODELS, 4))
 def test_a_model_comes_back_from_its_file(name: str, tmp_path: Path) -> None:
     directory = make_gguf_model(name, tmp_path / "model")
     half = tmp_path / "half"
@@ -149,63 +149,12 @@ def test_what_in_the_cache_is_not_as_it_was_made_is_made_anew(
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
 
 
-@pytest.mark.parametrize("content", ["", '{"config.json": 5}'])
-def test_a_damaged_manifest_is_made_anew(content: str, file: Path, cache: Path) -> None:
-    manifest = cache / f"{converted(file).name}.json"
-    before = manifest.read_text()
-    manifest.write_text(content)
-    converted(file)
-    assert manifest.read_text().count("config.json") == before.count("config.json")
-
-
-def _leave_a_file(path: Path) -> None:
-    path.write_text("{}")
-
-
-KINDS: dict[str, Callable[[Path], object]] = {
-    "a file": _leave_a_file,
-    "a link to a directory": lambda path: path.symlink_to(path.parents[1]),
-}
-
-
-@pytest.mark.parametrize("which", ["model", "manifest"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_in_the_place_of_a_model_or_its_manifest_makes_room(
-    which: str, kind: str, file: Path, cache: Path
+def test_two_at_once_convert_a_file_once(
+    file: Path, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    directory = converted(file)
-    made = {path.name: path.read_bytes() for path in directory.iterdir()}
-    manifest = directory.with_name(f"{directory.name}.json")
-    kept = directory.parents[1] / "kept"
-    kept.write_text("of somebody else")
-    if which == "model":
-        shutil.rmtree(directory)
-        KINDS[kind](directory)
-    else:
-        manifest.unlink()
-        KINDS[kind](manifest)
-    assert converted(file) == directory and not directory.is_symlink()
-    assert {path.name: path.read_bytes() for path in directory.iterdir()} == made
-    assert manifest.is_file() and not manifest.is_symlink()
-    assert kept.read_text() == "of somebody else"
-
-
-def test_two_processes_convert_a_file_once(
-    file: Path, cache: Path, tmp_path: Path, programs: Programs
-) -> None:
-    program = tmp_path / "twice.py"
-    program.write_text(
-        "import os\n"
-        "from es_cookbook.plugins.gguf.conversion import *\n"
-        "from es_cookbook.common.terminal import as_program\n"
-        "first = os.fork()\n"
-        f"with as_program(): print(converted(Path({str(file)!r})))\n"
-        "if first: assert os.wait()[1] == 0\n"
-    )
-    ended = programs.run(program, cwd=ROOT)
-    assert ended.returncode == 0, ended.stderr
-    assert len(ended.stdout.splitlines()) == 2 and len({*ended.stdout.splitlines()}) == 1
-    assert ended.stderr.count("converting") == 1
+    with as_program(), ThreadPoolExecutor(2) as threads:
+        assert len({*threads.map(converted, [file] * 2)}) == 1
+    assert capfd.readouterr().err.count("converting") == 1
     assert [path.suffix for path in sorted(cache.iterdir())] == ["", ".json", ".lock"]
 
 
@@ -226,6 +175,16 @@ def test_the_least_recently_used_model_goes_first(
     assert (first.exists(), second.exists(), third.exists()) == (True, False, True)
 
 
+def test_every_token_that_ends_an_answer_does(tmp_path: Path) -> None:
+    directory = make_gguf_model("qwen2", tmp_path / "model")
+    model = load_causal_lm(str(directory), "auto", CPU)
+    model.generation_config.eos_token_id = [1, 7]
+    model.save_pretrained(directory)
+    file = write(directory, tmp_path / "model.gguf")
+    found = load_causal_lm(str(file), "auto", CPU), load_tokenizer(str(file))
+    assert end_of_sequence_ids(*found) == (1, 7)
+
+
 def test_nothing_is_left_of_a_conversion_that_fails(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,14 +195,6 @@ def test_nothing_is_left_of_a_conversion_that_fails(
     with pytest.raises(ModelError, match="cannot be converted: No space left on device"):
         converted(file)
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
-
-
-def test_a_cache_that_cannot_be_made_is_said(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(model_cache.CACHE, str(tmp_path / "llama.gguf/cache"))
-    with pytest.raises(ModelError, match="Not a directory; ES_COOKBOOK_CACHE may name another dir"):
-        converted(file)
 
 
 def test_a_file_on_the_hub_is_fetched_by_its_name(
@@ -270,16 +221,6 @@ def test_a_directory_with_two_files_and_a_file_that_is_not_there_are_said(
         model_directory("/no/such.gguf")
 
 
-def test_every_token_that_ends_an_answer_does(tmp_path: Path) -> None:
-    directory = make_gguf_model("qwen2", tmp_path / "model")
-    model = load_causal_lm(str(directory), "auto", CPU)
-    model.generation_config.eos_token_id = [1, 7]
-    model.save_pretrained(directory)
-    file = write(directory, tmp_path / "model.gguf")
-    found = load_causal_lm(str(file), "auto", CPU), load_tokenizer(str(file))
-    assert end_of_sequence_ids(*found) == (1, 7)
-
-
 def test_what_a_file_cannot_say_is_refused(tmp_path: Path) -> None:
     model = make_gguf_model("gemma3", tmp_path / "gemma3")
     config = model / "config.json"
@@ -299,16 +240,14 @@ def test_what_a_file_cannot_say_is_refused(tmp_path: Path) -> None:
             write(directory, tmp_path / f"{directory.name}.gguf")
 
 
-def remade(
-    file: Path, path: Path, change: Callable[[gguf.GGUFWriter, dict[str, Any]], None]
-) -> Path:
+def remade(file: Path, path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """A copy of a file with other metadata, without what is None."""
     reader = gguf.GGUFReader(file)
     fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     values: dict[str, Any] = {name: field.contents() for name, field in fields.items()}
     writer = gguf.GGUFWriter(path, "")
     writer.kv_data[0].clear()
-    change(writer, values)
+    change(values)
     for name, value in values.items():
         if name not in writer.kv_data[0] and value is not None:
             types = fields[name].types if name in fields else [gguf.GGUFValueType.get_type(value)]
@@ -326,26 +265,20 @@ def remade(
     ("changed", "sentence"),
     [
         ({"general.type": "adapter"}, "is a LoRA adapter, which changes a model, not a model"),
-        ({"general.type": "mmproj"}, "is the vision tower of a model, not a model"),
         ({"general.architecture": "clip"}, "is the vision tower of a model, not a model"),
         ({"general.architecture": "rwkv6"}, "cannot be converted: .*rwkv6 is not supported"),
         ({"split.count": 2, "general.architecture": None}, "is one of several parts of a model"),
         ({"llama.attention.causal": False}, "is a model of embeddings, which writes no text"),
         ({"llama.block_count": 2**31}, "has llama.block_count 2147483648, which it cannot"),
-        ({"llama.block_count": 1}, "parameters; transformers knows"),
         ({"llama.block_count": 3}, "parameters; transformers knows"),
         ({"llama.embedding_length": 2**30}, "parameters; transformers knows"),
-        ({"llama.attention.key_length": 2**20}, "turns 8 of a head's 1048576 dimensions, which"),
         ({"llama.rope.dimension_count": 4}, "turns 4 of a head's 8 dimensions, which LlamaConfig"),
-        ({"llama.attention.layer_norm_rms_epsilon": None}, "does not say llama.epsilon"),
         ({"llama.context_length": None}, "does not say llama.context_length"),
-        ({"llama.vocab_size": 2**31}, "parameters; transformers knows"),
         ({"llama.rope.scaling.type": "yarn"}, "stretches positions by 'yarn', unknown here"),
         ({"llama.attention.sliding_window": 64}, "attends to 64 tokens, which LlamaConfig cannot"),
         ({"tokenizer.ggml.pre": "tekken-9"}, "splits text in the way 'tekken-9', unknown here"),
         ({"tokenizer.ggml.tokens": ["a"] * 300}, "has 300 tokens and 289 rows of the embedding"),
         ({"tokenizer.chat_template": "x" * 2**21}, "it has a string of 2,097,152 bytes"),
-        ({"tokenizer.ggml.tokens": None}, "has no tokenizer"),
         ({"nested": [[1], [2]]}, "it has arrays of arrays"),
     ],
     ids=lambda value: f"{value!s:.40}",
@@ -353,11 +286,8 @@ def remade(
 def test_metadata_that_the_weights_do_not_bear_out_is_refused(
     changed: dict[str, Any], sentence: str, file: Path, tmp_path: Path, cache: Path
 ) -> None:
-    def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
-        values.update(changed)
-
     with pytest.raises(ModelError, match=sentence):
-        converted(remade(file, tmp_path / "bad.gguf", change))
+        converted(remade(file, tmp_path / "bad.gguf", lambda values: values.update(changed)))
     assert not [path for path in cache.glob("*") if path.is_dir()]
 
 
@@ -365,27 +295,15 @@ def test_metadata_that_the_weights_do_not_bear_out_is_refused(
     ("changed", "sentence"),
     [
         ({"gemma3.attention.sliding_window": 0}, "does not say gemma3.attention.sliding_window"),
-        ({"gemma3.attention.sliding_window": None}, "does not say gemma3.attention.sliding_win"),
         ({"tokenizer.ggml.pre": "qwen2"}, "splits text in the way 'qwen2', which its tokenizer"),
     ],
 )
 def test_a_window_has_a_size_and_sentencepiece_splits_no_text(
     changed: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    def change(_: gguf.GGUFWriter, values: dict[str, Any]) -> None:
-        values.update(changed)
-
     file = write(make_gguf_model("gemma3", tmp_path / "model"), tmp_path / "model.gguf")
     with pytest.raises(ModelError, match=sentence):
-        converted(remade(file, tmp_path / "bad.gguf", change))
-
-
-def test_weights_that_transformers_would_drop_are_refused(file: Path, tmp_path: Path) -> None:
-    def change(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
-        writer.add_tensor("blk.0.ffn_gate_inp.weight", np.ones((4, 32), np.float32))
-
-    with pytest.raises(ModelError, match="parameters; transformers knows"):
-        converted(remade(file, tmp_path / "bad.gguf", change))
+        converted(remade(file, tmp_path / "bad.gguf", lambda values: values.update(changed)))
 
 
 def patched(data: bytes, at: int, form: str, *values: int) -> bytes:
@@ -409,19 +327,13 @@ def dimensions(data: bytes, *shape: int) -> bytes:
     [
         (lambda data: b"", "cannot be read"),
         (lambda data: b"GGML" + data[4:], "does not begin with the letters GGUF"),
-        (lambda data: patched(data, 4, "I", 1), "is of version 1; accepted: 2 and 3"),
         (lambda data: patched(data, 4, "I", 3 << 24), "(another byte order)"),
         (lambda data: patched(data, 8, "Q", 2**60), "announces 1,152,921,504,606,846,976 tensors"),
-        (
-            lambda data: patched(data, 16, "Q", 2**60),
-            "announces 1,152,921,504,606,846,976 tensors or settings",
-        ),
         (lambda data: patched(data, 24, "Q", 2**60), "has a string of"),
         (lambda data: data[: data.rindex(b"blk.1.")], "in the middle of its header"),
         (lambda data: data[:-40], "cannot be read"),
         (lambda data: with_bytes(data, 2**21 + 1), "too many entries in its arrays"),
         (lambda data: dimensions(data, 2**63, 2**63), "cannot be read"),
-        (lambda data: dimensions(data, 0, 2**63), "cannot be read"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(
@@ -445,11 +357,8 @@ def test_a_text_begins_and_ends_as_the_file_says(name: str, tmp_path: Path) -> N
         ({"add_bos_token": None}, ["<bos>"], []),
     ):
         new = {f"tokenizer.ggml.{flag}": value for flag, value in flags.items()}
-
-        def change(_: gguf.GGUFWriter, values: dict[str, Any], new: dict[str, Any] = new) -> None:
-            values.update(new)
-
-        tokenizer = load_tokenizer(str(remade(base, tmp_path / "other.gguf", change)))
+        other = remade(base, tmp_path / "other.gguf", lambda values, new=new: values.update(new))
+        tokenizer = load_tokenizer(str(other))
         tokens = plain.convert_ids_to_tokens(plain.encode(TEXT))
         assert tokenizer.convert_ids_to_tokens(tokenizer.encode(TEXT)) == [*first, *tokens, *last]
         assert tokenizer.encode(TEXT, add_special_tokens=False) == plain.encode(TEXT)
@@ -461,7 +370,7 @@ def test_sentencepiece_begins_text_with_a_space_unless_the_file_says_no(
 ) -> None:
     """Behind special tokens too, and before a text that has one: as llama.cpp does."""
 
-    def change(_: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+    def change(values: dict[str, Any]) -> None:
         assert values["tokenizer.ggml.add_space_prefix"] is False
         values["tokenizer.ggml.add_space_prefix"] = says
 
@@ -482,7 +391,7 @@ def test_a_word_of_the_vocabulary_needs_no_merges_where_its_kind_says_so(
 ) -> None:
     for kind, tokens in (("llama-bpe", ["Ġagain"]), ("smaug-bpe", ["Ġagai", "n"])):
 
-        def change(_: gguf.GGUFWriter, values: dict[str, Any], kind: str = kind) -> None:
+        def change(values: dict[str, Any], kind: str = kind) -> None:
             merges = values["tokenizer.ggml.merges"]
             kept = [merge for merge in merges if merge.replace(" ", "") != "Ġagain"]
             assert len(kept) == len(merges) - 1

@@ -1,8 +1,5 @@
 """A run from a GGUF file, and runs that become one: what llama.cpp would load, read back."""
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +11,13 @@ from es_cookbook.checkpoints.model_cache import CACHE
 from es_cookbook.checkpoints.models import load_causal_lm
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.cli import run_cli
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.gguf.export import write_gguf
 from es_cookbook.plugins.gguf.form import GGUF
-from es_cookbook.runs.export.base import Transformers
 from tests.gguf_models import make_gguf_model
-from tests.programs import Programs
 from tests.runs.recorded_run import record_run
 
 CPU = torch.device("cpu")
@@ -68,30 +64,16 @@ def test_a_run_from_a_file_becomes_a_file_with_the_bits_of_its_centre(tmp_path: 
     assert kinds["blk.0.attn_q.weight"] == "Q8_0" and kinds["blk.0.attn_norm.weight"] == "F32"
 
 
-@pytest.mark.parametrize("fitted", [True, False], ids=["fitted", "own"])
-def test_an_adapter_becomes_a_file_that_llama_cpp_adds_to_the_base(
-    tmp_path: Path, fitted: bool
-) -> None:
+def test_an_adapter_is_merged_into_the_file(tmp_path: Path) -> None:
     base = make_gguf_model("llama", tmp_path / "llama")
-    space = LowRank() if fitted else Adapter(rank=2, alpha=6.0, init="orthogonal")
-    run = record_run(tmp_path / "run", base, space)
-    rank = {"rank": 8} if fitted else {}
-    write(run.path, tmp_path / "lora", form=GGUF(), **rank)
-    reader = gguf.GGUFReader(tmp_path / "lora/lora.gguf")
-    says = {name: field.contents() for name, field in reader.fields.items()}
-    assert (says["general.type"], says["adapter.type"]) == ("adapter", "lora")
-    factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
-    write(run.path, tmp_path / "whole", form=GGUF(matrices="float16"), merge=not fitted)
-    write_gguf(base, tmp_path / "base.gguf", "float16", str(base))
-    of_base, of_whole = (
-        {t.name: torch.from_numpy(t.data.copy()).float() for t in gguf.GGUFReader(path).tensors}
-        for path in (tmp_path / "base.gguf", tmp_path / "whole/whole.gguf")
-    )
-    for name in ("blk.1.attn_q.weight", "blk.0.attn_k.weight", "blk.0.ffn_down.weight"):
-        a, b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
-        change = says["adapter.lora.alpha"] / len(a) * (b @ a)
-        assert change.abs().max() > 0.01
-        torch.testing.assert_close(of_base[name] + change, of_whole[name], rtol=2**-10, atol=2**-10)
+    run = record_run(tmp_path / "run", base, Adapter(rank=2, alpha=6.0, init="orthogonal"))
+    write(run.path, tmp_path / "mine", form=GGUF(matrices="bfloat16"))
+    write(run.path, tmp_path / "merged", merge=True)
+    found, expected = weights(tmp_path / "mine"), weights(tmp_path / "merged")
+    assert all(torch.equal(found[name], value.bfloat16()) for name, value in expected.items())
+    whole = record_run(tmp_path / "whole", base, LowRank())
+    with pytest.raises(ConfigError, match="a GGUF file holds the whole model: leave rank out"):
+        write(whole.path, tmp_path / "ranked", form=GGUF(), rank=8)
 
 
 def test_options_of_the_form_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,39 +81,3 @@ def test_options_of_the_form_are_its_own(capsys: pytest.CaptureFixture[str]) -> 
         run_cli(print, ExportConfig, ["runs/mine", "output=mine", "form.matrices=q8_0"])
     said = capsys.readouterr().err
     assert "unknown option 'form.matrices', which form=transformers does not have" in said
-
-
-@pytest.mark.slow
-def test_a_run_from_a_file_is_killed_resumed_and_written_as_a_file(
-    tmp_path: Path, programs: Programs
-) -> None:
-    """The centre that the history stands for is in the file, and the base may be elsewhere."""
-    model = make_gguf_model("llama", tmp_path / "llama")
-    base, run = tmp_path / "base.gguf", tmp_path / "run"
-    write_gguf(model, base, "float16", str(model))
-    rows, reward = tmp_path / "rows.jsonl", tmp_path / "reward.py"
-    rows.write_text("".join(f'{{"question": "{n} hello"}}\n' for n in range(8)))
-    reward.write_text("def score(text, row):\n    return float(sum(map(ord, text)) % 97)\n")
-    program = ("-m", "es_cookbook")
-    options = (
-        *(f"data={rows}", f"reward={reward}:score", f"model_name={base}", f"log_path={run}"),
-        *("num_generations=400", "batch=2", "dataset.num_test=0", "sampling.max_tokens=4"),
-        *("optimizer.population_size=4", "optimizer.sigma=0.1", "optimizer.learning_rate=0.1"),
-    )
-    pid = programs.start([*program, "train", *options], [os.devnull] * 3)
-    history = run / "history.jsonl"
-    while not history.exists() or history.read_bytes().count(b"\n") < 3:
-        time.sleep(0.02)
-    os.kill(pid, signal.SIGKILL)
-    assert programs.exit_code() == -signal.SIGKILL
-    done = history.read_bytes().count(b"\n") - 1
-    moved = base.rename(tmp_path / "moved.gguf")
-    more = (f"model_name={moved}", f"num_generations={done + 2}", "trust=reward")
-    resumed = programs.run(*program, "resume", run, *more, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert history.read_bytes().count(b"\n") == done + 3
-    for name, form in (("mine", GGUF()), ("directory", Transformers())):
-        write(run, tmp_path / name, form=form, model_name=str(moved))
-    found, expected, before = map(weights, (tmp_path / "mine", tmp_path / "directory", moved))
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-    assert any(not torch.equal(before[name], value) for name, value in expected.items())

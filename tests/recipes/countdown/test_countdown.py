@@ -18,8 +18,15 @@ from es_cookbook.recipes.countdown.arithmetic import (
     evaluate,
     grade_countdown,
 )
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder, CountdownEnv, question
-from es_cookbook.recipes.countdown.problems import Problem, Split, generate_problems, solve
+from es_cookbook.recipes.countdown.dataset import (
+    CountdownDatasetBuilder,
+    CountdownEnv,
+    Problem,
+    Split,
+    generate_problems,
+    question,
+    solve,
+)
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.types import Action, Observation

@@ -140,22 +140,10 @@ def test_scorers_and_problems_pickle() -> None:
     assert own(again.gold, again.entry) == 1
 
 
-def test_levels_are_the_curriculums() -> None:
-    terms = []
-    for level in (0, 3):
-        source = Source("chain_sum", (("min_digits", 1),), level)
-        check_source(source)
-        first_P = list(islice(problems(source, 0), 100))
-        terms.append(max(p.entry["metadata"]["num_terms"] for p in first_P))
-    assert terms == [2, 5]
-
-
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
         (Source("chain_sums"), "there is no task 'chain_sums': did you mean 'chain_sum'?"),
-        (Source("acre", (), 0), "task 'acre' has no curriculum in reasoning-gym: leave levels"),
-        (Source("chain_sum", (), 11), "task 'chain_sum' has levels 0 to 10, found 11"),
         (
             Source("chain_sum", (("max_term", 3),)),
             "task 'chain_sum' has no option 'max_term': did you mean 'max_terms'?",

@@ -105,19 +105,9 @@ async def test_a_part_of_the_score_is_paid_unless_only_right_answers_are() -> No
         assert (step.metrics["correct"], step.metrics["score"] > 0) == (0, True)
 
 
-async def test_a_level_uses_all_its_problems_before_it_uses_one_twice() -> None:
-    train, _ = await build(levels=(1, 2), num_train=24, problems_per_generation=3)
-    used = [builder for generation in range(12) for builder in train.get_batch(generation)]
-    for level in ("level1", "level2"):
-        of_level = [builder for builder in used if builder.tags == (level,)]
-        assert len(questions(of_level[:12])) == 12
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"levels": (1, 1)}, r"levels must differ from each other, found \(1, 1\)"),
-        ({"levels": (0, 1, 2), "num_test": 2}, "3 levels need at least a problem each"),
         ({"timeout": 0.0}, "timeout must be above 0, found 0.0"),
         ({"task": "puzzle24"}, "task 'puzzle24' cannot be used: its score_answer parses answers"),
         ({"options": ("four",)}, "an option of task 'chain_sum' is name=value, found 'four'"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.plugins.branches import rewind
 from es_cookbook.recipes.tic_tac_toe.dataset import (
     OpeningGroup,
@@ -31,7 +31,6 @@ from es_cookbook.rl.types import (
     Datasets,
     LostRollout,
     Observation,
-    Policy,
     SamplingParams,
     Trajectory,
 )
@@ -72,10 +71,6 @@ class Player(FakePolicy):
         }[self.way](position)
         return Action((move,), str(move), "stop")
 
-    @property
-    def base(self) -> Policy:
-        return Player("careless")
-
 
 async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[Any]]:
     """Training openings, and held-out games, each as if it had come by a pickle."""
@@ -83,18 +78,6 @@ async def build(**fields: object) -> tuple[ProblemDataset[OpeningGroup], list[An
     assert isinstance(built.train, ProblemDataset)
     await built.train.validate(512)
     return built.train, [pickle.loads(pickle.dumps(game)).make_env() for game in built.test_P]
-
-
-@pytest.mark.parametrize(
-    ("option", "sentence"),
-    [
-        ({"draw": 1.5}, r"draw must be in \[0, 1\], found 1.5"),
-        ({"opening_moves": 7}, r"opening_moves must be in \[3, 6\], found 7"),
-    ],
-)
-def test_impossible_settings_are_refused(option: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        TicTacToeDatasetBuilder(**option)
 
 
 async def test_openings_are_valid_and_none_is_held_out_and_trained_on() -> None:
@@ -130,7 +113,7 @@ async def test_results_of_games_are_the_rewards() -> None:
     careful, perfect, taken = await group_of("careful", "perfect", "taken")
     assert taken == {
         **{"reward": 0, "wins": 0, "draws": 0, "losses": 1},
-        **{"illegal": 1, "score_against_base": 0},
+        "illegal": 1,
     }
     assert careful["reward"] == pytest.approx(1 - perfect["reward"] + 0.5)
     assert careful["wins"] >= 0.5 and careful["illegal"] == 0
@@ -144,7 +127,7 @@ async def test_a_lost_rollout_plays_nobody() -> None:
     whole = await group_of("careful", "careless")
     assert await group_of("careful", "lost", "careless") == [whole[0], {"reward": 0.0}, whole[1]]
     assert await group_of("lost", "lost") == [{"reward": 0.0}] * 2
-    assert (await group_of("careful"))[0]["reward"] == 0.0
+    assert (await group_of("careful"))[0]["reward"] == 0.0, "alone"
 
 
 @pytest.mark.parametrize(("way", "earned"), [("perfect", {0.5, 1.0}), ("taken", {0.0})])
@@ -174,7 +157,7 @@ def test_demonstrations_mix_both_players_and_no_held_out_opening_is_shown() -> N
     assert 0.25 < len(careful) / len(urgent) < 0.6
     assert all(read_move(text) in urgent_moves(p) for p, text in careful)
     held_out = {p for p in positions if warm_start.is_held_out(p)}
-    assert held_out and held_out < set(openings(4))
+    assert held_out and held_out < set(openings())
     assert "train" not in {fold(position) for position in held_out}
 
 
@@ -190,7 +173,7 @@ def test_a_run_that_goes_on_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     resume = "behavior_if_log_dir_exists=resume"
     others = short_run("tic_tac_toe", parted, *options, resume)
     assert (whole / "history.jsonl").read_bytes() == (parted / "history.jsonl").read_bytes()
-    for key in ("env/all/wins", "env/all/illegal", "env/all/score_against_base"):
+    for key in ("env/all/wins", "env/all/illegal"):
         assert [row[key] for row in rows[:2]] == [row[key] for row in others[:2]]
     assert rows[-1]["test/reward/mean"] == others[-1]["test/reward/mean"]
     assert rows[0]["test/env/all/illegal"] == 0.0, "the bundled model moves legally"

@@ -54,9 +54,7 @@ FORMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "quantised": ("scales", {}),
     "dequantised": ("scales", {"merge": True}),
     "whole file": ("own", _FILE),
-    "fitted file": ("own", {"rank": 8, **_FILE}),
     "adapter file": ("adapter", _FILE),
-    "merged file": ("adapter", {"merge": True, **_FILE}),
     "dequantised file": ("scales", _FILE),
 }
 """Form of an export -> space of its run, and options."""
@@ -88,7 +86,7 @@ FLOATS = {
 ALIKE = ("gptq_v2", "naive-quantized")
 """Those that are read otherwise than one of the others, and then written as that is."""
 BASES = ("directory", "file", "run", *QUANTISED)
-_WITH_BASE = ("adapter", "fitted", "fitted file")
+_WITH_BASE = ("adapter", "fitted")
 
 
 def has(base: str, form: str) -> bool:
@@ -206,19 +204,11 @@ LLAMA_CLI = f"""\
 #!{sys.executable}
 import argparse, gguf
 words = argparse.ArgumentParser()
-for name in ("model", "lora", "prompt", "predict"):
+for name in ("model", "prompt", "predict"):
     words.add_argument(f"--{{name}}")
 given = words.parse_args()
 model = gguf.GGUFReader(given.model)
 weights = {{tensor.name: tensor.shape.tolist() for tensor in model.tensors}}
-if given.lora:
-    lora = gguf.GGUFReader(given.lora)
-    of_both = [each.fields["general.architecture"].contents() for each in (model, lora)]
-    assert of_both[0] == of_both[1]
-    factors = {{tensor.name: tensor.shape.tolist() for tensor in lora.tensors}}
-    for name in {{each.rpartition(".lora_")[0] for each in factors}}:
-        a, b = (factors[f"{{name}}.lora_{{part}}"] for part in "ab")
-        assert [a[0], b[1]] == weights[name] and a[1] == b[0], name
 print(len(weights), given.prompt)
 """
 """Reads what `llama-cli` is given, and refuses what llama.cpp's loader refuses of shapes."""
@@ -251,7 +241,7 @@ def test_the_lines_of_a_readme_run_as_they_stand(
         ((_, _, command),) = loaded
         environment = {"PATH": os.pathsep.join((llama_cli, os.environ["PATH"]))}
         subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, check=True)
-        if base in QUANTISED and PROGRAMS[form.removesuffix(" file")] != _BOTH:
+        if base in QUANTISED:
             found = load_causal_lm(str(export), "float32", torch.device("cpu"))
             weights = dict(found.named_parameters())
             for name, weight in expected.named_parameters():
