@@ -54,11 +54,11 @@ from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome
 from es_cookbook.evolution.spaces.low_rank import LowRank
 from es_cookbook.plugins.endpoint.app import serve
-from es_cookbook.plugins.endpoint.endpoint import Endpoint, Speaker
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw
 from es_cookbook.plugins.endpoint.translator import Translator
-from es_cookbook.plugins.program.enclosed import Command
+from es_cookbook.plugins.program.command import Command
 from es_cookbook.plugins.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row as DataRow
@@ -145,17 +145,15 @@ AGENTS = {
     ),
 }
 _NPM = Path(__file__).parents[1] / "build" / "npm" / "node_modules"
-"""Where the tests have installed `openai`."""
+"""Where `npm install --prefix build/npm openai` puts the package."""
 
 
-class _AtOnce(Endpoint, Speaker):
+class _AtOnce(Endpoint, ServedModel):
     """Gives the same answer to everybody, token by token to who follows."""
-
-    tells = True
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.translator, self.kept = Translator(tokenizer, 2048), KeptTurns()
-        self.under_way = UnderWay()
+        self.pending = PendingAnswers()
         tokens_T = tuple(tokenizer.encode("one two three " * TOKENS)[:TOKENS])
         self._action = Action(tokens_T, str(tokenizer.decode(list(tokens_T))), "stop")
 
@@ -168,7 +166,7 @@ class _AtOnce(Endpoint, Speaker):
         return ["any"]
 
     @override
-    async def speaker(self, key: str, name: str) -> Speaker:
+    def model(self, key: str, name: str) -> ServedModel:
         return self
 
     @override
@@ -188,13 +186,11 @@ def question(number: int, of: Agent = AGENTS["javascript"]) -> DataRow:
     return DataRow(f"question {number}", fields)
 
 
-def near(
-    result: Mapping[str, Any], messages: Sequence[object], row: Mapping[str, Any]
-) -> tuple[float, Mapping[str, float]]:
+def near(text: str, row: Mapping[str, Any]) -> tuple[float, Mapping[str, float]]:
     """A half for a right answer, the rest for a number that is near and for plain words."""
-    numbers = re.findall(r"\d+", result["answer"])
+    numbers = re.findall(r"\d+", text)
     off = abs(int(numbers[-1][:9]) - row["answer"]) if numbers else math.inf
-    plain, right = "{" not in result["answer"], float(off == 0)
+    plain, right = "{" not in text, float(off == 0)
     return 0.5 * right + 0.3 * math.exp(-off / 10) + 0.2 * plain, {"right": right, "plain": plain}
 
 
@@ -235,7 +231,7 @@ def as_envs(tokenizer: Tokenizer, count: int) -> list[EnvGroupBuilder]:
 def as_programs(tokenizer: Tokenizer, worker: Path, count: int) -> list[EnvGroupBuilder]:
     """The same for workers."""
     command = Command((sys.executable, "-I", "-S", str(worker)), ())
-    program = Program(command, Number(), "json", ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
+    program = Program(command, Number(), ROLLOUTS, ROLLOUTS // 2, 4, tokenizer)
     return [
         ProgramProblem(partial(ProgramEnv, program, asked), asked.where)
         for asked in map(question, range(count))

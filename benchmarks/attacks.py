@@ -223,7 +223,7 @@ def bodies() -> list[Row]:
         rng, client = random.Random(0), by_bodies.served(by_bodies.Brief())
         for number in range(CHANGED):
             path = list(by_bodies.BODIES)[number % len(by_bodies.BODIES)]
-            text = by_bodies.mutated(rng, by_bodies.BODIES[path][0])
+            text = by_bodies.mutated(rng, by_bodies.BODIES[path])
             status = (await client.post(path, content=text.encode())).status_code
             statuses[status] = statuses.get(status, 0) + 1
             if status >= 500:

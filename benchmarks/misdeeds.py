@@ -43,18 +43,16 @@ MORE: Mapping[str, str] = {
     + SLEEPS,
     "fill /tmp": "ask('a')\nif SANDBOX:\n  with open('/tmp/a', 'wb') as file:\n"
     "    while True: file.write(b'x' * 10**6)\n" + SLEEPS,
-    "a large result": "ask('a')\nwith open(os.environ['ES_COOKBOOK_RESULT'], 'wb') as file:\n"
-    "  for n in range(300): file.write(b'x' * 10**6)\n" + "sys.exit(0)",
     "3,000 prompts x 128": "ask('a'); texts(['b'] * 3000, n=128); " + SLEEPS,
     "endless requests": "while True: ask('a')",
     "endless requests in parallel": "def more():\n  while True: ask('a')\n"
     "for n in range(50): Thread(target=more).start()",
-    "requests after the result": "ask('a'); print('{\"reward\": 1}', flush=True)\n"
-    "while True: ask('a')",
+    "requests after the result": "ask('a')\n"
+    "print(json.dumps({'id': ID, 'reward': 1}), flush=True)\nwhile True: ask('a')",
     "many values": "ask('a'); a = '0,' * 262_000\n"
-    "print('{\"reward\": 1, \"a\": [' + a + '0]}', flush=True)",
+    'print(\'{"id": "\' + str(ID) + \'", "reward": 1, "a": [\' + a + \'0]}\', flush=True)',
     "many metrics": "ask('a'); many = {str(n): 0 for n in range(20_000)}\n"
-    "print(json.dumps({'reward': 1, 'metrics': many}), flush=True)",
+    "print(json.dumps({'id': ID, 'reward': 1, 'metrics': many}), flush=True)",
 }
 HEAD = """
 SANDBOX = not os.path.isdir("/proc")

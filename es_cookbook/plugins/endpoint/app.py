@@ -1,18 +1,19 @@
 """The endpoint as a Starlette application; an `Endpoint` provides the models.
 
 When a client disconnects, its request is cancelled, also in the engine. A stream begins with the
-first token if the model reports progress, and with complete answers otherwise or if log
-probabilities are requested.
+first token if the engine reports progress, and otherwise with complete answers.
 """
 
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Generic, TypeAlias
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -21,9 +22,8 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
 from es_cookbook.common.errors import ESCookbookError, RequestError, leaves
-from es_cookbook.plugins.endpoint.aside import aside
 from es_cookbook.plugins.endpoint.endpoint import Endpoint, check_name
-from es_cookbook.plugins.endpoint.limits import check_asked, check_body
+from es_cookbook.plugins.endpoint.limits import check_body, check_request
 from es_cookbook.plugins.endpoint.replies import Piece, Reply, as_text, event
 from es_cookbook.plugins.endpoint.requests import (
     Json,
@@ -32,106 +32,92 @@ from es_cookbook.plugins.endpoint.requests import (
     read_body,
     text_request,
 )
-from es_cookbook.plugins.endpoint.responses import (
-    response,
-    response_events,
-    response_request,
-)
+from es_cookbook.plugins.endpoint.responses import response, response_request
 from es_cookbook.plugins.endpoint.server import HEAD_SECONDS, serve_at
-from es_cookbook.plugins.endpoint.work import Asked, Told, Work
+from es_cookbook.plugins.endpoint.work import RequestT, Work, in_thread_if_long
 from es_cookbook.rl.messages.reading import FieldError
 
 MOST_BYTES = 8 << 20
-"""Of a request's body."""
+"""Limit on the body of a request."""
 _BODY_SECONDS, _PART_SECONDS = 60.0, HEAD_SECONDS
-"""For a body, and for the next part of it."""
+"""Limits on the time for a body, and for its next part."""
 _DISCARD_SECONDS = 2.0
-"""For the rest of a body that is not read; closed at once, its client would not see the reply."""
+"""For the unread rest of a body: if the connection closed at once, the client would not see the
+reply."""
 _Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-_MakesEvents: TypeAlias = Callable[[Reply, Asked, AsyncIterator[Piece]], AsyncIterator[bytes]]
+_Events: TypeAlias = Callable[[Reply, RequestT, AsyncIterator[Piece]], AsyncIterator[bytes]]
 
 
 def application(endpoint: Endpoint) -> Starlette:
     """OpenAI's API over an endpoint."""
 
     async def models(request: Request) -> Response:
-        found = [_described(name) for name in endpoint.names(_opened(request, endpoint))]
+        found = [_described(name) for name in endpoint.names(_checked_key(request, endpoint))]
         return JSONResponse({"object": "list", "data": found})
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        check_name(name, endpoint.names(_opened(request, endpoint)))
+        check_name(name, endpoint.names(_checked_key(request, endpoint)))
         return JSONResponse(_described(name))
 
-    async def answered(
-        read: Callable[[Json], Asked],
-        whole: Callable[[Reply, Asked], object],
-        events: _MakesEvents[Asked],
+    async def answer(
+        read: Callable[[Json], RequestT],
+        whole: Callable[[Reply, RequestT], object],
+        events: _Events[RequestT] | None,
         request: Request,
     ) -> Response:
-        key = _opened(request, endpoint)
+        key = _checked_key(request, endpoint)
         asked, size = await _read(request, read)
-        speaker = await endpoint.speaker(key, asked.model)
+        model = endpoint.model(key, asked.model)
         with contextlib.ExitStack() as admitted:
-            admitted.enter_context(speaker.admit(asked.answers))
-            check_asked(asked)
-            work = Work(speaker, asked, size)
-            if asked.stream and speaker.tells and not asked.draw.logprobs:
+            admitted.enter_context(model.admit(asked.answers))
+            check_request(asked)
+            work = Work(model, asked, size)
+            if asked.stream and events is not None:
                 await work.begin()
-                return _Admitted(_Streamed(work, events), admitted.pop_all())
-            await _unless_gone(request, work.answer)
-            if asked.stream:
-                found = _Events(events(work.reply, asked, work.reply.pieces()))
-            else:
-                size = work.reply.size(asked)
-                text = await aside(size, lambda: as_text(whole(work.reply, asked)))
-                found = Response(text, media_type="application/json")
-            return _Admitted(found, admitted.pop_all())
+                return _Stream(work, events, admitted.pop_all())
+            await _until_disconnect(request, work.answer)
+            size = work.reply.size(asked)
+            text = await in_thread_if_long(size, lambda: as_text(whole(work.reply, asked)))
+            return Response(text, media_type="application/json")
 
-    async def nothing(request: Request, _: Exception) -> Response:
-        path = request.scope["path"]  # A strange `Host` breaks `url`.
+    async def not_found(request: Request, _: Exception) -> Response:
+        path = request.scope["path"]  # A malformed `Host` breaks `url`.
         listed = ", ".join(paths)
         said = f"there is no {request.method[:20]} {path[:80]}; there are {listed}"
         return await _refused(request, RefusedRequest(said, status=404))
 
+    chat = partial(answer, chat_request, Reply.chat, Reply.chat_events)
+    text = partial(answer, text_request, Reply.text, Reply.text_events)
     handlers = {
         "/v1/models": ("GET", models),
         "/v1/models/{name:path}": ("GET", model),
-        "/v1/chat/completions": (
-            "POST",
-            partial(answered, chat_request, Reply.chat, Reply.chat_events),
-        ),
-        "/v1/responses": (
-            "POST",
-            partial(answered, response_request, response, response_events),
-        ),
-        "/v1/completions": (
-            "POST",
-            partial(answered, text_request, Reply.text, Reply.text_events),
-        ),
+        "/v1/chat/completions": ("POST", chat),
+        "/v1/responses": ("POST", partial(answer, response_request, response, None)),
+        "/v1/completions": ("POST", text),
     }
     paths = [path for path in handlers if "{" not in path]
     routes = [
-        Route(path, _told(handler), methods=[method])
+        Route(path, _reporting_errors(handler), methods=[method])
         for path, (method, handler) in handlers.items()
     ]
-    found = Starlette(routes=routes, exception_handlers={404: nothing, 405: nothing})
+    found = Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found})
     found.router.redirect_slashes = False
     return found
 
 
-def _told(handler: _Handler) -> _Handler:
+def _reporting_errors(handler: _Handler) -> _Handler:
     """Report errors in OpenAI's form."""
 
-    async def told(request: Request) -> Response:
+    async def reporting(request: Request) -> Response:
         try:
             return await handler(request)
         except ClientDisconnect:
-            return Response(status_code=499)  # It is not read.
+            return Response(status_code=499)  # No one reads it.
         except Exception as error:
             return await _refused(request, _refusal(error))
 
-    return told
+    return reporting
 
 
 async def _refused(request: Request, refused: RefusedRequest) -> Response:
@@ -145,8 +131,9 @@ async def _refused(request: Request, refused: RefusedRequest) -> Response:
     return JSONResponse(refused.body, refused.status, {"Connection": "close"})
 
 
-def _refusal(error: Exception) -> RefusedRequest:
+def _refusal(error: BaseException) -> RefusedRequest:
     """An error in the form that the client gets."""
+    error = next(leaves(error))
     if isinstance(error, RefusedRequest):
         return error
     if isinstance(error, RequestError):
@@ -159,7 +146,7 @@ def _refusal(error: Exception) -> RefusedRequest:
     return RefusedRequest("the server failed; its log says how", status=500)
 
 
-def _opened(request: Request, endpoint: Endpoint) -> str:
+def _checked_key(request: Request, endpoint: Endpoint) -> str:
     """The key, which is checked before the body is read."""
     found = request.headers.getlist("authorization")
     scheme, _, key = found[0].partition(" ") if len(found) == 1 else ("", "", "")
@@ -173,6 +160,14 @@ def _opened(request: Request, endpoint: Endpoint) -> str:
         )
     endpoint.check(key)
     return key
+
+
+async def _read(request: Request, read: Callable[[Json], RequestT]) -> tuple[RequestT, int]:
+    """The request, and the size of its body in bytes."""
+    body = await _body(request)
+    check_body(body)
+    asked = await in_thread_if_long(len(body), lambda: read(read_body(body)))
+    return asked, len(body)
 
 
 async def _body(request: Request) -> bytes:
@@ -198,103 +193,78 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _read(request: Request, read: Callable[[Json], Asked]) -> tuple[Asked, int]:
-    """The request, and the size of its body in bytes."""
-    body = await _body(request)
-    check_body(body)
-    asked = await aside(len(body), lambda: read(read_body(body)))
-    return asked, len(body)
-
-
-async def _unless_gone(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
-    """Cancel `answer` when the client disconnects.
+async def _until_disconnect(request: Request, answer: Callable[[], Awaitable[None]]) -> None:
+    """Call `answer`, which is cancelled when the client disconnects.
 
     Raises:
         ClientDisconnect: It has.
     """
-    ended: list[Exception | None] = []
 
-    async def run() -> None:
-        try:
-            await answer()
-            ended.append(None)
-        except Exception as error:
-            ended.append(_first(error))
-        tasks.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
+    async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         tasks.cancel_scope.cancel()
-    for error in ended or [ClientDisconnect()]:
-        if error is not None:
-            raise error
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await answer()
+        tasks.cancel_scope.cancel()
+        return
+    raise ClientDisconnect
 
 
-def _first(error: Exception) -> Exception:
-    """The first error of a group of tasks."""
-    return next(each for each in leaves(error) if isinstance(each, Exception))
+class _Stream(Response, Generic[RequestT]):
+    """A stream that begins before its answers are complete; an error is its last event.
 
+    Args:
+        work: has begun.
+        events: makes events of pieces of answers.
+        admitted: is closed when the stream ends.
+    """
 
-class _Admitted(Response):
-    """A response that ends the request's admission when it was sent or cannot be sent."""
-
-    def __init__(self, response: Response, admitted: contextlib.ExitStack) -> None:
+    def __init__(
+        self, work: Work[RequestT], events: _Events[RequestT], admitted: contextlib.ExitStack
+    ) -> None:
         super().__init__()
-        self._response, self._admitted = response, admitted
-
-    @override
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._admitted:
-            await self._response(scope, receive, send)
-
-
-class _Events(StreamingResponse):
-    """Events of a stream, as they come."""
-
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        headers = {"Cache-Control": "no-cache"}
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-
-
-class _Streamed(Response, Generic[Asked]):
-    """A stream that begins before its answers are complete; an error is its last event."""
-
-    def __init__(self, work: Work[Asked], events: _MakesEvents[Asked]) -> None:
-        super().__init__()
-        self._work, self._events_of = work, events
+        self._work, self._events, self._admitted = work, events, admitted
         self._refused: RefusedRequest | None = None
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = Told()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._run, told)
-            with contextlib.suppress(ClientDisconnect):
-                await _Events(self._events(told.pieces()))(scope, receive, send)
-            tasks.cancel_scope.cancel()
+        # Without a limit, because the client may read slowly.
+        told, pieces = anyio.create_memory_object_stream[Piece](math.inf)
+        response = StreamingResponse(
+            self._body_of(pieces),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache"},
+        )
+        with self._admitted:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._run, told)
+                with contextlib.suppress(ClientDisconnect):
+                    await response(scope, receive, send)
+                tasks.cancel_scope.cancel()
 
-    async def _run(self, told: Told) -> None:
-        try:
-            await self._work.run(told)
-        except Exception as error:
-            self._refused = _refusal(_first(error))
-        finally:
-            told.end()
+    async def _run(self, told: MemoryObjectSendStream[Piece]) -> None:
+        with told:
+            try:
+                await self._work.run(told.send_nowait)
+            except Exception as error:
+                self._refused = _refusal(error)
 
-    async def _events(self, told: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-        async def pieces() -> AsyncIterator[Piece]:
-            async for piece in told:
-                yield piece
+    async def _body_of(self, pieces: MemoryObjectReceiveStream[Piece]) -> AsyncIterator[bytes]:
+        async def until_refused() -> AsyncIterator[Piece]:
+            with pieces:
+                async for piece in pieces:
+                    yield piece
             if self._refused is not None:
                 raise self._refused
 
         try:
-            async for each in self._events_of(self._work.reply, self._work.asked, pieces()):
+            async for each in self._events(self._work.reply, self._work.asked, until_refused()):
                 yield each
         except RefusedRequest as error:
-            yield event({"type": "error", **error.body}, is_named=True)
+            yield event(error.body)
 
 
 def _described(name: str) -> dict[str, object]:

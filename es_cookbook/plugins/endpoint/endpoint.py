@@ -1,13 +1,12 @@
 """Maps API keys to the models that answer their requests: the interface of the application."""
 
-import hmac
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from es_cookbook.common.errors import nearest
 from es_cookbook.engines.base import Progress, Top
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -15,22 +14,20 @@ from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
 
 
-class Speaker(ABC):
-    """A model that answers requests with one key.
+class ServedModel(ABC):
+    """A model that answers the requests of one key.
 
     Attributes:
         translator: for its tokenizer.
         kept: its earlier answers to this key.
-        under_way: the pending answers of this key, for all models.
-        tells: whether `sample` reports progress, so that a stream begins before the answer ends.
+        pending: the key's pending answers, of all models.
         chat_stop, text_stop: strings that end an answer to a chat, or to a text, if the request
             has no `stop`.
     """
 
     translator: Translator
     kept: KeptTurns
-    under_way: UnderWay
-    tells = False
+    pending: PendingAnswers
     chat_stop: tuple[str, ...] = ()
     text_stop: tuple[str, ...] = ()
 
@@ -38,18 +35,18 @@ class Speaker(ABC):
         """Entered before work for a request begins, and left when it has ended.
 
         Args:
-            answers: number that the request asks for, for all of its prompts.
+            answers: number of answers to all of its prompts.
 
         Raises:
-            RefusedRequest: They are too many, in the request or with other pending ones.
+            RefusedRequest: They are too many, in this request or with other pending ones.
         """
-        return self.under_way.admit(answers)
+        return self.pending.admit(answers)
 
     @abstractmethod
     async def sample(
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        """One answer; `number` is its place among the answers to a request.
+        """One answer; `number` is its index among the answers to a request.
 
         Raises:
             RefusedRequest: It cannot be answered.
@@ -84,31 +81,15 @@ class Endpoint(ABC):
 
     @abstractmethod
     def names(self, key: str) -> Sequence[str]:
-        """The models of this key.
-
-        Raises:
-            RefusedRequest: The key is unknown.
-        """
+        """The models of a key that was checked."""
 
     @abstractmethod
-    async def speaker(self, key: str, name: str) -> Speaker:
+    def model(self, key: str, name: str) -> ServedModel:
         """A model of `names`.
 
         Raises:
             RefusedRequest: There is no model of this name, or the key is unknown.
         """
-
-
-class OneKey:
-    """One key for all models, compared in constant time."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key.encode()
-
-    def check(self, key: str) -> None:
-        """Raises RefusedRequest for another."""
-        if not hmac.compare_digest(key.encode(), self._key):
-            raise wrong_key()
 
 
 def check_name(name: str, names: Sequence[str]) -> None:

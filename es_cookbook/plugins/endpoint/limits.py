@@ -13,20 +13,20 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.plugins.endpoint.requests import ChatRequest, RefusedRequest, TextRequest
 
 MOST_VALUES = 1 << 20
-"""Of a body: 512 prompts of 2,048 tokens. As Python's objects they take up to 70 MB."""
+"""JSON values in a body: 512 prompts of 2,048 tokens. As Python objects they take up to 70 MB."""
 MOST_ANSWERS = 2048
-"""To one request: 16 prompts with the most that OpenAI gives, or a batch of an evaluation."""
-MOST_UNDER_WAY = 2 * MOST_ANSWERS
-"""Of a key. They take 10 KB each while they wait."""
+"""Answers to a request: 16 prompts with OpenAI's maximum of `n`, or a batch of an evaluation."""
+MOST_PENDING = 2 * MOST_ANSWERS
+"""Pending answers of a key. Each takes 10 KB while it waits."""
 MOST_TOKENS = 1 << 22
-"""Of a request's prompts and answers: 128 answers of 32,768. As Python's objects, 40 bytes each."""
+"""Tokens of a request's prompts and answers: 128 answers of 32,768. They take 40 bytes each."""
 MOST_LOGPROBS = 1 << 16
-"""The same where log-probabilities are asked for, each of which is an object in the reply."""
+"""The same with log-probabilities, each of which is an object in the reply."""
 LONGEST_STOPS = 2048
-"""Characters of a request's stop strings together: each new token is compared with them."""
+"""Total characters of a request's stop strings, with which each new token is compared."""
 
 
-class UnderWay:
+class PendingAnswers:
     """The pending answers of a key.
 
     Args:
@@ -36,7 +36,7 @@ class UnderWay:
         answers: current number.
     """
 
-    def __init__(self, most: int = MOST_UNDER_WAY) -> None:
+    def __init__(self, most: int = MOST_PENDING) -> None:
         self._most, self.answers = most, 0
 
     @contextlib.contextmanager
@@ -51,11 +51,10 @@ class UnderWay:
                 f"the request asks for {answers} answers, and a key may have {self._most} under "
                 "way at once; send fewer prompts, or a smaller n"
             )
-        if answers > self._most - self.answers:
+        if self.answers + answers > self._most:
             raise RefusedRequest(
                 f"{plural(self.answers, 'answer')} of this key are under way, and {self._most} may "
-                f"be at once; send the request for {plural(answers, 'answer')} again when there "
-                "are fewer",
+                "be at once; send the request again when there are fewer",
                 status=429,
                 code="rate_limit_exceeded",
             )
@@ -74,11 +73,11 @@ def check_body(body: bytes) -> None:
         raise RefusedRequest(f"the body of the request is too large: {error}") from error
 
 
-def check_asked(asked: ChatRequest | TextRequest) -> None:
+def check_request(asked: ChatRequest | TextRequest) -> None:
     """Check the limits that do not depend on the prompts' texts.
 
     Raises:
-        RefusedRequest: It asks for too many answers or tokens, or has too long stop strings.
+        RefusedRequest: It asks for too many answers or tokens, or its stop strings are too long.
     """
     if asked.answers > MOST_ANSWERS:
         raise RefusedRequest(

@@ -5,13 +5,11 @@ import functools
 import hashlib
 import itertools
 import json
-import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TypeAlias
 
-from es_cookbook.plugins.endpoint.aside import aside
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt
 from es_cookbook.rl.messages.message import as_json
@@ -20,7 +18,7 @@ from es_cookbook.rl.types import Tokenizer
 DONE = b"data: [DONE]\n\n"
 
 Piece: TypeAlias = tuple[int, str | Answer]
-"""The number of an answer, and what its content goes on with; at last all of it."""
+"""The number of an answer, and the next piece of its text, or at last all of it."""
 
 
 @dataclasses.dataclass
@@ -29,7 +27,7 @@ class Reply:
 
     Attributes:
         model: as it was requested.
-        prompts: of each group of answers.
+        prompts: one for each group of answers.
         tokenizer: of the model.
         answers: by number: all answers to the first prompt, then to the second, and so on.
         cached: prompt tokens with cached keys and values, if the engine reports them.
@@ -43,18 +41,10 @@ class Reply:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The same for the same prompt and answers, so that a program's logs repeat.
-
-        A stream that begins before its answers are known has a random one.
-        """
-        if not self.answers:
-            return secrets.token_hex(12)
+        """Identifies the reply by its prompts, so that the ids in a program's chats repeat."""
         found = hashlib.sha256(repr(self.model).encode())
-        for tokens_T in (
-            *(prompt.tokens_T for prompt in self.prompts),
-            *(answer.action.tokens_T for answer in self.in_order),
-        ):
-            found.update(array("q", (len(tokens_T), *tokens_T)))
+        for prompt in self.prompts:
+            found.update(array("q", (len(prompt.tokens_T), *prompt.tokens_T)))
         return found.hexdigest()[:24]
 
     def size(self, request: ChatRequest | TextRequest) -> int:
@@ -80,11 +70,6 @@ class Reply:
             "total_tokens": read + wrote,
             **details,
         }
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """Of answers that are complete."""
-        for at, answer in enumerate(self.in_order):
-            yield at, answer
 
     def _head(self, kind: str, prefix: str) -> dict[str, object]:
         return {
@@ -114,7 +99,9 @@ class Reply:
         """`chat.completion.chunk`s: for each answer its role, its text, and why it ended."""
         head = self._head("chat.completion.chunk", "chatcmpl")
 
-        def piece(at: int, delta: object, finish: str | None, logprobs: object) -> bytes:
+        def chunk(
+            at: int, delta: object, finish: str | None = None, logprobs: object = None
+        ) -> bytes:
             choice = {"index": at, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
             usage = {"usage": None} if request.usage else {}
             return event({**head, "choices": [choice], **usage})
@@ -123,20 +110,18 @@ class Reply:
         async for at, said in pieces:
             if at not in sent:
                 sent[at] = 0
-                yield piece(at, {"role": "assistant", "content": ""}, None, None)
-            is_whole = isinstance(said, Answer)
-            if content := said.content[sent[at] :] if is_whole else said:
-                sent[at] += len(content)
-                delta, logprobs = {"content": content}, None
-                if isinstance(said, Answer) and request.draw.logprobs:
-                    logprobs = await aside(_length(said), self._of_tokens, said)
-                yield await aside(_length(said), piece, at, delta, None, logprobs)
-            if is_whole:
-                if said.calls:
-                    calls = enumerate(self._calls(at, said))
-                    numbered = [{"index": i, **call} for i, call in calls]
-                    yield piece(at, {"tool_calls": numbered}, None, None)
-                yield piece(at, {}, said.finish, None)
+                yield chunk(at, {"role": "assistant", "content": ""})
+            if isinstance(said, str):
+                sent[at] += len(said)
+                yield chunk(at, {"content": said})
+                continue
+            if content := said.content[sent[at] :]:
+                logprobs = self._of_tokens(said) if request.draw.logprobs else None
+                yield chunk(at, {"content": content}, None, logprobs)
+            if said.calls:
+                calls = enumerate(self._calls(at, said))
+                yield chunk(at, {"tool_calls": [{"index": i, **call} for i, call in calls]})
+            yield chunk(at, {}, said.finish)
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -156,12 +141,11 @@ class Reply:
         sent: dict[int, int] = {}
         async for at, said in pieces:
             if isinstance(said, Answer):
-                size = _length(said) * (1 + request.draw.logprobs)
-                choice = await aside(size, self._text, at, said, request, sent.get(at, 0))
+                choice = self._text(at, said, request, sent.get(at, 0))
             else:
                 choice = {"index": at, "text": said, "logprobs": None, "finish_reason": None}
                 sent[at] = sent.get(at, 0) + len(said)
-            yield await aside(_length(said), event, {**head, "choices": [choice], **usage})
+            yield event({**head, "choices": [choice], **usage})
         if request.usage:
             yield event({**head, "choices": [], "usage": self.usage})
         yield DONE
@@ -174,12 +158,13 @@ class Reply:
             text = (
                 str(self.tokenizer.decode(list(prompt.tokens_T), skip_special_tokens=True)) + text
             )
+        logprobs = None
+        if request.draw.logprobs:
+            logprobs = self._of_texts(prompt, answer, request.tops)
         return {
             "index": at,
             "text": text,
-            "logprobs": self._of_texts(prompt, answer, request.tops)
-            if request.draw.logprobs
-            else None,
+            "logprobs": logprobs,
             "finish_reason": answer.finish,
         }
 
@@ -215,7 +200,7 @@ class Reply:
         return {"content": content, "refusal": None}
 
     def _of_texts(self, prompt: Prompt, answer: Answer, asks_tops: bool) -> dict[str, object]:
-        """Of sampled tokens; where `tops` are there, of the prompt's before them."""
+        """Log-probabilities of sampled tokens, and with `tops` of the prompt's before them."""
         tokens_T, tops = answer.action.tokens_T, answer.tops
         logprobs: Sequence[float | None] = answer.action.logprobs_T or ()
         if tops is not None:  # The first token has no probability.
@@ -233,17 +218,11 @@ class Reply:
         }
 
 
-def _length(said: str | Answer) -> int:
-    """Tokens of a whole answer; pieces of one are short."""
-    return len(said.action.tokens_T) if isinstance(said, Answer) else 0
-
-
 def as_text(value: object) -> str:
     """JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def event(body: Mapping[str, object], is_named: bool = False) -> bytes:
-    """One of a stream's; the Responses API also names its type before it."""
-    name = f"event: {body['type']}\n" if is_named else ""
-    return f"{name}data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+def event(body: Mapping[str, object]) -> bytes:
+    """An event of a stream."""
+    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()

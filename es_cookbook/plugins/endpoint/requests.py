@@ -115,7 +115,7 @@ class Draw:
         return chz.replace(sampling, **said) if said else sampling
 
     def seed_of(self, number: int) -> int | None:
-        """The seed of an answer, if the request has one."""
+        """The seed of an answer; None if the request has none."""
         return None if self.seed is None else (self.seed + number) & MAX_SEED
 
 
@@ -124,10 +124,11 @@ class ChatRequest:
     """A request to `/v1/chat/completions`.
 
     Attributes:
-        tools: that the model may call.
-        choice: "auto", "none", "required", or the name of the tool that it must call, in quotes.
+        tools: the model may call.
+        choice: "auto", "none", "required", or the quoted name of the tool that it must call.
         one_call: whether an answer has at most one call.
-        stream: whether to answer in pieces; with `usage` in a last one.
+        stream: whether to answer in pieces.
+        usage: whether the last piece reports the usage.
     """
 
     model: str
@@ -194,11 +195,11 @@ def chat_request(body: Json) -> ChatRequest:
     fields = JsonObject(body)
     messages = read_messages(fields.take("messages", list))
     most = fields.count("max_completion_tokens") or fields.count("max_tokens")
-    return of_chat(fields, messages, most)
+    return read_chat(fields, messages, most)
 
 
-def of_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
-    """A request of these messages and of at most `most` tokens, from the rest of a body.
+def read_chat(fields: JsonObject, messages: tuple[Message, ...], most: int | None) -> ChatRequest:
+    """A request with these messages and at most `most` tokens, from the rest of a body.
 
     Raises:
         FieldError: As `chat_request`.

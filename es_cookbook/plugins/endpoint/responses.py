@@ -1,17 +1,17 @@
 """OpenAI's Responses API: its requests as those of chats, and a chat's answer in its form.
 
 Nothing is kept on the server, so `previous_response_id`, `conversation` and `prompt` are refused: a
-program sends the whole input, and goes on from its tokens as a chat does.
+program sends the whole input, which continues from its tokens as a chat does. Streams are refused,
+too; chat completions have them.
 """
 
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from es_cookbook.plugins.endpoint.replies import Piece, Reply, event
-from es_cookbook.plugins.endpoint.requests import ChatRequest, Json, of_chat
-from es_cookbook.plugins.endpoint.translator import Answer
+from es_cookbook.plugins.endpoint.replies import Reply
+from es_cookbook.plugins.endpoint.requests import ChatRequest, Json, read_chat
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.reading import (
     FieldError,
@@ -35,6 +35,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "prompt": (),
     "prompt_cache_options": (),
     "reasoning": (),
+    "stream": (False,),
     "text": ({"format": {"type": "text"}},),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
@@ -45,7 +46,7 @@ def response_request(body: Json) -> ChatRequest:
     """Read the body of `/v1/responses`.
 
     Raises:
-        FieldError: Something of it cannot be kept.
+        FieldError: A field is invalid or not supported.
     """
     fields = JsonObject(body)
     found = fields.take("input", (str, list))
@@ -53,7 +54,7 @@ def response_request(body: Json) -> ChatRequest:
     if instructions := fields.text("instructions", ""):
         said.insert(0, Said(Message("system", instructions)))
     fields.unless_neutral(_NEUTRAL)
-    return of_chat(fields, in_order(said, "input"), fields.count("max_output_tokens"))
+    return read_chat(fields, in_order(said, "input"), fields.count("max_output_tokens"))
 
 
 def _said(found: Sequence[object]) -> list[Said]:
@@ -82,13 +83,27 @@ def _said(found: Sequence[object]) -> list[Said]:
 
 def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
     """`response`, complete."""
-    usage, answer = reply.usage, reply.answers[0]
-    is_cut = answer.finish == "length"
+    usage, choice = reply.usage, asked.choice
+    is_cut = reply.answers[0].finish == "length"
     return {
-        **_begun(reply, asked),
+        "id": f"resp_{reply.digest}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": reply.model,
         "status": "incomplete" if is_cut else "completed",
+        "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": _items(reply),
+        "parallel_tool_calls": not asked.one_call,
+        "temperature": asked.draw.temperature,
+        "top_p": asked.draw.top_p,
+        "tool_choice": (
+            {"type": "function", "name": json.loads(choice)} if choice.startswith('"') else choice
+        ),
+        "tools": [
+            {"type": "function", "strict": False, **cast(Json, tool.schema["function"])}
+            for tool in asked.tools
+        ],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": reply.cached or 0},
@@ -99,106 +114,22 @@ def response(reply: Reply, asked: ChatRequest) -> dict[str, object]:
     }
 
 
-async def response_events(
-    reply: Reply, asked: ChatRequest, pieces: AsyncIterator[Piece]
-) -> AsyncIterator[bytes]:
-    """What a stream of it consists of: each item begins, is written, and ends."""
-    number = iter(range(1 << 30))
-
-    def said(kind: str, **more: object) -> bytes:
-        return event({"type": f"response.{kind}", "sequence_number": next(number), **more}, True)
-
-    def begins(at: int, item: Json, **empty: object) -> bytes:
-        begun = {**item, **empty, "status": "in_progress"}
-        return said("output_item.added", output_index=at, item=begun)
-
-    def part_begins(place: Json, part: Json) -> bytes:
-        return said("content_part.added", **place, part={**part, "text": "", "logprobs": []})
-
-    begun = {**_begun(reply, asked), "status": "in_progress", "output": []}
-    yield said("created", response=begun)
-    yield said("in_progress", response=begun)
-    message, sent = _message(reply, ""), 0
-    (part,) = message["content"]
-    place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
-    async for _, piece in pieces:
-        if isinstance(piece, Answer):
-            continue
-        if not sent:
-            yield begins(0, message, content=[])
-            yield part_begins(place, part)
-        sent += len(piece)
-        yield said("output_text.delta", **place, delta=piece, logprobs=[])
-    for at, item in enumerate(_items(reply)):
-        if item["type"] == "function_call":
-            place = {"item_id": item["id"], "output_index": at}
-            arguments = item["arguments"]
-            yield begins(at, item, arguments="")
-            yield said("function_call_arguments.delta", **place, delta=arguments)
-            yield said(
-                "function_call_arguments.done", **place, arguments=arguments, name=item["name"]
-            )
-        else:
-            (part,) = item["content"]
-            if not sent:
-                yield begins(at, item, content=[])
-                yield part_begins(place, part)
-            if rest := part["text"][sent:]:
-                yield said("output_text.delta", **place, delta=rest, logprobs=[])
-            yield said("output_text.done", **place, text=part["text"], logprobs=[])
-            yield said("content_part.done", **place, part=part)
-        yield said("output_item.done", output_index=at, item=item)
-    whole = response(reply, asked)
-    yield said(str(whole["status"]), response=whole)
-
-
-def _begun(reply: Reply, asked: ChatRequest) -> dict[str, object]:
-    draw = asked.draw
-    choice = asked.choice
-    return {
-        "id": f"resp_{reply.digest}",
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": reply.model,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "max_output_tokens": draw.max_tokens,
-        "metadata": {},
-        "parallel_tool_calls": not asked.one_call,
-        "previous_response_id": None,
-        "temperature": draw.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": (
-            {"type": "function", "name": json.loads(choice)} if choice.startswith('"') else choice
-        ),
-        "tools": [
-            {"type": "function", "strict": False, **cast(Json, tool.schema["function"])}
-            for tool in asked.tools
-        ],
-        "top_p": draw.top_p,
-        "truncation": "disabled",
-    }
-
-
-def _message(reply: Reply, text: str) -> dict[str, Any]:
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    return {
-        "type": "message",
-        "id": f"msg_{reply.digest}",
-        "role": "assistant",
-        "status": "completed",
-        "content": [part],
-    }
-
-
-def _items(reply: Reply) -> list[dict[str, Any]]:
+def _items(reply: Reply) -> list[dict[str, object]]:
     """The message, if there is one, and calls of functions."""
     message = cast("dict[str, Any]", reply.message(0))
-    items: list[dict[str, Any]] = []
-    calls = message.get("tool_calls", [])
-    if message["content"] or not calls:
-        items.append(_message(reply, message["content"] or ""))
+    content, calls = message["content"], message.get("tool_calls", [])
+    items: list[dict[str, object]] = []
+    if content or not calls:
+        part = {"type": "output_text", "text": content or "", "annotations": [], "logprobs": []}
+        items.append(
+            {
+                "type": "message",
+                "id": f"msg_{reply.digest}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [part],
+            }
+        )
     for call in calls:
         items.append(
             {

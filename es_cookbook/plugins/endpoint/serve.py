@@ -16,6 +16,7 @@ directory is only read.
 
 import dataclasses
 import gc
+import hmac
 import os
 import re
 import secrets
@@ -48,8 +49,8 @@ from es_cookbook.engines.base import (
     Target,
     Top,
 )
-from es_cookbook.plugins.endpoint.endpoint import Endpoint, OneKey, Speaker, check_name
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel, check_name, wrong_key
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw
 from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -85,7 +86,7 @@ class ServeConfig(RunOrModel):
             raise ConfigError("key must consist of ASCII characters without spaces")
 
 
-class _Held:
+class _HeldGenome:
     """A genome in the engine, held by a separate task."""
 
     def __init__(self, host: Host, target: Target) -> None:
@@ -96,10 +97,10 @@ class _Held:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedRun:
-    """A run, and the generation after which its `centre` is and whose genomes there are.
+    """A run and a generation: that of its `centre` and of its genomes.
 
     Attributes:
-        usual_stop: texts that end answers to plain prompts if its sampling has no `stop`.
+        usual_stop: strings that end answers to plain prompts if its sampling has no `stop`.
     """
 
     rebuilt: RebuiltRun
@@ -107,7 +108,7 @@ class ServedRun:
     usual_stop: tuple[str, ...] = ()
 
     def names(self) -> Sequence[str]:
-        """Its models, without the base."""
+        """Its models, except for the base."""
         run = self.rebuilt.run
         last = run.last_generation
         found = ["centre", *(f"generation-{t}" for t in range(last + 1))]
@@ -117,16 +118,19 @@ class ServedRun:
 
 
 _Place: TypeAlias = tuple[int, int | None]
-"""A generation, and a genome if one."""
+"""A generation, and optionally a genome."""
 
 
 class Served(Endpoint):
-    """Answers for a model, or for those of a run, one generation or genome at a time.
+    """Serves a model, or those of a run, one generation or genome at a time.
 
     Args:
         run: None if a model is served.
         name: of the model.
-        params: of requests to it, or to the base, that say nothing.
+        params: defaults of requests.
+
+    Attributes:
+        stops: default stop strings of answers to chats, and to texts.
     """
 
     def __init__(
@@ -138,65 +142,60 @@ class Served(Endpoint):
         params: SamplingParams,
         tasks: TaskGroup,
     ) -> None:
-        self._engine, self._run, self._name = engine, run, name
-        self._key = OneKey(key)
+        self._engine, self._run, self._name, self._key = engine, run, name, key
         self._params = params
-        self._translator = Translator(engine.tokenizer, engine.traits.context_length)
+        self.translator = Translator(engine.tokenizer, engine.traits.context_length)
+        self.pending = PendingAnswers()
+        usual = run.usual_stop if run is not None else ()
+        self.stops = params.stop or (), usual if params.stop is None else params.stop
         self._kept: dict[str, KeptTurns] = {}
-        self._under_way = UnderWay()
         self._door = anyio.Lock()
         self._there: _Place | None = None
         self._running = 0
         self._idle = anyio.Event()
         self._tasks = tasks
-        self._genome: _Held | None = None
+        self._genome: _HeldGenome | None = None
 
     @override
     def check(self, key: str) -> None:
-        self._key.check(key)
+        if not hmac.compare_digest(key.encode(), self._key.encode()):
+            raise wrong_key()
 
     @override
     def names(self, key: str) -> Sequence[str]:
-        self.check(key)
         if self._run is None:
             return [self._name]
         centre, *others = self._run.names()
         return [centre, _BASE, *others]
 
     @override
-    async def speaker(self, key: str, name: str) -> Speaker:
+    def model(self, key: str, name: str) -> ServedModel:
         check_name(name, self.names(key))
         kept = self._kept.setdefault(name, KeptTurns(next(iter(self._kept.values()), None)))
-        speaker = _Speaker(self, name, self._translator, kept)
-        speaker.under_way = self._under_way
-        stop = self._params.stop
-        speaker.chat_stop = stop or ()
-        usual = self._run.usual_stop if self._run is not None else ()
-        speaker.text_stop = usual if stop is None else stop
-        return speaker
+        return _Model(self, name, kept)
 
     async def sample(
         self, name: str, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
-        """One answer of a model of `names`."""
+        """One answer of a model."""
         own = {"max_tokens": observation.max_tokens, "stop": ()}  # The observation has the stops.
         params = chz.replace(draw.params(self._params), **own)
         seed = draw.seed_of(number)
         if seed is None:
             seed = secrets.randbits(63)
         async with self._at(self._place_of(name)):
-            host, target = self._whom(name)
+            host, target = self._host_of(name)
             return await host.sample(SampleRequest(target, observation, params, seed, progress))
 
     async def tops(self, name: str, tokens_T: tuple[int, ...]) -> Sequence[Top]:
-        """The most probable tokens after the first one, by a model of `names`."""
+        """A model's most probable tokens after the first one."""
         if len(tokens_T) == 1:
             return ()
         async with self._at(self._place_of(name)):
-            host, target = self._whom(name)
+            host, target = self._host_of(name)
             return await host.tops(LogprobsRequest(target, tokens_T[:1], tokens_T[1:]))
 
-    def _whom(self, name: str) -> tuple[Host, Target]:
+    def _host_of(self, name: str) -> tuple[Host, Target]:
         """The host and target of a model that is in the engine."""
         if self._genome is not None:
             return self._genome.host, self._genome.target
@@ -249,24 +248,23 @@ class Served(Endpoint):
         self._there = place
 
     async def _hold(
-        self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_Held]
+        self, rebuilt: RebuiltRun, genome: int, *, task_status: TaskStatus[_HeldGenome]
     ) -> None:
         """Keep a genome in the engine until `leave` is set; this task also releases the host."""
         async with rebuilt.answering(genome) as (host, target):
-            held = _Held(host, target)
+            held = _HeldGenome(host, target)
             task_status.started(held)
             await held.leave.wait()
         held.left.set()
 
 
-class _Speaker(Speaker):
+class _Model(ServedModel):
     """One of the models."""
 
-    tells = True
-
-    def __init__(self, served: Served, name: str, translator: Translator, kept: KeptTurns) -> None:
-        self._served, self._name = served, name
-        self.translator, self.kept = translator, kept
+    def __init__(self, served: Served, name: str, kept: KeptTurns) -> None:
+        self._served, self._name, self.kept = served, name, kept
+        self.translator, self.pending = served.translator, served.pending
+        self.chat_stop, self.text_stop = served.stops
 
     @override
     async def sample(
@@ -316,17 +314,17 @@ async def served_run(rebuilt: RebuiltRun, generation: int) -> ServedRun:
 
 
 def _bound(config: ServeConfig) -> socket.socket:
-    """A socket at the address, before minutes go into loading a model.
+    """A socket at the address; made before a model is loaded, which may take minutes.
 
     Raises:
-        ConfigError: It is taken, or there is no such address here.
+        ConfigError: It is in use, or is no address of this machine.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
-        known = (error.errno or 0) > 0  # a name that is not found has a number of its own
-        why = os.strerror(error.errno or 0) if known else error.strerror or str(error)
+        number = error.errno or 0  # Negative for a host name that is not found.
+        why = os.strerror(number) if number > 0 else error.strerror
         raise ConfigError(
             f"cannot listen on {config.host}:{config.port}: {why}; give another host= or port= "
             "(port=0 takes a free one)"

@@ -6,8 +6,7 @@ answers (`KeptTurns`).
 
 import dataclasses
 import functools
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.terminal import plural
@@ -25,19 +24,17 @@ from es_cookbook.rl.messages.message import (
     as_json,
 )
 from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought, spoken
+from es_cookbook.rl.messages.thoughts import closed_turn, opened_thought
 from es_cookbook.rl.messages.tools import ToolSchema
-from es_cookbook.rl.messages.turns import has_response_template, read_turn
+from es_cookbook.rl.messages.turns import read_turn
 from es_cookbook.rl.types import Action, Observation, Tokenizer
 
 _PIECE = 1 << 16
-"""Characters of a long text of which the tokens are counted at once."""
+"""Characters of a long text whose tokens are counted at once."""
 _USUAL = 8
-"""Characters of a token: in shorter texts the tokens are not counted before they are all made."""
+"""Characters per token: shorter texts are encoded without counting tokens first."""
 _CUT = "\ufffd"
-"""What tokens are decoded to that end within a character."""
-_CALL = re.compile(r"[<{\[]")
-"""What calls begin with in any form."""
+"""Decoded from tokens that end within a character."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,36 +80,30 @@ class Answer:
         return Message("assistant", self.content, self.calls)
 
 
-class Begun:
-    """The beginning of an answer's content that cannot change any more.
+class StreamedText:
+    """The beginning of an answer's text that cannot change any more.
 
-    Held back are what may be the beginning of a call, as many characters as a stop string may have
-    begun with, and an incomplete character. A token is decoded with the few before it, so an answer
-    takes time in proportion to its length.
+    Held back are as many characters as a stop string may have begun with, and an incomplete
+    character; everything, if calls of tools are read. A token is decoded with the few before it, so
+    an answer takes time in proportion to its length.
     """
 
     def __init__(self, texts: AnswerTexts, prompt: Prompt, draw: Draw) -> None:
         self._texts, self._prompt = texts, prompt
         self._stops = draw.stop or ()
         self._held = max(map(len, self._stops), default=1) - 1
-        self._waits = prompt.form is not None and has_response_template(texts.tokenizer)
         self._text = prompt.opening  # of the opening and the first `_read` tokens
         self._start = self._read = 0  # decoded together from `_start` on
         self._told = 0
 
     def more(self, tokens_T: Sequence[int]) -> str:
         """The text that these tokens add to it; they are all tokens so far."""
-        if self._waits:
+        if self._prompt.form is not None:
             return ""
         text = self._decoded(tokens_T).rstrip(_CUT)
         since = max(self._told, len(self._prompt.opening))  # A stop string is only sampled.
         found = [at for stop in self._stops if (at := text.find(stop, since)) >= 0]
         certain = max(self._told, min([len(text) - self._held, *found]))
-        if self._prompt.form is not None:  # Blanks around a call's text are not content.
-            called = _CALL.search(text, self._told)
-            text = text[: called.start() if called else None].rstrip()
-            text = "" if text[:1].isspace() else text
-            self._waits = called is not None and certain >= len(text)
         new = text[self._told : certain]
         self._told += len(new)
         return new
@@ -150,11 +141,9 @@ class Translator:
         Raises:
             RefusedRequest: The chat template refuses the messages.
         """
-        self._check_fits(_said(request), "messages")
+        self._check_fits(_texts(request), "messages")
         try:
             renderer = Renderer.best(self.tokenizer, request.tools, reads_calls=True)
-            if sum(map(_characters, request.messages)) > _USUAL * self.context_length:
-                self._check_fits([renderer.text(request.messages)], "messages")
             tokens_T = kept.prompt(renderer, request.messages)
         except ModelError as error:
             raise RefusedRequest(str(error), param="messages") from error
@@ -192,13 +181,14 @@ class Translator:
         """All tokens; their numbers may have gaps."""
         return frozenset(self.tokenizer.get_vocab().values())
 
-    def _check_fits(self, texts: Sequence[str], param: str) -> None:
+    def _check_fits(self, texts: Iterable[str], param: str) -> None:
         """Refuse texts that exceed the context, before all of them are encoded or rendered.
 
         Raises:
             RefusedRequest: They have more characters than the longest tokens of a context, or more
                 tokens than the context; at most so many are encoded.
         """
+        texts = [text for text in texts if text]
         length, context = sum(map(len, texts)), self.context_length
         if length <= _USUAL * context and len(texts) <= context:
             return
@@ -264,20 +254,12 @@ class Translator:
         return Answer(parsed.content, calls, finish, action)
 
 
-def _said(request: ChatRequest) -> Sequence[str]:
-    """The texts of a chat that its prompt always has, without thoughts of earlier turns."""
-    return [
-        *(as_json(tool.schema) for tool in request.tools),
-        *(
-            spoken(message.content) if message.role == "assistant" else message.content
-            for message in request.messages
-        ),
-    ]
-
-
-def _characters(message: Message) -> int:
-    calls = (as_json(call.arguments) for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning) + sum(map(len, calls))
+def _texts(request: ChatRequest) -> Iterator[str]:
+    """All texts of a chat."""
+    yield from (as_json(tool.schema) for tool in request.tools)
+    for message in request.messages:
+        yield from (message.content, message.reasoning)
+        yield from (as_json(call.arguments) for call in message.tool_calls)
 
 
 def _opening(choice: str, form: Form) -> str:

@@ -5,33 +5,59 @@ task is started for a request for too many tokens.
 """
 
 import dataclasses
-import math
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeAlias, TypeVar, TypeVarTuple, Unpack
 
 import anyio
+from anyio import to_thread
+from anyio.lowlevel import RunVar
 from typing_extensions import override
 
 from es_cookbook.engines.base import Progress
-from es_cookbook.plugins.endpoint.aside import LONG, aside, is_busy
-from es_cookbook.plugins.endpoint.endpoint import Speaker
+from es_cookbook.plugins.endpoint.endpoint import ServedModel
 from es_cookbook.plugins.endpoint.limits import check_tokens
 from es_cookbook.plugins.endpoint.replies import Piece, Reply
 from es_cookbook.plugins.endpoint.requests import ChatRequest, TextRequest
-from es_cookbook.plugins.endpoint.translator import Begun, Prompt
-from es_cookbook.rl.messages.encoder import Controls
+from es_cookbook.plugins.endpoint.translator import Prompt, StreamedText
 from es_cookbook.rl.types import Action, Observation
 
-Asked = TypeVar("Asked", ChatRequest, TextRequest)
+RequestT = TypeVar("RequestT", ChatRequest, TextRequest)
+Tell: TypeAlias = Callable[[Piece], None]
+"""Takes pieces of answers as they are sampled."""
 _PIECE = 1 << 16
 """Characters of prompts that are encoded at once, if they are many."""
+_LONG = 1 << 14
+"""Characters or tokens whose reading or writing may take more than a few milliseconds."""
+_limiters: RunVar[anyio.CapacityLimiter] = RunVar("long work of requests")
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
-class Work(Generic[Asked]):
+async def in_thread_if_long(size: int, function: Callable[[Unpack[_Ts]], _T], *args: *_Ts) -> _T:
+    """The result of a function, which runs in a thread if it works on many characters or tokens.
+
+    So the event loop can answer others. There is one thread, so that the memory of a piece of work
+    is needed once. Short work takes less time than switching to a thread.
+
+    Args:
+        size: characters or tokens.
+        function: runs to its end even if the caller is cancelled.
+        args: its arguments.
+    """
+    if size <= _LONG:
+        return function(*args)
+    try:
+        limiter = _limiters.get()
+    except LookupError:
+        _limiters.set(limiter := anyio.CapacityLimiter(1))
+    return await to_thread.run_sync(function, *args, limiter=limiter)
+
+
+class Work(Generic[RequestT]):
     """A request's prompts and answers.
 
     Args:
-        speaker: the model.
+        model: answers.
         asked: the request.
         size: bytes of its body.
 
@@ -41,30 +67,30 @@ class Work(Generic[Asked]):
 
     reply: Reply
 
-    def __init__(self, speaker: Speaker, asked: Asked, size: int) -> None:
+    def __init__(self, model: ServedModel, asked: RequestT, size: int) -> None:
         if asked.draw.stop is None:
-            usual = speaker.chat_stop if isinstance(asked, ChatRequest) else speaker.text_stop
+            usual = model.chat_stop if isinstance(asked, ChatRequest) else model.text_stop
             asked = dataclasses.replace(asked, draw=dataclasses.replace(asked.draw, stop=usual))
-        self.speaker, self.asked, self._size = speaker, asked, size
+        self.model, self.asked, self._size = model, asked, size
         self._draws: Sequence[tuple[Prompt, Observation]] = ()
 
     async def begin(self) -> None:
         """Make the prompts.
 
         Raises:
-            RefusedRequest: One is invalid or too long, or they may come to too many tokens.
+            RefusedRequest: One is invalid or too long, or the request has too many tokens.
         """
-        asked, translator = self.asked, self.speaker.translator
+        asked, translator = self.asked, self.model.translator
         prompts: list[Prompt] = []
         if isinstance(asked, ChatRequest):
-            size = self._size
-            if is_busy() and Controls.of(translator.tokenizer).named_in(repr(asked)):
-                size = LONG + 1  # Such texts wait for one another (`encoder.inside`).
-            prompts.append(await aside(size, translator.of_chat, asked, self.speaker.kept))
+            prompts.append(
+                await in_thread_if_long(self._size, translator.of_chat, asked, self.model.kept)
+            )
         else:
             size = sum(map(len, asked.prompts))
             for some in _pieces(asked.prompts):
-                prompts += await aside(size, list[Prompt], map(translator.of_text, some))
+                encoded = map(translator.of_text, some)
+                prompts += await in_thread_if_long(size, list[Prompt], encoded)
                 check_tokens(asked, [len(each.tokens_T) for each in prompts], 0)
         observed = [(each, translator.observation(each, asked.draw)) for each in prompts]
         lengths = [len(each.tokens_T) for each in prompts]
@@ -77,46 +103,43 @@ class Work(Generic[Asked]):
         await self.begin()
         await self.run()
 
-    async def run(self, told: "Told | None" = None) -> None:
-        """Sample all answers.
-
-        Args:
-            told: receives them as they grow.
-        """
-        drawn = [self._progress(number, told) for number in range(len(self._draws))]
+    async def run(self, tell: Tell | None = None) -> None:
+        """Sample all answers; `tell` gets them piece by piece, or whole with log-probabilities."""
+        drawn = [self._progress(number, tell) for number in range(len(self._draws))]
         async with anyio.create_task_group() as tasks:
             for number, progress in enumerate(drawn):
-                tasks.start_soon(self._draw, number, progress, told)
+                tasks.start_soon(self._draw, number, progress, tell)
         cached = [each.cached_tokens for each in drawn if each.cached_tokens is not None]
         if len(cached) == len(drawn):  # Of a prompt's answers the first has run it.
             n = self.asked.draw.n
             self.reply.cached = sum(min(cached[at : at + n]) for at in range(0, len(cached), n))
         if isinstance(self.asked, ChatRequest):
             (prompt,) = self.reply.prompts
-            self.speaker.answered(prompt, self.asked.messages, self.reply.in_order)
+            self.model.answered(prompt, self.asked.messages, self.reply.in_order)
 
-    async def _draw(self, number: int, progress: Progress, told: "Told | None") -> None:
+    async def _draw(self, number: int, progress: Progress, tell: Tell | None) -> None:
         prompt, observation = self._draws[number]
-        draw, translator = self.asked.draw, self.speaker.translator
+        draw, translator = self.asked.draw, self.model.translator
         if draw.max_tokens == 0:  # Only the prompt is wanted.
             action = Action((), "", "length", ())
         else:
-            action = await self.speaker.sample(observation, draw, number, progress)
+            action = await self.model.sample(observation, draw, number, progress)
         one_call = isinstance(self.asked, ChatRequest) and self.asked.one_call
         size = len(action.text) + (len(prompt.tokens_T) if prompt.form else 0)
-        answer = await aside(size, translator.answer, prompt, draw, action, one_call)
+        answer = await in_thread_if_long(size, translator.answer, prompt, draw, action, one_call)
         if isinstance(self.asked, TextRequest) and self.asked.echo and draw.logprobs:
-            tops = await self.speaker.tops(prompt.tokens_T + action.tokens_T)
+            tops = await self.model.tops(prompt.tokens_T + action.tokens_T)
             answer = dataclasses.replace(answer, tops=tops)
         self.reply.answers[number] = answer
-        if told is not None:
-            told.tell((number, answer))
+        if tell is not None:
+            tell((number, answer))
 
-    def _progress(self, number: int, told: "Told | None") -> Progress:
-        if told is None:
+    def _progress(self, number: int, tell: Tell | None) -> Progress:
+        draw = self.asked.draw
+        if tell is None or draw.logprobs:
             return Progress()
-        begun = Begun(self.speaker.translator.texts, self._draws[number][0], self.asked.draw)
-        return _Followed(begun, number, told)
+        prompt, _ = self._draws[number]
+        return _Following(StreamedText(self.model.translator.texts, prompt, draw), number, tell)
 
 
 def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str | tuple[int, ...]]]:
@@ -132,35 +155,15 @@ def _pieces(prompts: Sequence[str | tuple[int, ...]]) -> Iterator[Sequence[str |
     yield run
 
 
-class _Followed(Progress):
+class _Following(Progress):
     """Passes on an answer's text while it is sampled."""
 
     follows = True
 
-    def __init__(self, begun: Begun, number: int, told: "Told") -> None:
-        self._begun, self._number, self._told = begun, number, told
+    def __init__(self, text: StreamedText, number: int, tell: Tell) -> None:
+        self._text, self._number, self._tell = text, number, tell
 
     @override
     def sampled(self, tokens_T: Sequence[int]) -> None:
-        if new := self._begun.more(tokens_T):
-            self._told.tell((self._number, new))
-
-
-class Told:
-    """Pieces of answers that were not sent yet; the client may read slowly."""
-
-    def __init__(self) -> None:
-        self._send, self._receive = anyio.create_memory_object_stream[Piece](math.inf)
-
-    def tell(self, piece: Piece) -> None:
-        self._send.send_nowait(piece)
-
-    def end(self) -> None:
-        """There will be no more."""
-        self._send.close()
-
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """All of it, as it comes."""
-        with self._receive:
-            async for piece in self._receive:
-                yield piece
+        if new := self._text.more(tokens_T):
+            self._tell((self._number, new))

@@ -1,11 +1,9 @@
-"""Programs that live on: each takes rows line by line, as many at once as it may have.
+"""Programs that live on: each takes rows line by line, several at once if it may.
 
-A line that a worker reads is a JSON object with `id`, `row`, `base_url` and `api_key`; the line
-that it answers with is a result with the same `id`, which it may leave out if it has one row at a
-time. Other lines are what it says to nobody.
+A worker reads lines that are JSON objects with `id`, `row`, `base_url` and `api_key`, and answers
+each with a line that is a result with the same `id`. Other lines are ignored.
 
-It may write so much for each row that it is given. One that writes more is killed, and so is one
-that gives a result without an `id` when it has no row: the next row would get it.
+Output is limited per row. A worker that writes more, or a result that is too large, is killed.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from anyio.lowlevel import RunVar
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.plugins.program.enclosed import Command
+from es_cookbook.plugins.program.command import Command
 from es_cookbook.plugins.program.results import (
     MOST_BYTES,
     MOST_LINES,
@@ -25,11 +23,11 @@ from es_cookbook.plugins.program.results import (
 )
 
 _EACH_LINE = MOST_BYTES // MOST_LINES
-"""Bytes as which a line counts, beside its own, that begins as a result does."""
+"""Bytes added for each line that begins like a result."""
 
 
 class _Worker:
-    """One process, and the rows that it has."""
+    """One process and its rows."""
 
     def __init__(self, rows_at_once: int) -> None:
         self.waiting: dict[str, asyncio.Future[Result]] = {}
@@ -46,13 +44,13 @@ class _Worker:
         self._living = asyncio.create_task(self._live())
 
     def take(self, key: str, close: Callable[[], None]) -> None:
-        """Have a row, and room for one less; its key is closed when the process has exited."""
+        """Accept a row; `close` is called if the process exits."""
         self._closing[key] = close
         self.waiting[key] = asyncio.get_running_loop().create_future()
         self._room = min(self._room + MOST_BYTES, self._rows_at_once * MOST_BYTES)
 
     async def result(self, key: str, line: Mapping[str, object]) -> Result:
-        """The result of a row that it has.
+        """The result of one of its rows.
 
         Raises:
             EnvError: The worker has ended.
@@ -61,7 +59,7 @@ class _Worker:
             self._process.write(json.dumps(line).encode() + b"\n")
             return await self.waiting[key]
         except asyncio.CancelledError:
-            self.is_retired = True  # Who knows what it is still doing.
+            self.is_retired = True  # It may still work on this row.
             raise
         finally:
             del self.waiting[key], self._closing[key]
@@ -98,24 +96,19 @@ class _Worker:
         return not self._why
 
     def _read(self, whole: bytes) -> None:
-        """Take the results of whole lines. Raises EnvError if it cannot go on after one."""
+        """Read the results in whole lines. Raises EnvError if one is too large or has no id."""
         for line in lines_of(whole):
             self._room -= _EACH_LINE
             for result in objects_of(line):
-                self._take(result)
-
-    def _take(self, result: Result) -> None:
-        left = [key for key, found in self.waiting.items() if not found.done()]
-        if "id" not in result and self._rows_at_once == 1 and not left:
-            raise EnvError("it gave a result without an id when it had no row")
-        key = str(result.get("id", left[0] if len(left) == 1 else ""))
-        if key in left:
-            own = {name: value for name, value in result.items() if name != "id"}
-            self.waiting[key].set_result(own)
+                if "id" not in result and {"answer", "reward"} & result.keys():
+                    raise EnvError("it gave a result without an id")
+                waiting = self.waiting.get(str(result.get("id")))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result({k: v for k, v in result.items() if k != "id"})
 
 
 class Workers:
-    """The workers of a program on an event loop; whoever asks bounds how many rows there are."""
+    """The workers of a program on an event loop; callers limit the number of rows."""
 
     def __init__(self, command: Command, rows_at_once: int) -> None:
         self._command, self._rows_at_once = command, rows_at_once
@@ -123,8 +116,8 @@ class Workers:
         self._starting = asyncio.Lock()
 
     @staticmethod
-    def of_loop(command: Command, rows_at_once: int) -> "Workers":
-        """Those of this event loop, with which they end."""
+    def current(command: Command, rows_at_once: int) -> "Workers":
+        """The workers of this event loop, which end with it."""
         known = _workers.get({})
         _workers.set(known)
         if (command, rows_at_once) not in known:
@@ -132,17 +125,17 @@ class Workers:
         return known[command, rows_at_once]
 
     async def result(
-        self, key: str, line: Mapping[str, object], close: Callable[[], None]
+        self, key: str, row: Mapping[str, object], close: Callable[[], None]
     ) -> Result:
-        """The result of a row, which a worker is given in this line.
+        """The result of a row.
 
         Args:
-            key: of the row.
-            line: for the worker.
-            close: closes what the row's key opens, if the worker exits.
+            key: names the row.
+            row: what the worker gets of it.
+            close: called if the worker exits.
 
         Raises:
-            EnvError: No worker starts, or it ended.
+            EnvError: No worker starts, or the worker ended.
         """
         async with self._starting:
             worker = self._with_room()
@@ -151,7 +144,7 @@ class Workers:
                 await worker.start(self._command)
                 self._workers.append(worker)
             worker.take(key, close)
-        return await worker.result(key, line)
+        return await worker.result(key, {"id": key, **row})
 
     def _with_room(self) -> _Worker | None:
         self._workers = [worker for worker in self._workers if not worker.is_retired]

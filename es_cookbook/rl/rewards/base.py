@@ -92,13 +92,7 @@ class Reward(ABC):
 plugs_in(Reward, "rewards")
 
 
-async def graded(
-    reward: RewardFunction,
-    text: str,
-    row: Fields,
-    where: str,
-    call: Callable[[], object] | None = None,
-) -> Grade:
+async def graded(reward: RewardFunction, text: str, row: Fields, where: str) -> Grade:
     """The grade of an answer, by any reward function.
 
     Args:
@@ -106,7 +100,6 @@ async def graded(
         text: the model's whole answer.
         row: the problem's row.
         where: what sentences call the row, for example "train.jsonl, line 3".
-        call: how a function is called that takes something else than text and row.
 
     Raises:
         EnvError: It raised, or returned something else than a finite number, alone or with finite
@@ -114,10 +107,7 @@ async def graded(
     """
     who = f"{where}: reward {name_of(reward)!r}"
     try:
-        if call is not None:
-            found = call()
-        else:
-            found = reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
+        found = reward.grade(text, row) if isinstance(reward, Reward) else reward(text, row)
         if inspect.isawaitable(found):
             found = await cast("Awaitable[object]", found)
     except ESCookbookError as error:

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.plugins.endpoint.app import application
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw
-from es_cookbook.plugins.endpoint.translator import Begun, Prompt, Translator
+from es_cookbook.plugins.endpoint.translator import Prompt, StreamedText, Translator
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from tests.byte_tokenizers import byte_tokenizer
-from tests.plugins.endpoint.test_application import KEY, QUESTION, OneSpeaker, asked, tool_of
+from tests.plugins.endpoint.test_application import KEY, QUESTION, OneModel, asked, tool_of
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_key_has_so_many_answers_under_way_and_others_are_told_to_come_later() -> None:
+async def test_a_key_has_so_many_answers_pending_and_others_are_told_to_come_later() -> None:
     client, speaker = asked(*("x" for _ in range(9)))
-    speaker.under_way, speaker.is_stuck = UnderWay(4), True
+    speaker.pending, speaker.is_stuck = PendingAnswers(4), True
 
     async def ask(**more: Any) -> None:
         await client.completions.create(model="centre", prompt=["a", "b"], **more)
@@ -55,13 +55,7 @@ HUGE = "a b " * 300_000
             "stop has 400000 characters, and may have",
             "stop",
         ),
-        ({"prompt": "a", "stop": ["b" * 600] * 4}, "stop has 2400 characters", "stop"),
         ({"prompt": [[1] * 200] * 2000, "n": 1, "max_tokens": 9999}, "come to 20398000", "max_tok"),
-        (
-            {"prompt": ["a"] * 400, "max_tokens": 0, "echo": True, "logprobs": 0, "n": 0},
-            "n must be from 1",
-            "n",
-        ),
         (
             {"prompt": [[1] * 599] * 20, "max_tokens": 0, "echo": True, "logprobs": 1, "n": 102},
             "come to 1221960 tokens, and may with logprobs to 65536",
@@ -72,17 +66,7 @@ HUGE = "a b " * 300_000
             "fewer than 1 text of 1200000 characters come to; shorten the prompt",
             "prompt",
         ),
-        (
-            {"prompt": HUGE[:9000]},
-            "fewer than 1 text of 9000 characters come to; shorten the prompt",
-            "prompt",
-        ),
         ({"prompt": [HUGE[:9000]] * 2}, "fewer than 1 text of 9000 characters come to", "prompt"),
-        (
-            {"messages": [{"role": "user", "content": HUGE}]},
-            "come to; shorten the messages",
-            "messages",
-        ),
         (
             {"messages": [{"role": "user", "content": "a"}] * 4000},
             "fewer than 4000 texts of 4000 characters come to; shorten the messages",
@@ -119,7 +103,7 @@ async def test_a_request_that_can_never_be_answered_is_refused_before_anything_i
         await ask.create(model="centre", **asks)
     assert str(refused.value.param).startswith(param) and not speaker.seen
     assert num_encoded < 100_000
-    assert speaker.under_way.answers == 0
+    assert speaker.pending.answers == 0
 
 
 async def test_long_prompts_are_encoded_beside_the_loop_and_short_ones_on_it(
@@ -145,24 +129,13 @@ async def test_long_prompts_are_encoded_beside_the_loop_and_short_ones_on_it(
         assert all(on_loop for on_loop, _ in encoded) == (text == "a")
 
 
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("n", [1, 3])
-async def test_whenever_a_client_hangs_up_nothing_is_left_under_way(stream: bool, n: int) -> None:
+async def test_whenever_a_client_hangs_up_nothing_is_left_pending(stream: bool) -> None:
     async def lasts(num_sent: int) -> int:
         """How many messages are sent to a client that goes after so many of them."""
-        _, speaker = asked(*["It is 3, or it is 4."] * n)
-        speaker.tells, gone, sent = True, anyio.Event(), list[Any]()
-        body = json.dumps({"model": "centre", "prompt": "x", "stream": stream, "n": n}).encode()
+        _, speaker = asked(*["It is 3, or it is 4."] * 2)
+        gone, sent = anyio.Event(), list[Any]()
+        body = json.dumps({"model": "centre", "prompt": "x", "stream": stream, "n": 2}).encode()
         waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Any:
@@ -186,8 +159,8 @@ async def test_whenever_a_client_hangs_up_nothing_is_left_under_way(stream: bool
         if num_sent == 0:
             gone.set()
         with anyio.fail_after(20):
-            await application(OneSpeaker(speaker))(scope, receive, send)
-        assert speaker.under_way.answers == 0
+            await application(OneModel(speaker))(scope, receive, send)
+        assert speaker.pending.answers == 0
         return len(sent)
 
     whole = await lasts(10_000)
@@ -206,7 +179,11 @@ def test_what_is_streamed_is_what_no_stop_string_can_take_back(
     """However the text comes: all but as many characters as a stop string may have begun with."""
     tokenizer = byte_tokenizer()
     tokens_T = tokenizer.encode(said)
-    begun, told, count = Begun(AnswerTexts(tokenizer), Prompt((1,)), Draw(stop=(*stops,))), "", 0
+    begun, told, count = (
+        StreamedText(AnswerTexts(tokenizer), Prompt((1,)), Draw(stop=(*stops,))),
+        "",
+        0,
+    )
     for step in steps:
         count = min(count + step, len(tokens_T))
         told += begun.more(tokens_T[:count])

@@ -20,15 +20,11 @@ from es_cookbook.engines.base import Progress, SampleRequest
 from es_cookbook.plugins.endpoint.app import application
 from es_cookbook.plugins.endpoint.requests import Draw
 from es_cookbook.plugins.endpoint.serve import Served, ServedRun, served_run
-from es_cookbook.rl.data.task import Task
-from es_cookbook.rl.rewards.matching import Exact
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 from es_cookbook.runs.program import train
 from es_cookbook.runs.recorded import open_run, rebuild
 from es_cookbook.runs.tracking.jsonl import JsonlTrackerBuilder
-from tests.chat_templates import CHATML, tokenizer_with
 from tests.programs import Programs
-from tests.recipe_problems import write_rows
 from tests.said import refused
 from tests.tiny_run import TinyConfig, write_tiny_model
 
@@ -38,18 +34,6 @@ NAMES = [
     *(f"generation-{t}" for t in range(4)),
     *(f"genome-{g}" for g in range(4)),
 ]
-
-
-def _own_hosts() -> Sequence[str]:
-    """Addresses of this machine alone."""
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return ["127.0.0.1"]
-    return ["127.0.0.1", "::1"]
-
-
-HOSTS = _own_hosts()
 
 
 @pytest.fixture(scope="module")
@@ -175,57 +159,34 @@ async def test_who_hangs_up_leaves_no_generation_or_genome_half_there(
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("of_run", "asked", "ends"),
-    [
-        (None, None, ("\n",)),
-        (None, [], ()),
-        (None, ["?"], ("?",)),
-        (("#",), None, ("#",)),
-        (("#",), "?", ("?",)),
-    ],
+    [(None, None, ("\n",)), (None, [], ()), (("#",), None, ("#",)), (("#",), "?", ("?",))],
 )
 async def test_answers_to_plain_prompts_end_where_those_of_the_run_did(
     of_run: tuple[str, ...] | None,
     asked: Any,
     ends: tuple[str, ...],
-    tmp_path: Path,
+    log_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows = [{"question": word, "answer": word} for word in "abcdefghijklmnopqrst"]
-    dataset = Task(
-        source=write_rows(tmp_path / "rows.jsonl", rows),
-        prompt="Q: {question}\nA:",
-        examples=1,
-        chat=False,
-        reward=Exact(),
-        test_fraction=0.2,
-        problems_per_generation=4,
-    )
-    tokenizer = tokenizer_with(CHATML)
-    model = write_tiny_model(tmp_path / "model", vocab_size=len(tokenizer))
-    tokenizer.save_pretrained(model)
-    config = TinyConfig(
-        model_name=str(model),
-        log_path=str(tmp_path / "run"),
-        num_generations=1,
-        trackers=JsonlTrackerBuilder(),
-        dataset=dataset,
-        sampling=SamplingParams(max_tokens=4, stop=of_run),
-    )
-    await train(config)
-    rebuilt = await rebuild(open_run(tmp_path / "run", trust=["tests"]))
+    rebuilt = await rebuild(open_run(log_path, trust=["tests"]))
     sample, seen = rebuilt.engine.sample, list[SampleRequest]()
 
     async def seen_sample(request: SampleRequest) -> Action:
         seen.append(request)
         return await sample(request)
 
+    async def usual_stop() -> tuple[str, ...]:
+        return ("\n",)
+
     monkeypatch.setattr(rebuilt.engine, "sample", seen_sample)
+    monkeypatch.setattr(rebuilt, "usual_stop", usual_stop)
     async with anyio.create_task_group() as tasks:
-        run = await served_run(rebuilt, 1)
-        served = Served(rebuilt.engine, run, "run", "key", config.sampling, tasks)
+        run, params = await served_run(rebuilt, 1), SamplingParams(stop=of_run)
+        served = Served(rebuilt.engine, run, "run", "key", params, tasks)
         given: Any = {} if asked is None else {"stop": asked}
         for model in ("centre", "base"):
             await _client(served).completions.create(model=model, prompt="A", max_tokens=4, **given)
+        tasks.cancel_scope.cancel()
     assert [request.stop for request in seen] == [ends, ends]
     await rebuilt.close()
 
@@ -243,7 +204,7 @@ def test_the_command_says_where_it_serves_and_ends_when_it_is_told_to(
         "serve",
         log_path,
         "trust=tests",
-        f"host={HOSTS[-1]}",
+        "host=127.0.0.1",
         "port=0",
     ]
     process = programs.start(command, files)
@@ -269,12 +230,10 @@ async def _address(said: Path, process: int) -> Sequence[str]:
 
 
 def test_what_cannot_be_served_is_refused(log_path: Path) -> None:
-    for host in HOSTS:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, 0), family=family) as taken:
-            port = taken.getsockname()[1]
-            said = refused("serve", str(log_path), "trust=tests", f"host={host}", f"port={port}")
-        assert f"cannot listen on {host}:{port}: Address already in use; give another" in said
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", str(log_path), "trust=tests", f"port={port}")
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; give another" in said
     assert "nothing to serve: give log_path=RUN or model_name=MODEL" in refused("serve")
     assert "port must be in [0, 65535], found 99999" in refused("serve", "port=99999")
     assert "key must consist of ASCII characters" in refused("serve", str(log_path), "key=a b")

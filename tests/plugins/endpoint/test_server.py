@@ -22,14 +22,14 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import Progress
 from es_cookbook.plugins.endpoint.app import MOST_BYTES, serve
-from es_cookbook.plugins.endpoint.endpoint import Endpoint, Speaker
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw
 from es_cookbook.plugins.endpoint.translator import Translator
 from es_cookbook.rl.messages.chat import KeptTurns
 from es_cookbook.rl.types import Action, Observation
 from tests.chat_templates import CHATML, tokenizer_with
-from tests.plugins.endpoint.test_application import KEY, OneSpeaker
+from tests.plugins.endpoint.test_application import KEY, OneModel
 
 pytestmark = pytest.mark.anyio
 
@@ -49,16 +49,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{endpoint}.app._{name}_SECONDS", SHORT)
 
 
-class Slow(OneSpeaker, Speaker):
+class Slow(OneModel, ServedModel):
     """Says "done" after some seconds, a token at a time."""
-
-    tells = True
 
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__(self)
         self.translator, self.kept = Translator(tokenizer_with(CHATML), 600), KeptTurns()
         self.seconds = seconds
-        self.num_asked, self.under_way = 0, UnderWay()
+        self.num_asked, self.pending = 0, PendingAnswers()
 
     @override
     async def sample(
@@ -219,48 +217,29 @@ async def test_a_body_is_read_only_with_the_right_key() -> None:
 
 SMUGGLED = "GET /v1/models HTTP/1.1\r\nHost: es\r\n\r\n"
 STRANGE: dict[str, tuple[bytes, Sequence[int]]] = {
-    "a long line": (b"GET /" + b"a" * 2 * MOST_HEAD, [400]),
     "a long header": (head("X: " + "x" * 2 * MOST_HEAD), [400]),
     "many headers": (head(*["a:"] * MOST_HEAD), [400]),
     "one header folded": (head(*["a: b", *[" c"] * MOST_HEAD]), [400]),
-    "a control character": (head("X: a\x01b"), [400]),
     "NUL in a header": (head("X: a\0b"), [400]),
-    "NUL in the line": (b"GET /\0 HTTP/1.1\r\n\r\n", [400]),
-    "NUL bytes": (bytes(100), [400]),
-    "a header without a colon": (head("X"), [400]),
     "a blank before the colon": (head("Content-Length : 5"), [400]),
     "no host": (b"GET /v1/models HTTP/1.1\r\n\r\n", [400]),
-    "two hosts": (head("Host: other"), [400]),
     "a host of rubbish": (head("X: 1", line="GET /x HTTP/1.1").replace(b"es", b"[:"), [404]),
-    "HTTP/0.9": (b"GET /v1/models\r\n\r\n", [400]),
     "HTTP/1.0": (b"GET /v1/models HTTP/1.0\r\n\r\n", [401]),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [404]),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)), [400]),
-    "TRACE": (head(line="TRACE /v1/models HTTP/1.1"), [404]),
     "CONNECT": (head(line="CONNECT es:443 HTTP/1.1"), [404]),
     "OPTIONS": (head("Origin: http://x", line="OPTIONS /v1/models HTTP/1.1"), [404]),
-    "OPTIONS of all": (head(line="OPTIONS * HTTP/1.1"), [404]),
-    "a method of its own": (head(line="BREW /v1/models HTTP/1.1"), [404]),
-    "HEAD without a key": (head(line="HEAD /v1/models HTTP/1.1", key=""), [401]),
     "HEAD with chunks of rubbish": (head(CHUNKED, line="HEAD /x HTTP/1.1") + b"zz\r\n", [400]),
     "a whole address": (head(line="GET http://other/v1/models HTTP/1.1"), [404]),
-    "a slash more": (head(line="GET /v1/models// HTTP/1.1"), [404]),
     "dots": (head(line="GET /v1/models/../../etc/passwd HTTP/1.1"), [404]),
-    "bytes that are no text": (head(line="GET /v1/models/%ff%00%d8%0d%0aX HTTP/1.1"), [404]),
     "a bad escape": (head(line="GET /v1/models/%zz%u0041% HTTP/1.1"), [404]),
     "two lengths": (head("Content-Length: 5", "Content-Length: 6") + b"abcdef", [400]),
-    "a length below zero": (head("Content-Length: -5"), [400]),
     "a length with a sign": (head("Content-Length: +5") + b"abcde", [400]),
-    "a length of words": (head("Content-Length: many"), [400]),
     "a length of many digits": (head("Content-Length: " + "9" * 5000), [400]),
     "chunks, and chunks": (head(CHUNKED, CHUNKED) + b"0\r\n\r\n", [400]),
     "an unknown encoding": (head("Transfer-Encoding: gzip, chunked"), [400, 501]),
-    "an encoding in disguise": (head("Transfer-Encoding: xchunked") + b"0\r\n\r\n", [400, 501]),
-    "an encoding behind a tab": (head("Transfer-Encoding:\x0bchunked") + b"0\r\n\r\n", [400]),
     "a size of words": (head(CHUNKED) + b"many\r\n{}\r\n", [400]),
-    "a size below zero": (head(CHUNKED) + b"-1\r\n{}\r\n", [400]),
     "a size of many digits": (head(CHUNKED) + b"F" * 40 + b"\r\n", [400]),
-    "a chunk that is longer": (head(CHUNKED) + b"1\r\nabcdefgh\r\n0\r\n\r\n", [400]),
     "a size without end": (head(CHUNKED) + b"1;" + b"a" * 3 * MOST_HEAD, [400]),
     "a trailer without end": (head(CHUNKED) + b"0\r\n" + b"a:\r\n" * MOST_HEAD, [400]),
     "compressed": (head("Content-Encoding: gzip", "Content-Length: 3") + b"\x1f\x8b\x08", [400]),
@@ -308,7 +287,7 @@ async def test_requests_that_are_changed_at_random_are_never_the_servers_failure
             reply = await asked(port, bytes(sent[:cut]), bytes(sent[cut:]))
             assert all(status < 500 or status == 501 for status in statuses(reply)), bytes(sent)
 
-        for _ in range(20):
+        for _ in range(8):
             async with anyio.create_task_group() as tasks:
                 for _ in range(20):
                     tasks.start_soon(ask)
@@ -356,12 +335,11 @@ async def test_nothing_is_left_of_connections_and_requests() -> None:
 
         await asked(port, request())
         before, usual = descriptors(), len(asyncio.all_tasks())
-        for kept, tasks in [await round_() for _ in range(3)]:
+        for kept, tasks in [await round_() for _ in range(2)]:
             assert kept <= 2 and tasks <= usual + 2
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.5])
-async def test_a_server_that_is_told_to_end_is_held_up_by_nobody(seconds: float) -> None:
+async def test_a_server_that_is_cancelled_waits_for_no_connection() -> None:
     pieces = {"idle": b"", **UNFINISHED, "refused": request(key="wrong")[:-3]}
     with anyio.fail_after(PATIENCE):
         async with serving(Slow()) as port:
@@ -370,7 +348,7 @@ async def test_a_server_that_is_told_to_end_is_held_up_by_nobody(seconds: float)
                 stream = await connected(port)
                 await stream.send(sent)
                 streams.append(stream)
-            await anyio.sleep(seconds)
+            await anyio.sleep(0.5)
         for stream in streams:
             await stream.aclose()
 
@@ -385,17 +363,17 @@ with socket.create_server(("127.0.0.1", 0)) as bound:
 """
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_server_that_is_told_to_end_waits_for_no_answer(*, stream: bool) -> None:
+async def test_a_server_that_is_told_to_end_waits_for_no_answer() -> None:
     command = [sys.executable, "-c", _ENDLESS]
     async with await anyio.open_process(command, stderr=None) as process:
         assert process.stdout is not None
         port = int(await process.stdout.receive())
-        body = json.dumps({"model": "centre", "prompt": "a", "stream": stream})
-        async with await anyio.connect_tcp("127.0.0.1", port) as there:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n"
-            await there.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            await anyio.sleep(1)
-            process.send_signal(signal.SIGTERM)
-            with anyio.fail_after(PATIENCE):
-                await process.wait()
+        streams = [await connected(port) for _ in range(2)]
+        await streams[0].send(request())
+        await streams[1].send(request(stream=True))
+        await anyio.sleep(1)
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(PATIENCE):
+            await process.wait()
+        for stream in streams:
+            await stream.aclose()

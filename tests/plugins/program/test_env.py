@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -19,11 +18,10 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.engines.base import SampleRequest
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.plugins.program.enclosed import Command
-from es_cookbook.plugins.program.env import ROW_FILE, Program, ProgramEnv, ProgramProblem
+from es_cookbook.plugins.program.command import Command
+from es_cookbook.plugins.program.env import Program, ProgramEnv, ProgramProblem
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.rewards.matching import Number
@@ -35,6 +33,7 @@ from tests.sandboxes import needs_sandbox
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("programs")]
 
 GENOMES = [Genome((Term(seed, 0.5),)) for seed in range(3)]
+OWN_KEY = os.environ.get("OPENAI_API_KEY", "")
 ASK = """
 import http.client, json, os, sys, time, urllib.parse
 def ask(text, url=None, key=None, path="/chat/completions", **more):
@@ -95,7 +94,6 @@ def problem(
         **{
             "command": Command(words, sandbox),
             "reward": None,
-            "form": "json",
             "at_once": 64,
             "rows_at_once": 0,
             "max_turns": 8,
@@ -142,7 +140,6 @@ def reason(groups: Sequence[TrajectoryGroup]) -> str:
 
 TWICE = """
 row = json.load(sys.stdin)
-assert row == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
 first = ask(row["question"])
 chat = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": first}]
 second = ask([*chat, {"role": "user", "content": "sure?"}])
@@ -169,7 +166,7 @@ async def test_a_request_is_an_observation_and_its_response_the_action(tmp_path:
     assert len({seed for _, seed in seeds}) == 2, "the same for all genomes, one a turn"
 
 
-async def test_an_answer_is_scored_by_a_reward_or_a_function(tmp_path: Path) -> None:
+async def test_an_answer_is_scored_by_a_reward(tmp_path: Path) -> None:
     code = """
 print(json.dumps({"answer": ask("How much is " + json.load(sys.stdin)["question"] + "?")}))
 """
@@ -180,27 +177,6 @@ print(json.dumps({"answer": ask("How much is " + json.load(sys.stdin)["question"
     groups, _ = await run([problem(tmp_path, code, reward=Number())], say)
     assert [only(groups, g).reward for g in range(3)] == [0, 1, 0]
     assert only(groups).transitions[-1].logs["answer"] == "4"
-    groups, _ = await run([problem(tmp_path, code, reward=judged)], say)
-    assert [only(groups, g).reward for g in range(3)] == [0.5, 1, 0.5]
-    text = "print(ask('Well?'))"
-    groups, _ = await run([problem(tmp_path, text, reward=Number(), form="text")], say)
-    assert [only(groups, g).reward for g in range(3)] == [0, 1, 0]
-
-
-def judged(result: Mapping[str, Any], messages: Sequence[Any], row: Mapping[str, Any]) -> float:
-    assert [each["role"] for each in messages] == ["user", "assistant"]
-    assert messages[-1]["content"] == result["answer"]
-    return 1.0 if str(row["answer"]) in result["answer"] else 0.5
-
-
-async def test_a_result_may_be_left_in_a_file(tmp_path: Path) -> None:
-    code = """
-ask("Hello")
-print('{"reward": 7}')
-open(os.environ["ES_COOKBOOK_RESULT"], "w").write(json.dumps({"reward": 2}))
-"""
-    groups, _ = await run([problem(tmp_path, code)])
-    assert only(groups).reward == 2
 
 
 async def test_a_program_draws_as_it_asks_and_else_as_the_run(tmp_path: Path) -> None:
@@ -248,11 +224,11 @@ plain = ask
 def ask(text, **more):
     return plain(text, **{"url": URL, "key": KEY, **more})
 """
-ALONE = "URL, KEY = (os.environ[name] for name in ('OPENAI_BASE_URL', 'OPENAI_API_KEY'))\n"
+ALONE = "URL, KEY = (os.environ[name] for name in ('OPENAI_BASE_URL', 'OPENAI_API_KEY')); ID = 0\n"
 DOES = """
 if row["question"] == "good":
     who = {ask(str(n)).split(":")[0] for n in range(3)}
-    print(json.dumps({"reward": float(len(who) == 1)}), flush=True)
+    print(json.dumps({"id": ID, "reward": float(len(who) == 1)}), flush=True)
 else:
     exec(row["question"])
 """
@@ -262,7 +238,7 @@ BOTH: dict[str, tuple[str, dict[str, Any]]] = {
         "URL = KEY = ''"
         + DEEDS
         + "for line in sys.stdin:\n  task = json.loads(line); row = task['row']\n"
-        + "  URL, KEY = task['base_url'], task['api_key']"
+        + "  URL, KEY, ID = task['base_url'], task['api_key'], task['id']"
         + DOES.replace("\n", "\n  "),
         {"rows_at_once": 1},
     ),
@@ -279,7 +255,8 @@ TOO_MUCH = {
     "in parallel": "for n in range(30): Thread(target=ask, args=(str(n),)).start()",
     "the most choices": "ask('a'); ask('b', n=128)",
     "prompts": "ask('a'); texts(['b'] * 3000, n=128)",
-    "whatever it is told": "[ask(str(n)) for n in range(99)]; print('{\"reward\": 1}', flush=True)",
+    "whatever it is told": "[ask(str(n)) for n in range(99)]; "
+    "print(json.dumps({'id': ID, 'reward': 1}), flush=True)",
 }
 
 
@@ -293,15 +270,6 @@ async def test_a_program_that_asks_too_often_ends_without_reward(
     for g in range(2):
         assert only(groups, g).transitions[-1].metrics["turn_limit"] == 1
     assert len(engine.requests) == 2 * (1 if "ask('a')" in code else 8)
-
-
-@pytest.mark.parametrize("code", ["ask('b', n=9)", "texts(['b'] * 3000, n=128)"])
-async def test_a_first_request_for_too_much_asks_the_engine_nothing(
-    tmp_path: Path, code: str
-) -> None:
-    groups, engine = await run([deed(tmp_path, "alone", code + "; time.sleep(60)")])
-    assert "more than 8 answers (dataset.max_turns)" in reason(groups)
-    assert not engine.requests
 
 
 class Slow(Talker):
@@ -346,13 +314,6 @@ async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None
         ("raise KeyError('lost')", "exit code 1"),
         ("ask('a'); print('done')", "printed no result"),
         ("ask('a'); print('x' * 2_000_000)", "more than 1 MiB"),
-        ("ask('a'); RESULT.write_text('[1]')", "result file holds no JSON object"),
-        ("ask('a'); RESULT.write_text('{}{}')", "or more than one"),
-        ("ask('a'); os.truncate(RESULT, 10**12)", "has 1000000000000 bytes, and may have 1048576"),
-        ("ask('a'); RESULT.unlink(); os.mkfifo(RESULT)", "it is a pipe, and must be a regular"),
-        ("ask('a'); RESULT.unlink(); RESULT.symlink_to('/etc/hostname')", "it is a link"),
-        ("ask('a'); RESULT.unlink(); RESULT.symlink_to('/dev/zero')", "it is a link"),
-        ("ask('a'); RESULT.unlink(); RESULT.mkdir()", "it is a directory"),
         ("ask('a'); time.sleep(60)", "(rollout_timeout)"),
         ("time.sleep(60)", "(rollout_timeout)"),
     ],
@@ -360,7 +321,6 @@ async def test_answers_that_nobody_waits_for_are_counted(tmp_path: Path) -> None
 async def test_what_goes_wrong_loses_the_rollout_and_says_why(
     tmp_path: Path, code: str, said: str
 ) -> None:
-    code = "from pathlib import Path; RESULT = Path(os.environ['ES_COOKBOOK_RESULT'])\n" + code
     seconds = 1.5 if "sleep" in code else 30
     groups, _ = await run([problem(tmp_path, code)], genomes=GENOMES[:1], rollout_timeout=seconds)
     assert said in reason(groups)
@@ -376,17 +336,16 @@ def left_behind() -> list[psutil.Process]:
 
 
 def _of_rollouts() -> list[psutil.Process]:
-    """Programs that this process has started for a rollout, and what they have."""
-    with scratch() as folder:
-        ours = str(folder.parent)
+    """Processes with the key of a rollout."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
             is_there = process.status() != psutil.STATUS_ZOMBIE
-            if is_there and process.environ().get(ROW_FILE, "").startswith(ours):
-                found.append(process)
+            key = process.environ().get("OPENAI_API_KEY", OWN_KEY)
         except psutil.Error:
             continue
+        if is_there and key != OWN_KEY:
+            found.append(process)
     return found
 
 
@@ -458,21 +417,6 @@ open({str(told)!r}, "w").write(json.dumps(found))
     assert json.loads(told.read_text())["code"] == "invalid_api_key"
 
 
-@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
-async def test_a_program_may_have_its_key_in_its_line_alone(
-    tmp_path: Path, *, enclosed: bool
-) -> None:
-    code = """
-task = json.load(sys.stdin)
-assert task["api_key"] not in str(os.environ) and "OPENAI_API_KEY" not in os.environ
-assert task["row"] == json.load(open(os.environ["ES_COOKBOOK_ROW"]))
-print(json.dumps({"reward": len(ask(task["row"]["question"], task["base_url"], task["api_key"]))}))
-"""
-    sandbox = (tmp_path,) if enclosed else ()
-    groups, _ = await run([problem(tmp_path, code, is_key_in_line=True, sandbox=sandbox)])
-    assert [only(groups, g).reward for g in range(3)] == [7] * 3
-
-
 async def test_a_full_context_and_a_body_that_is_too_large_are_told_the_program(
     tmp_path: Path,
 ) -> None:
@@ -517,7 +461,7 @@ async def test_a_worker_that_fails_loses_its_rows_and_another_takes_its_place(
         sys.exit("It was too much")
     if row["question"] == "hang":
         time.sleep(60)
-    print(json.dumps({"reward": 1}), flush=True)
+    print(json.dumps({"id": task["id"], "reward": 1}), flush=True)
 """
     )
     rows = [{"question": text} for text in ("a", "die", "hang", "b")]
@@ -540,18 +484,15 @@ async def test_a_worker_answers_for_its_own_rows_once(tmp_path: Path) -> None:
     print(json.dumps(result))
     if question == "twice":
         print(json.dumps({**result, "reward": 7}))
-    if question == "nameless":
-        print('{"reward": 7}')
     sys.stdout.flush()
 """
     )
-    kinds = ("others", "twice", "nameless", "good")
     settings = {"rows_at_once": 1, "at_once": 1}
-    problems = [problem(tmp_path, code, {"question": kind}, **settings) for kind in kinds]
+    rows = [{"question": kind} for kind in ("others", "twice", "good")]
+    problems = [problem(tmp_path, code, row, **settings) for row in rows]
     groups, _ = await run(problems, genomes=GENOMES[:1])
-    assert rewards_and_pids(groups)[0] == [[1]] * 4
-    pids = [only([group]).transitions[-1].metrics["pid"] for group in groups]
-    assert pids[0] == pids[1] == pids[2] != pids[3]
+    rewards, pids = rewards_and_pids(groups)
+    assert rewards == [[1]] * 3 and len(pids) == 1
 
 
 @pytest.mark.parametrize(
@@ -560,7 +501,7 @@ async def test_a_worker_answers_for_its_own_rows_once(tmp_path: Path) -> None:
         ("print('x' * 2_000_000)", "it wrote more than 1 MiB for each row"),
         ("print('{\"id\": 1}\\n' * 999)", "it wrote more than 1 MiB for each row"),
         ("print('{\"a\": [' + '[],' * 200_000 + '0]}')", "a result is too large"),
-        ('print(\'{"a": "\\\\ud800"}\')', "half a character"),
+        ("print('{\"reward\": 1}')", "a result without an id"),
     ],
 )
 async def test_a_worker_that_writes_too_much_is_ended(tmp_path: Path, code: str, said: str) -> None:
@@ -611,7 +552,6 @@ MISDEEDS = {
     "crash": "ask('a'); os.abort()",
     "fork many": "ask('a')\nfor n in range(60):\n  if not os.fork(): time.sleep(60)\nos._exit(1)",
     "stop itself": "ask('a'); os.kill(os.getpid(), 19)",
-    "leave a sparse result": "ask('a'); os.truncate(os.environ['ES_COOKBOOK_RESULT'], 10**12)",
     "ask without a key": "ask('a')\nwhile True: ask('a', key='nonsense')",
     "keep many sockets": "import socket; ask('a')\n"
     "kept = [socket.create_connection(place()) for n in range(200)]; time.sleep(60)",
@@ -640,7 +580,7 @@ async def test_misdeeds_of_all_kinds_cost_their_own_rollouts(
     settings = {"at_once": 24, "sandbox": (tmp_path,) if enclosed else ()}
     rows = [*MISDEEDS.values(), *["good"] * 4]
     problems = [deed(tmp_path, way, row, **settings) for row in rows]
-    groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=10)
+    groups, _ = await run(problems, genomes=GENOMES[:2], rollout_timeout=6)
     for name, group in zip([*MISDEEDS, *["good"] * 4], groups, strict=True):
         for g in range(2):
             found = group.trajectories_G_K[g][0]
@@ -666,18 +606,13 @@ fails(socket.create_connection, ("127.0.0.1", int(row["port"])), 1)
 fails(socket.create_connection, ("192.0.2.1", 80), 1)
 fails(socket.socket(socket.AF_UNIX).connect, "\\0" + row["name"])
 fails(open, row["secret"]), fails(os.listdir, "/proc"), fails(open, "/etc/passwd")
-for path in (sys.argv[0], os.environ["ES_COOKBOOK_ROW"], "/x"):
+for path in (sys.argv[0], "/x"):
     fails(open, path, "w")
-fails(os.unlink, os.environ["ES_COOKBOOK_RESULT"])
-own = os.path.dirname(os.environ["ES_COOKBOOK_ROW"])
-assert os.listdir(os.path.dirname(own)) == [os.path.basename(own)]
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.ptrace(0, 0, 0, 0) == -1 and ctypes.get_errno() == 1
 names = {"PATH", "HOME", "LANG", "PWD", "LC_CTYPE", "OPENAI_BASE_URL", "OPENAI_API_KEY"}
-left = [name for name in os.environ if name not in names and "ES_COOKBOOK" not in name]
-assert not left, left
-with open(os.environ["ES_COOKBOOK_RESULT"], "w") as file:
-    json.dump({"reward": len(ask(open(os.environ["ES_COOKBOOK_ROW"]).read()))}, file)
+assert not set(os.environ) - names, os.environ
+print(json.dumps({"reward": len(ask("a"))}))
 """
 
 
@@ -699,27 +634,8 @@ async def test_a_program_in_a_sandbox_reaches_the_model_alone(
         row = {"port": neighbour.getsockname()[1], "secret": str(secret), "name": name}
         inside = "row = json.load(sys.stdin)\n" + INSIDE
         groups, _ = await run([problem(code, inside, row, sandbox=(code,))])
-    line = json.dumps(row) + "\n"
-    assert [only(groups, g).reward for g in range(3)] == [len("0:") + len(line)] * 3
+    assert [only(groups, g).reward for g in range(3)] == [3] * 3
     assert not left_behind()
-
-
-@pytest.mark.skipif(not shutil.which("choom"), reason="no choom")
-@pytest.mark.parametrize("enclosed", [False, pytest.param(True, marks=needs_sandbox)])
-async def test_a_program_dies_before_the_run_where_memory_runs_out(
-    tmp_path: Path, *, enclosed: bool
-) -> None:
-    code = "ask('a'); print(json.dumps({'reward': 0, 'metrics': {'pid': os.getpid()}}), flush=True)"
-    scores: list[int] = []
-
-    def say(genome: int, shown: str) -> str:
-        for process in _of_rollouts():
-            scores.append(int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()))
-        return "b"
-
-    sandbox = (tmp_path,) if enclosed else ()
-    await run([problem(tmp_path, code, sandbox=sandbox)], say, GENOMES[:1])
-    assert scores and set(scores) == {1000}
 
 
 PYDANTIC_AI = """
@@ -743,7 +659,6 @@ SMOLAGENTS = Path(__file__).parents[3] / "recipes" / "smolagents_agent.py"
     ("code", "enclosed"),
     [
         pytest.param(PYDANTIC_AI, False, id="pydantic_ai"),
-        pytest.param(SMOLAGENTS, False, id="smolagents"),
         pytest.param(SMOLAGENTS, True, id="smolagents in a sandbox", marks=needs_sandbox),
     ],
 )

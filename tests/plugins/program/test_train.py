@@ -73,7 +73,7 @@ for line in sys.stdin:
     key = {"Authorization": "Bearer " + task["api_key"]}
     connection.request("POST", url.path + "/completions", body, key)
     text = json.loads(connection.getresponse().read())["choices"][0]["text"]
-    print(json.dumps({"reward": text.count("1")}), flush=True)
+    print(json.dumps({"id": task["id"], "reward": text.count("1")}), flush=True)
 """
 
 
@@ -142,13 +142,10 @@ def wait_until(until: Callable[[], bool], seconds: float = 60) -> None:
     [
         (["program=no-such-program x"], "'no-such-program' is not there"),
         (["program=./agent.sh"], "'./agent.sh' cannot be executed"),
-        (["program="], "must name a program"),
         (["program=sh 'agent.sh"], "No closing quotation"),
-        (["program=sh agent.sh", "dataset.rows_at_once=2", "dataset.result=text"], "be json"),
-        (["program=sh agent.sh", "reward=wrong.py:three"], "or with result, messages and row"),
+        (["program=sh agent.sh", "reward=wrong.py:three"], "cannot be called as a reward is"),
         (["program=sh agent.sh", "reward=number"], "questions.jsonl, line"),
         (["program=sh agent.sh", "dataset.at_once=0"], "at_once must be at least 1"),
-        (["program=sh agent.sh", "prompt={question}"], "prompt"),
         (["program=sh agent.sh", "dataset.sandbox=nowhere"], "there is no 'nowhere'"),
         (["program=sh agent.sh", "dataset.sandbox=/"], "that would be everything"),
         pytest.param(

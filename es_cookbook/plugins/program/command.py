@@ -1,12 +1,12 @@
-"""Programs as commands: in a sandbox, the endpoint is all that they can reach.
+"""Runs the command of a program, in a sandbox if wanted, where only the endpoint can be reached.
 
-Inside, a program sees `/usr`, this Python and the paths that it is given, all read-only, and a
-`/tmp` in memory. It has the variables of its rollout and no others, and no network but a loopback
-of its own. There the first process makes the socket at which the endpoint listens, and hands it
-out: so nothing has to be forwarded, and no path or port of the machine is shared.
+In the sandbox a program sees `/usr`, this Python and the given paths, all read-only, and a `/tmp`
+in memory. It has the variables of its rollout and no others, and no network except its own
+loopback interface. The first process there creates the socket at which the endpoint listens, and
+passes it out: nothing has to be forwarded, and no path or port of the machine is shared.
 
-Walls and the filter of system calls are those of `es_cookbook.rl.grading.sandbox`, but for sockets
-of IP. The user stays the same, so that the program can read what only its owner may.
+Namespaces and the filter of system calls are those of `es_cookbook.rl.grading.sandbox`, except that
+IP sockets are allowed. The user stays the same, so the program can read its owner's files.
 
 Left out: limits on memory (where it runs out, the kernel ends programs before the run) and, for
 root, on the number of processes.
@@ -27,7 +27,7 @@ import anyio
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.machine.processes import Process, dying_first
 from es_cookbook.plugins.endpoint.app import serve
-from es_cookbook.plugins.program.desk import Desk
+from es_cookbook.plugins.program.calls import ProgramEndpoint
 from es_cookbook.rl.grading.sandbox import (
     AF_INET,
     AF_INET6,
@@ -41,10 +41,10 @@ from es_cookbook.rl.grading.sandbox import (
 )
 
 _URL = "http://127.0.0.1:8000/v1"
-"""Of the endpoint, inside."""
+"""The endpoint's URL in the sandbox."""
 _NOT_SEEN = 77
 _FILES = 64 << 20
-"""Bytes of `/tmp`, and of a file."""
+"""Limit in bytes on `/tmp`, and on a file."""
 _LIMITS = "/usr/bin/prlimit", f"--fsize={_FILES}", "--nofile=4096", "--nproc=512", "--core=1", "--"
 _LISTEN = """
 import os, socket, sys
@@ -57,7 +57,7 @@ try:
 except OSError as error:
     sys.exit(f"{sys.argv[2]} does not start: {error.strerror}")
 """
-"""Listens, hands the socket out through a descriptor, and becomes the program."""
+"""Listens, passes the socket out through a descriptor, and becomes the program."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,45 +66,35 @@ class Command:
 
     Attributes:
         words: the program and its arguments.
-        sandbox: what it sees of the machine; if empty, it runs outside, with the user's rights.
+        sandbox: paths that it sees in a sandbox; if empty, it runs with the user's rights.
     """
 
     words: tuple[str, ...]
     sandbox: tuple[Path, ...]
 
-    def url(self, desk: Desk) -> str:
-        """At which it reaches the desk."""
-        return _URL if self.sandbox else desk.url
+    def url(self, endpoint: ProgramEndpoint) -> str:
+        """The endpoint's URL for the program."""
+        return _URL if self.sandbox else endpoint.url
 
-    async def start(
-        self,
-        variables: Mapping[str, str],
-        hear: Callable[[bytes], bool],
-        folder: Path | None = None,
-        result: Path | None = None,
-    ) -> Process:
-        """Start it; in a sandbox the desk answers it for as long as it runs.
+    async def start(self, variables: Mapping[str, str], hear: Callable[[bytes], bool]) -> Process:
+        """Start it; in a sandbox the endpoint serves it until it ends.
 
         Args:
-            variables: of its environment, beside the user's or the sandbox's own.
-            hear: as of `Process`.
-            folder: which it sees, too.
-            result: a file in it that it may write.
+            variables: added to the user's environment, or to that of the sandbox.
+            hear: as for `Process`.
 
         Raises:
             EnvError: It cannot be started.
         """
         if not self.sandbox:
             return await _started(self.words, {**_ours(), **variables}, hear)
-        desk = Desk.of_loop()
-        paths = (*self.sandbox, folder) if folder else self.sandbox
         ours, theirs = socket.socketpair()
         given = theirs.fileno()
         inside = sys_python(), "-S", "-E", "-c", _LISTEN, str(given), *self.words
         try:
             with theirs, _filter() as seccomp:
                 process = await _started(
-                    _enclosing(inside, paths, seccomp, result),
+                    _enclosing(inside, self.sandbox, seccomp),
                     {**variables, **_environment()},
                     hear,
                     (seccomp, given),
@@ -112,17 +102,17 @@ class Command:
         except BaseException:
             ours.close()
             raise
-        answering = asyncio.create_task(_answer(process, desk, ours))
+        answering = asyncio.create_task(_answer(process, ours))
         _answering.add(answering)
         answering.add_done_callback(_answering.discard)
         return process
 
     def check(self) -> None:
-        """Try whether there is a sandbox here if it needs one, and the program in it.
+        """Check that the sandbox works, if one is wanted, and that the program is found in it.
 
         Raises:
-            ConfigError: It is not.
-            SandboxError: What is missing, and how to get it.
+            ConfigError: The program is not found.
+            SandboxError: The sandbox does not work; says what is missing.
         """
         if not self.sandbox:
             return
@@ -174,18 +164,15 @@ def _filter() -> contextlib.AbstractContextManager[int]:
     return in_memory(filter_program(families=(AF_UNIX, AF_INET, AF_INET6)))
 
 
-def _enclosing(
-    command: Sequence[str], paths: Sequence[Path], seccomp: int, result: Path | None = None
-) -> Sequence[str]:
+def _enclosing(command: Sequence[str], paths: Sequence[Path], seccomp: int) -> Sequence[str]:
     here = Path.cwd()
     seen = _visible(paths)
-    # Which is there for what is below it, too.
+    # Parents of visible paths exist, too.
     has_here = any(here.is_relative_to(path) or path.is_relative_to(here) for path in seen)
     return (
         *walls(seccomp, _FILES),
         *(part for path in seen for part in ("--ro-bind", str(path), str(path))),
-        *(("--bind", str(result), str(result)) if result else ()),
-        # Debian's names of programs that there are several of.
+        # Debian links alternative programs here.
         *("--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--remount-ro", "/"),
         *("--chdir", str(here) if has_here else "/tmp"),
         *("--", *FIRST, *_LIMITS, *command),
@@ -193,7 +180,7 @@ def _enclosing(
 
 
 def _visible(paths: Sequence[Path]) -> Sequence[Path]:
-    """Parents first, since what is bound later hides what was there."""
+    """Parents first, because a later mount hides what was there."""
     found = {Path(sys.prefix), Path(sys.base_prefix), *(path.absolute() for path in paths)}
     return sorted(path for path in found if not path.is_relative_to("/usr"))
 
@@ -207,19 +194,19 @@ _answering: set[asyncio.Task[None]] = set()
 """For sandboxes that run; the event loop itself holds tasks weakly."""
 
 
-async def _answer(process: Process, desk: Desk, ours: socket.socket) -> None:
-    """Answer a program in a sandbox until it has ended."""
+async def _answer(process: Process, ours: socket.socket) -> None:
+    """Serve a program in a sandbox until it has ended."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_serve_inside, desk, ours)
+        tasks.start_soon(_serve_inside, ours)
         await process.exited()
         tasks.cancel_scope.cancel()
 
 
-async def _serve_inside(desk: Desk, ours: socket.socket) -> None:
-    """Serve at the socket that comes from inside."""
+async def _serve_inside(ours: socket.socket) -> None:
+    """Serve at the socket that the sandbox passes out."""
     with ours:
         await anyio.wait_readable(ours)
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     for descriptor in descriptors:  # None if it failed before.
         with socket.socket(fileno=descriptor) as bound:
-            await serve(desk, bound, until_told=False)
+            await serve(ProgramEndpoint.current(), bound, until_told=False)

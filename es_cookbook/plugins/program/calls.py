@@ -1,10 +1,10 @@
-"""Where programs reach the rollouts that they are: one server, a key for each rollout.
+"""The endpoint that programs ask: one server for all rollouts, and a key for each of them.
 
 A request of a program is an observation of its rollout, and the response is the action. So a call
-waits in its rollout's queue until the Env has it, and is answered by what the sampler sampled.
+waits in its rollout's queue until the Env takes it, and is answered by what the sampler sampled.
 
-A rollout may ask for so many answers, whether it waits for them or not. A request for more is
-refused before anything is made for it, and ends the rollout when what came before it is answered.
+A rollout may ask for a limited number of answers, whether it waits for them or not. A request for
+more is refused before any work is done for it, and ends the rollout once earlier ones are answered.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from typing_extensions import override
 
 from es_cookbook.engines.base import Progress
 from es_cookbook.plugins.endpoint.app import serve
-from es_cookbook.plugins.endpoint.endpoint import Endpoint, Speaker, wrong_key
-from es_cookbook.plugins.endpoint.limits import UnderWay
+from es_cookbook.plugins.endpoint.endpoint import Endpoint, ServedModel, wrong_key
+from es_cookbook.plugins.endpoint.limits import PendingAnswers
 from es_cookbook.plugins.endpoint.requests import Draw, RefusedRequest
 from es_cookbook.plugins.endpoint.translator import Answer, Prompt, Translator
 from es_cookbook.rl.messages.chat import KeptTurns
@@ -29,7 +29,7 @@ from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.types import Action, Observation
 
 MODEL = "policy"
-"""What programs that ask are told the model is called; they may call it anything."""
+"""Name of the model; programs may also call it by any other name."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +37,8 @@ class Call:
     """One answer that a program waits for.
 
     Attributes:
-        number: of those that one request asks for.
-        answer: set by the Env; cancelled if the program hangs up.
+        number: index among the answers that one request asks for.
+        answer: set by the Env; cancelled if the program disconnects.
     """
 
     observation: Observation
@@ -47,43 +47,41 @@ class Call:
     answer: asyncio.Future[Action]
 
 
-_ENOUGH = -1
+End: TypeAlias = Literal["program", "turn_limit"]
+"""Why there are no more calls: the program has ended, or asked for more answers than it may."""
+_ASKED_TOO_OFTEN = -1
 """Answers left after a request for too many."""
-Over: TypeAlias = Literal["program", "turn_limit"]
-"""After which there are no calls: the program's end, or a request for more than it may ask for."""
 
 
-class Calls(Speaker):
-    """What one rollout's program asks.
+class Calls(ServedModel):
+    """The model as the program of one rollout sees it: a queue of calls.
 
     Args:
-        translator: of the model's tokenizer.
-        max_turns: answers that it may ask for.
+        translator: for the model's tokenizer.
+        max_turns: maximum number of answers.
 
     Attributes:
-        key: of the rollout.
-        chat: the last one that was answered, the answer included.
-        num_tool_calls: in the answers up to now.
+        key: opens this rollout.
+        num_tool_calls: number of tool calls in the answers so far.
     """
 
     def __init__(self, translator: Translator, max_turns: int) -> None:
-        self.translator, self.kept, self.under_way = translator, KeptTurns(), UnderWay()
+        self.translator, self.kept, self.pending = translator, KeptTurns(), PendingAnswers()
         self.key = secrets.token_urlsafe(24)
-        self.chat: Sequence[Message] = ()
         self.num_tool_calls = 0
         self._most = self._left = max_turns
         self._num_requests = 0
         self._is_closed = False
-        self._queue: asyncio.Queue[Call | Over] = asyncio.Queue()
+        self._queue: asyncio.Queue[Call | End] = asyncio.Queue()
         self._waiting: set[Call] = set()
 
     @override
     @contextlib.contextmanager
     def admit(self, answers: int) -> Generator[None]:
         if self._is_closed:
-            raise _too_late()
+            raise _rollout_is_over()
         if answers > self._left:
-            self._left = _ENOUGH
+            self._left = _ASKED_TOO_OFTEN
             self._end_after_requests()
             raise RefusedRequest(
                 f"the rollout has asked for more than {self._most} answers, and is about to end",
@@ -100,8 +98,8 @@ class Calls(Speaker):
             self._end_after_requests()
 
     def _end_after_requests(self) -> None:
-        """Once the program has asked for too much: end when all else that it asks is answered."""
-        if self._left == _ENOUGH and not self._num_requests:
+        """If the program has asked for too much, end once its earlier requests are answered."""
+        if self._left == _ASKED_TOO_OFTEN and not self._num_requests:
             self._queue.put_nowait("turn_limit")
 
     @override
@@ -109,7 +107,7 @@ class Calls(Speaker):
         self, observation: Observation, draw: Draw, number: int, progress: Progress
     ) -> Action:
         if self._is_closed:
-            raise _too_late()
+            raise _rollout_is_over()
         call = Call(observation, draw, number, asyncio.get_running_loop().create_future())
         self._waiting.add(call)
         self._queue.put_nowait(call)
@@ -121,11 +119,10 @@ class Calls(Speaker):
     @override
     def answered(self, prompt: Prompt, chat: Sequence[Message], answers: Sequence[Answer]) -> None:
         super().answered(prompt, chat, answers)
-        self.chat = (*chat, answers[-1].turn)
         self.num_tool_calls += sum(len(answer.calls) for answer in answers)
 
-    async def next(self) -> Call | Over:
-        """The call that came first and is still waited for, or why there is none any more."""
+    async def next(self) -> Call | End:
+        """The first call that is still waited for, or why there will be none."""
         while isinstance(found := await self._queue.get(), Call):
             if not found.answer.done():
                 return found
@@ -136,22 +133,22 @@ class Calls(Speaker):
         self._queue.put_nowait("program")
 
     def close(self) -> None:
-        """Refuse what is still waited for, and what comes: the rollout is over."""
+        """Refuse pending and later calls: the rollout is over."""
         self._is_closed = True
         for call in self._waiting:
             if not call.answer.done():
-                call.answer.set_exception(_too_late())
+                call.answer.set_exception(_rollout_is_over())
 
 
-def _too_late() -> RefusedRequest:
+def _rollout_is_over() -> RefusedRequest:
     return RefusedRequest("the rollout of this key is over", status=401, code="invalid_api_key")
 
 
-class Desk(Endpoint):
+class ProgramEndpoint(Endpoint):
     """The server of an event loop.
 
     Attributes:
-        url: what programs are given.
+        url: for programs outside of sandboxes.
     """
 
     def __init__(self, url: str) -> None:
@@ -159,20 +156,20 @@ class Desk(Endpoint):
         self._calls: dict[str, Calls] = {}
 
     @staticmethod
-    def of_loop() -> "Desk":
-        """The one of this event loop, which it serves until it ends."""
+    def current() -> "ProgramEndpoint":
+        """The endpoint of this event loop, which serves it until it ends."""
         try:
-            return _desks.get()
+            return _endpoints.get()
         except LookupError:
             bound = socket.create_server(("127.0.0.1", 0))
-            desk = Desk(f"http://127.0.0.1:{bound.getsockname()[1]}/v1")
-            _desks.set(desk)
-            _serving.set(asyncio.create_task(_serve(desk, bound)))
-            return desk
+            endpoint = ProgramEndpoint(f"http://127.0.0.1:{bound.getsockname()[1]}/v1")
+            _endpoints.set(endpoint)
+            _serving.set(asyncio.create_task(_serve(endpoint, bound)))
+            return endpoint
 
     @contextlib.contextmanager
     def open(self, calls: Calls) -> Generator[None]:
-        """Inside, the rollout's key opens what it asks for, and nothing else."""
+        """Inside, the rollout's key is known."""
         self._calls[calls.key] = calls
         try:
             yield
@@ -182,27 +179,23 @@ class Desk(Endpoint):
 
     @override
     def check(self, key: str) -> None:
-        self._of(key)
+        if key not in self._calls:
+            raise wrong_key()
 
     @override
     def names(self, key: str) -> Sequence[str]:
-        self._of(key)
         return [MODEL]
 
     @override
-    async def speaker(self, key: str, name: str) -> Speaker:
-        return self._of(key)
-
-    def _of(self, key: str) -> Calls:
-        if key not in self._calls:
-            raise wrong_key()
+    def model(self, key: str, name: str) -> ServedModel:
+        self.check(key)  # The rollout may have ended while the body was read.
         return self._calls[key]
 
 
-_desks: RunVar[Desk] = RunVar("program desk")
-_serving: RunVar[asyncio.Task[None]] = RunVar("program desk's task")
+_endpoints: RunVar[ProgramEndpoint] = RunVar("endpoint of programs")
+_serving: RunVar[asyncio.Task[None]] = RunVar("task that serves it")
 
 
-async def _serve(desk: Desk, bound: socket.socket) -> None:
+async def _serve(endpoint: ProgramEndpoint, bound: socket.socket) -> None:
     with bound:
-        await serve(desk, bound, until_told=False)
+        await serve(endpoint, bound, until_told=False)
