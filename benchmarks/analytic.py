@@ -59,7 +59,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Row, report, table
 from benchmarks.problems import NAME, Points, Problem, ackley, rastrigin, rosenbrock, sphere
-from es_cookbook.common.references import resolve
+from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import CentredRank, Fitness
 from es_cookbook.evolution.genome import Genome

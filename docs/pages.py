@@ -28,8 +28,8 @@ from unittest import mock
 
 import es_cookbook
 from es_cookbook.__main__ import COMMANDS, RECIPES
-from es_cookbook.common.fields.options import Option, options_of
-from es_cookbook.common.references import resolve
+from es_cookbook.common.fields import Option, options_of
+from es_cookbook.common.trust import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

@@ -146,11 +146,11 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
         folder = tmp_path / "distributions" / name
         write_metadata(folder, groups, name, version, api)
         monkeypatch.syspath_prepend(str(folder))
-        registry.forget()
+        registry.groups.cache_clear()
         return folder
 
     yield registered
-    registry.forget()
+    registry.groups.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ TARGETS = (
 NAMES = (
     # Through a module of es_cookbook to what it imports.
     *("es_cookbook.common.files:os.system", "es_cookbook.common.files:os", "es_cookbook:sys"),
-    "es_cookbook.common.references:importlib.import_module",
+    "es_cookbook.common.trust:importlib.import_module",
     "es_cookbook.engines.ray.cluster:pickle.loads",
     "es_cookbook.plugins.hub.background_push:threading.Thread",
     "es_cookbook.runs.setup:functools.partial",
@@ -181,8 +181,8 @@ def _by_own_functions() -> Iterator[tuple[str, Any]]:
         loading | {"keywords": script},
         {"$import": "es_cookbook.common.configs:load_fields"},
         {"$import": "es_cookbook.common.configs:config_from_json"},
-        {"$partial": "es_cookbook.common.references:resolve", "args": ["evil_env:run"]},
-        {"$import": "es_cookbook.common.references:resolve"},
+        {"$partial": "es_cookbook.common.trust:resolve", "args": ["evil_env:run"]},
+        {"$import": "es_cookbook.common.trust:resolve"},
         {"$import": "es_cookbook.rl.data.rows:write_rows"},
         {"$partial": "es_cookbook.rl.data.rows:write_rows", "args": [CANARY]},
         {"$import": "es_cookbook.common.cli:run_cli"},

@@ -33,9 +33,9 @@ from es_cookbook.common.cli import (
     split_options,
     typed_options,
 )
-from es_cookbook.common.fields.options import class_of
+from es_cookbook.common.fields import class_of
 from es_cookbook.common.names import Names
-from es_cookbook.common.references import load
+from es_cookbook.common.trust import load
 from es_cookbook.engines.base import ENGINE_NAMES
 from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES

@@ -65,7 +65,7 @@ sys.stdout = sys.__stdout__
 
 IN_VLLM = {f"es_cookbook.engines.vllm.{name}" for name in ("worker", "cpu")}
 """Imported by vLLM's own workers, and by whoever has just started vLLM."""
-MOST_OF_THE_MAIN_JOB = 148
+MOST_OF_THE_MAIN_JOB = 130
 """Modules of the package that the main job imports, without those of its engine: a run imports what
 it uses. Lower this whenever there are fewer."""
 ABOUT_OTHERS = {
@@ -324,13 +324,11 @@ RUNS_WHAT_IT_READS = {
     # What a set on the Hub says of itself: plain values only.
     "es_cookbook.plugins.hub.sets": {"yaml.safe_load"},
     # Names from a config, after they were checked; names that are written in the package.
-    "es_cookbook.common.references": {"importlib.import_module"},
+    "es_cookbook.common.trust": {"importlib.import_module"},
     "es_cookbook.plugins.play.play": {"importlib.import_module"},
     "es_cookbook.plugins.cma.optimizers": {"importlib.import_module"},
     "es_cookbook.cli": {"importlib.import_module"},
     "es_cookbook": {"importlib.import_module"},
-    # Machine code that numba made here and keeps beside the package, as numba itself reads it.
-    "es_cookbook.common.machine.compiled": {"pickle.loads"},
 }
 """Module -> calls in it that run what they are given."""
 CAN_RUN = re.compile(

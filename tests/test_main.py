@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from es_cookbook.__main__ import COMMANDS, RECIPES, main
-from es_cookbook.runs.history.store import read_history
 from tests.runs.directory.test_damaged_directories import RUNS
 from tests.test_house import ROOT, loaded_by
 
@@ -156,16 +155,6 @@ def test_a_pipe_that_nobody_reads_ends_the_program_without_a_word(
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
-def test_where_stdout_is_full_that_is_said(words: tuple[str, ...]) -> None:
-    with open("/dev/full", "wb") as stdout:
-        done = subprocess.run(
-            [sys.executable, "-m", *words], stdout=stdout, stderr=subprocess.PIPE, check=False
-        )
-    said = b"stdout cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (1, said)
-
-
 def test_what_a_terminal_has_no_characters_for_is_written_out() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "es_cookbook", "show", str(RUNS[0])],
@@ -175,25 +164,6 @@ def test_what_a_terminal_has_no_characters_for_is_written_out() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\u2581" in done.stdout, "a bar of a trend"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_run_needs_no_standard_streams(closed: str, tmp_path: Path) -> None:
-    """A run without stdout failed when it began; its files got the numbers of these streams."""
-    done = subprocess.run(
-        [
-            *("sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "tests.tiny_run"),
-            *(f"log_path={tmp_path}/run", f"model_name={ROOT}/tests/data/base"),
-            *("engine=tests.fakes:FakeEngineBuilder", "num_generations=2", "eval_every=5"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(list(read_history(tmp_path / "run/history.jsonl"))) == 2
-    assert (b"generation 2/2" in done.stdout) == (">&-" not in closed.split()), closed
 
 
 def test_a_mistake_is_said_though_nobody_reads_stdout(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing_extensions import override
 
 from es_cookbook.checkpoints.formats import Format, Part
 from es_cookbook.common.errors import ModelError, nearest
-from es_cookbook.common.references import source_of
 from es_cookbook.common.registry import Registered
+from es_cookbook.common.trust import source_of
 
 _PREFIX = "bundled:"
 _RECIPES = Registered("recipes")
@@ -32,6 +32,6 @@ class Bundled(Format):
 
 
 def _folder(name: str) -> Path | None:
-    file = source_of(_RECIPES.first(name))
+    file = source_of(_RECIPES[name])
     folder = None if file is None else file.parent / "model"
     return folder if folder is not None and folder.is_dir() else None

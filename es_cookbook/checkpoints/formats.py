@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar, Literal, TypeAlias, cast
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import say_once
+from es_cookbook.common.trust import load
 
 Part: TypeAlias = Literal["config", "tokenizer", "weights"]
 """Which files of a model are needed; "weights" includes the others."""

@@ -20,8 +20,8 @@ from es_cookbook.checkpoints.model_files import CONFIG, find_file
 from es_cookbook.checkpoints.tensors import ReadTensors
 from es_cookbook.common.errors import ModelError
 from es_cookbook.common.files import LARGEST_CONFIG, parsed, read_file
-from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
+from es_cookbook.common.trust import load
 
 QUANTISATIONS = Registered("quantisations")
 """`quant_method` -> a function that opens such a checkpoint, `OpenCheckpoint`."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.references import load, source_of
 from es_cookbook.common.registry import Registered, part
 from es_cookbook.common.terminal import ended_at_once, program, until_stdout_closes
+from es_cookbook.common.trust import load, source_of
 
 if TYPE_CHECKING:
     from es_cookbook.runs.config import Config
@@ -63,22 +63,22 @@ def command_of(name: str) -> Callable[[], object]:
     else:
         found = load(registered.value)
     if registered.group == "recipes":
-        from es_cookbook.cli import recipe  # It imports all that a run needs.
+        from es_cookbook.runs.program import program as program_of  # It imports a run's parts.
 
-        return recipe.program(name, cast("type[Config]", found))[1]
+        return program_of(name, cast("type[Config]", found))[1]
     return cast("Callable[[], object]", found)
 
 
 def _overview() -> str:
     lines = [f"usage: {program()} COMMAND [name=value ...]", ""]
-    own = {name for name in COMMANDS if _is_of_core(COMMANDS.first(name))}
+    own = {name for name in COMMANDS if _is_of_core(COMMANDS[name])}
     for title, registered, names in (
         ("Commands", COMMANDS, sorted(own, key=_place)),
         ("Commands of plug-ins", COMMANDS, sorted(COMMANDS.keys() - own)),
         ("Recipes", RECIPES, sorted(RECIPES)),
     ):
         lines += [f"{title}:", ""]
-        lines += [f"  {name:<19}{summary(registered.first(name))}" for name in names]
+        lines += [f"  {name:<19}{summary(registered[name])}" for name in names]
         lines += [""]
     return "\n".join([*lines, "COMMAND --help lists its options, with their values."])
 

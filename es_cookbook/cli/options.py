@@ -12,7 +12,7 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.cli import UNNAMED
 from es_cookbook.common.errors import ConfigError, nearest
 from es_cookbook.common.names import Names
-from es_cookbook.common.references import load
+from es_cookbook.common.trust import load
 from es_cookbook.engines.base import ENGINE_NAMES, EngineBuilder
 
 if TYPE_CHECKING:

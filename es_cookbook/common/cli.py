@@ -27,26 +27,32 @@ from typing import TypeVar, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, ESCookbookError, closest, leaves, nearest
-from es_cookbook.common.fields.chz_fields import (
+from es_cookbook.common.fields import (
     CHZ_ERRORS,
     Field,
     InvalidBlueprintArg,
+    Option,
+    OptionError,
     all_paths,
+    class_of,
     is_required,
+    options_in,
+    options_of,
     path_of_failure,
 )
-from es_cookbook.common.fields.options import Option, OptionError, options_in, options_of
-from es_cookbook.common.machine.exits import INTERRUPTED, interrupted, leave
-from es_cookbook.common.references import refuse_while_imported
 from es_cookbook.common.terminal import (
+    INTERRUPTED,
     as_program,
     handled,
+    interrupted,
     is_utf8,
+    leave,
     printable,
     program,
     screen,
     until_stdout_closes,
 )
+from es_cookbook.common.trust import load, refuse_while_imported
 
 _Config = TypeVar("_Config")
 _HELP = ("--help", "-h")
@@ -256,7 +262,7 @@ def built(
     blueprint, options = _described(config_class, given, config)
     for path in given:
         if path not in options and "..." not in path:
-            hint = _hint(path, options, all_paths(blueprint))
+            hint = _hint(path, options, [*all_paths(blueprint), *_left_out(options)])
             raise OptionError(f"unknown option {path!r}{hint} --help all lists all")
     missing = [f"{path}=..." for path, option in options.items() if option.value is None]
     if missing and not any("..." in path for path in given):
@@ -293,7 +299,7 @@ def _described(
     typed = {path: chz.Castable(text) for path, text in given.items()}
     blueprint.apply(typed, layer_name="command line")
     try:
-        return blueprint, options_of(blueprint)
+        options = options_of(blueprint)
     except ESCookbookError:  # Of a value's own reader.
         raise
     except ValueError as error:  # Of chz, which reads the number of an item.
@@ -311,6 +317,24 @@ def _described(
         else:
             accepted = f"it must be {option.accepts}"
         raise OptionError(f"{path}={given[path]}: {' '.join(accepted.split())}") from error
+    chosen = {
+        path: option.optional
+        for path, option in options.items()
+        if option.optional and option.part is None and path not in given
+        if any(other.startswith(f"{path}.") for other in given)
+    }
+    if chosen:  # An optional part, of which a field is given.
+        return _described(config_class, {**given, **chosen}, config)
+    return blueprint, options
+
+
+def _left_out(options: Mapping[str, Option]) -> Generator[str]:
+    """The fields of optional parts that are None, for suggestions; imports the parts."""
+    for path, option in options.items():
+        if option.optional and option.part is None:
+            with contextlib.suppress(ConfigError):  # It needs a package that is not installed.
+                part = class_of(load(option.names[option.optional]))
+                yield from (f"{path}.{name}" for name in (chz.chz_fields(part) if part else ()))
 
 
 def _stays(path: str, value: object, given: Mapping[str, str]) -> bool:

@@ -4,7 +4,7 @@ A Config is a chz object all the way down: other chz objects, `functools.partial
 importable functions, tuples, lists, dicts, numbers, strings, paths, None. `config_to_json` writes
 it out in full, defaults included, so that a later change of a default does not change an old run;
 `config_from_json` rebuilds the identical object. Classes and functions are written as
-"module:qualname" and imported again, if they are trusted (`es_cookbook.common.references`) and the
+"module:qualname" and imported again, if they are trusted (`es_cookbook.common.trust`) and the
 field's type asks for them; nothing is ever pickled or evaluated.
 """
 
@@ -21,13 +21,13 @@ from typing import TypeVar, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, nearest, other_format
-from es_cookbook.common.fields.chz_fields import type_name
-from es_cookbook.common.fields.declared_types import fits, may_be_called
-from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
-from es_cookbook.common.fields.reach import check_reached
+from es_cookbook.common.fields import NOT_RECORDED, fits, may_be_called, type_name
 from es_cookbook.common.files import LARGEST_CONFIG, in_whole_characters, read_file
-from es_cookbook.common.references import (
+from es_cookbook.common.names import FUNCTIONS, may_be_named
+from es_cookbook.common.terminal import is_utf8, printable
+from es_cookbook.common.trust import (
     ANYTHING_REACHED,
+    check_reached,
     is_own,
     of_program,
     reference,
@@ -35,11 +35,9 @@ from es_cookbook.common.references import (
     resolve,
     trusted_modules,
 )
-from es_cookbook.common.terminal import is_utf8, printable
 
 _Loaded = TypeVar("_Loaded")
 
-NOT_RECORDED = "not_recorded_while_none"
 FORMAT = "$format"
 """Beside the fields of a whole config: the version of how it is written."""
 FORMAT_VERSION = 1
@@ -66,11 +64,11 @@ def config_from_json(text: str, trust: Collection[str] = ()) -> object:
     """Rebuild the object that `config_to_json` wrote.
 
     The text may be anybody's. Of es_cookbook it names the classes that a field takes
-    (`es_cookbook.common.fields.parts`) and no function; of the packages and scripts in `trust` and
+    (`es_cookbook.common.names`) and no function; of the packages and scripts in `trust` and
     of the script that was run, classes and functions. Every value must be of its field's declared
     type, and a class or a function itself may stand only where that asks for one. Nothing is called
     but the chz classes. What it would reach (an address, a repository) has to be in `trust` too
-    (`es_cookbook.common.fields.reach`).
+    (`es_cookbook.common.trust`).
 
     A field that is missing takes its default.
 

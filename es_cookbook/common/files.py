@@ -18,7 +18,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -63,31 +63,13 @@ def whole_directory(path: Path) -> Generator[Path]:
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir()
-        _unfinished.add(beside)
         yield beside
         for file in (*beside.rglob("*"), beside):
             fsync(file)
         beside.rename(path)
         fsync(path.parent)
     finally:
-        _unfinished.discard(beside)
         shutil.rmtree(beside, ignore_errors=True)
-
-
-_unfinished: set[Path] = set()
-"""Directories that are being filled."""
-
-
-def remove_unfinished() -> None:
-    """Delete directories that are being filled, as the process ends while threads write to them.
-
-    Renamed first, so that no part of one gets its final name.
-    """
-    for beside in list(_unfinished):
-        gone = beside.with_name(f"{beside.name}{PARTIAL_SUFFIX}")
-        with suppress(OSError):  # It has just been finished.
-            beside.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 def opened(path: Path, most: int, within: Path | None) -> BinaryIO:

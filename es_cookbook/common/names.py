@@ -1,6 +1,8 @@
 """Names for the parts of a config: `engine=vllm` is the same as `engine=VLLMEngineBuilder`.
 
-A part is imported only when it is chosen.
+A part is imported only when it is chosen. A config from a file names classes instead: at each field
+the class that it declares, and the classes that distributions have registered in the groups of that
+kind (`plugs_in`). Any other class of es_cookbook is refused before it is imported.
 """
 
 import functools
@@ -11,13 +13,17 @@ from typing import Any, TypeVar
 import chz
 import chz.factories
 
-from es_cookbook.common.configs import NOT_RECORDED
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.chz_fields import CastError
-from es_cookbook.common.references import load, typed
-from es_cookbook.common.registry import Registered
+from es_cookbook.common.fields import ANYTHING, NOT_RECORDED, CastError, arms
+from es_cookbook.common.registry import Registered, parts, parts_of
+from es_cookbook.common.trust import load, typed
 
 _Class = TypeVar("_Class")
+_T = TypeVar("_T")
+
+FUNCTIONS = Registered("functions")
+"""Functions that a config may name: rewards of recipes, which only grade a text."""
+_GROUPS: dict[type, tuple[str, ...]] = {}
 
 
 class Names(chz.factories.standard):
@@ -33,6 +39,9 @@ class Names(chz.factories.standard):
         settings: name -> fields in which that choice differs from its class's own defaults; they
             hold on the command line and for `build_default` alike. `settings_of` may have more.
         functions: whether a function, "my_module:name" or "path/to/script.py:name", is a value too.
+
+    Attributes:
+        is_optional: the part is None until it is chosen.
     """
 
     def __init__(
@@ -47,7 +56,7 @@ class Names(chz.factories.standard):
         self._functions = functions
         self._settings = dict(settings or {})
         self._accepted = accepted
-        self._is_optional = False
+        self.is_optional = False
         self.default = default
 
     @property
@@ -56,15 +65,17 @@ class Names(chz.factories.standard):
         return dict(sorted(self._accepted.items(), key=lambda item: item[0] != self.default))
 
     def field(self, doc: str = "", *, optional: bool = False) -> Any:  # noqa: ANN401  (as chz.field)
-        """The field of a config for such a part, with the default, or None where there is none.
+        """The field of a config for such a part, with the default, or None if there is none.
 
-        An `optional` part is None until it is chosen; giving it a field alone chooses the default.
-        While it is None a config does not record it: the part may not be there for who reads it.
+        An `optional` part is None until it is chosen; on the command line, giving it a field alone
+        chooses the default (`es_cookbook.common.cli`). While it is None a config does not record
+        it: other installations may lack the part.
         """
-        self._is_optional = optional
-        default = (lambda: None) if optional else self.build_default
+        self.is_optional = optional
         metadata = {NOT_RECORDED: optional}
-        return chz.field(meta_factory=self, default_factory=default, doc=doc, metadata=metadata)
+        return chz.field(
+            meta_factory=self, default_factory=self.build_default, doc=doc, metadata=metadata
+        )
 
     def build_default(self) -> object:
         """The default part itself."""
@@ -74,16 +85,9 @@ class Names(chz.factories.standard):
     def unspecified_factory(self) -> Callable[..., object] | None:
         """What chz builds if only fields of the part are given, or nothing.
 
-        chz also asks for it if the part stays None, so a missing package must not fail then.
+        chz asks for it in any case, so an optional part, which need not be imported, has none.
         """
-        if self.default is None:
-            return None
-        try:
-            return self._load(self.default)
-        except ConfigError:
-            if self._is_optional:
-                return None
-            raise
+        return None if self.default is None or self.is_optional else self._load(self.default)
 
     def from_string(self, factory: str) -> Callable[..., object]:
         """The class (or partial of it) that a user's word stands for.
@@ -92,7 +96,7 @@ class Names(chz.factories.standard):
             MetaFromString: None of that name, and lists what is accepted, the nearest first; or it
                 cannot be imported.
         """
-        default = self.default if self._is_optional and factory in ("True", "true") else None
+        default = self.default if self.is_optional and factory in ("True", "true") else None
         try:
             if name := default or self._name_of(factory):
                 return self._load(name)
@@ -123,7 +127,7 @@ class Names(chz.factories.standard):
         return self._settings.get(name or "", {})
 
     def perform_cast(self, value: str) -> object:
-        """None, where the field may be None, and a function are values rather than names."""
+        """None, if the field may be None, and a function are values rather than names."""
         optional = type(None) in typing.get_args(self.field_annotation)
         if optional and value in ("None", "none") and value not in self.accepted:
             return None
@@ -155,13 +159,43 @@ def with_each(
 
     def decorated(config: type[_Class]) -> type[_Class]:
         own = f"{config.__module__}:{config.__qualname__}"
-        for name in registered:
-            is_free = name.isidentifier() and not hasattr(config, name)
-            if is_free and registered.first(name) != own:
-                part = Names({name: registered.first(name)}, default=name)
-                doc = f"the {what} {name} of {registered.distribution(name)}; None leaves it out"
-                setattr(config, name, part.field(doc, optional=optional))
+        for name, (part, *_) in parts(registered.group).items():
+            if name.isidentifier() and not hasattr(config, name) and part.value != own:
+                names = Names({name: part.value}, default=name)
+                doc = f"the {what} {name} of {part.distribution}; None leaves it out"
+                setattr(config, name, names.field(doc, optional=optional))
                 config.__annotations__[name] = kind | None
         return config
 
     return decorated
+
+
+def built_field(builder: Callable[..., _T], doc: str = "", **settings: object) -> _T:
+    """The field of a config for a part, with other defaults (`settings`) than its class."""
+    factory = functools.partial(builder, **settings) if settings else builder
+    return chz.field(default_factory=factory, blueprint_unspecified=factory, doc=doc)
+
+
+def plugs_in(kind: type, *groups: str) -> None:
+    """Declare the groups whose classes a field of this kind accepts in a config from a file.
+
+    Args:
+        kind: the class that fields declare; fields of a subclass accept its subclasses.
+        groups: groups of entry points, without the prefix `es_cookbook.`.
+    """
+    _GROUPS[kind] = groups
+
+
+def may_be_named(text: str, declared: object) -> bool:
+    """Whether a config from a file may name this "module:Class" at a field of that type."""
+    found = {part.group for part in parts_of(text)}
+    for arm in arms(declared):
+        of_arm = arm if isinstance(arm, type) else None
+        if of_arm is not None and text == f"{of_arm.__module__}:{of_arm.__qualname__}":
+            return True
+        for kind, groups in _GROUPS.items():
+            takes = arm in ANYTHING or (of_arm is not None and issubclass(of_arm, kind))
+            named = text == f"{kind.__module__}:{kind.__qualname__}"
+            if takes and (named or found.intersection(groups)):
+                return True
+    return False

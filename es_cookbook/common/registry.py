@@ -1,9 +1,9 @@
 """Parts by name: what this and other distributions have registered as entry points.
 
 A part plugs in by its distribution's metadata alone (`importlib.metadata`): in the group of its
-kind, `es_cookbook.optimizers` for one, a name stands for "module:Class", which is imported when it
-is chosen. The parts of es_cookbook itself, of its plug-ins and of other distributions register in
-the same way; installing a distribution means trusting what it registers.
+kind, for example `es_cookbook.optimizers`, a name stands for "module:Class", which is imported when
+it is chosen. The parts of es_cookbook itself, of its plug-ins and of other distributions register
+in the same way; installing a distribution means trusting what it registers.
 
     [project.entry-points."es_cookbook.optimizers"]
     walk = "my_package.walk:Walk"
@@ -11,7 +11,7 @@ the same way; installing a distribution means trusting what it registers.
     [project.entry-points."es_cookbook.api"]
     1 = "my_package"
 
-The second says for which version of the interface a distribution is made.
+The second names the version of the interface for which a distribution is made.
 
 Source: https://packaging.python.org/en/latest/specifications/entry-points/
 """
@@ -21,9 +21,7 @@ import functools
 import importlib.metadata
 import itertools
 import re
-from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
-
-from typing_extensions import override
+from collections.abc import Iterator, Mapping, Sequence
 
 from es_cookbook.common.errors import ConfigError
 
@@ -32,7 +30,6 @@ API = "1"
 _OWN = "es-cookbook"
 _PREFIX = "es_cookbook."
 _API_GROUP = f"{_PREFIX}api"
-_VALUE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,11 +37,12 @@ class Part:
     """What a distribution has registered.
 
     Attributes:
-        group: of its kind, without `es_cookbook.` before it.
+        group: its kind, without the prefix `es_cookbook.`.
         name: what a user types.
         value: "module:Class".
-        distribution: that has it, as its metadata calls it.
+        distribution: whose it is, as its metadata calls it.
         version: of the distribution.
+        made_for: versions of the interface.
     """
 
     group: str
@@ -52,10 +50,11 @@ class Part:
     value: str
     distribution: str
     version: str
+    made_for: Sequence[str]
 
     @property
     def is_own(self) -> bool:
-        """Whether it is of es_cookbook itself."""
+        """Whether it is part of es_cookbook itself."""
         return self.distribution == _OWN
 
     def __str__(self) -> str:
@@ -63,46 +62,19 @@ class Part:
 
 
 class Registered(Mapping[str, str]):
-    """Name -> "module:Class" of one group; looked up when it is first used.
-
-    Raises:
-        ConfigError: When a name is asked for that two distributions have registered, or one that is
-            made for another version of the interface; names them.
-    """
+    """Name -> "module:Class" of one group; looked up when it is first used."""
 
     def __init__(self, group: str) -> None:
-        self._group = group
+        self.group = group
 
     def __getitem__(self, name: str) -> str:
-        return part(self._group, name).value
-
-    @override
-    def __contains__(self, name: object) -> bool:
-        return name in parts(self._group)
-
-    def first(self, name: str) -> str:
-        """What a name stands for, without a check of who has registered it; for lists."""
-        return parts(self._group)[name][0].value
-
-    @override
-    def items(self) -> ItemsView[str, str]:
-        """The same for all names, as `first`."""
-        return {name: self.first(name) for name in self}.items()
-
-    @override
-    def values(self) -> ValuesView[str]:
-        """The same for all names, as `first`."""
-        return dict(self.items()).values()
-
-    def distribution(self, name: str) -> str:
-        """Which distribution has registered a name; the first of several."""
-        return parts(self._group)[name][0].distribution
+        return parts(self.group)[name][0].value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(parts(self._group))
+        return iter(parts(self.group))
 
     def __len__(self) -> int:
-        return len(parts(self._group))
+        return len(parts(self.group))
 
 
 def part(group: str, name: str) -> Part:
@@ -110,65 +82,61 @@ def part(group: str, name: str) -> Part:
 
     Raises:
         KeyError: There is none.
-        ConfigError: As of `Registered`.
+        ConfigError: Two distributions have registered the name, or it is made for another version
+            of the interface.
     """
     found, *others = parts(group)[name]
     if others:
+        kind = group.removesuffix("s").replace("_", " ")
+        whose = " and by ".join(map(str, (found, *others)))
+        raise ConfigError(f"{kind} {name!r} is registered by {whose}; uninstall one of them")
+    if not found.is_own and API not in found.made_for:
+        said = f"version {', '.join(found.made_for)}" if found.made_for else "no version"
         raise ConfigError(
-            f"{_singular(group)} {name!r} is registered by "
-            f"{' and by '.join(map(str, (found, *others)))}; uninstall one of them"
+            f"{found.distribution} is made for {said} of the interface that plug-ins have (the "
+            f"group {_API_GROUP}), and this {_OWN} has version {API}: install one that is made "
+            "for it"
         )
-    _check_api(found.distribution)
     return found
 
 
 def parts(group: str) -> Mapping[str, tuple[Part, ...]]:
     """Name -> the parts that distributions have registered in a group, by their names."""
-    return _registered().get(group, {})
+    return groups().get(group, {})
 
 
-def groups() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
-    """Group -> its parts, of all groups."""
-    return _registered()
-
-
-def parts_of(value: str) -> tuple[Part, ...]:
-    """The parts that are registered as this "module:Class", in whatever groups."""
-    return _by_value().get(value, ())
-
-
-def _check_api(distribution: str) -> None:
-    """Check that a distribution is made for this version of the interface.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    made_for = _versions().get(distribution, ())
-    if distribution != _OWN and API not in made_for:
-        said = f"version {', '.join(made_for)}" if made_for else "no version"
-        raise ConfigError(
-            f"{distribution} is made for {said} of the interface that plug-ins have (the group "
-            f"{_API_GROUP}), and this {_OWN} has version {API}: install one that is made for it"
-        )
-
-
-def forget() -> None:
-    """Clear what is cached, so that an installation is noticed."""
-    for function in (_distributions, _registered, _by_value, _versions):
-        function.cache_clear()
+def parts_of(value: str) -> Sequence[Part]:
+    """The parts that are registered as this "module:Class", in any group."""
+    every = (itertools.chain.from_iterable(names.values()) for names in groups().values())
+    return [each for each in itertools.chain.from_iterable(every) if each.value == value]
 
 
 @functools.cache
-def _registered() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
+def groups() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
+    """Group -> its parts, of all groups.
+
+    Raises:
+        ConfigError: es_cookbook is not installed.
+    """
     found: dict[str, dict[str, list[Part]]] = {}
-    for distribution in _distributions():
-        for entry in distribution.entry_points:
-            is_part = entry.group.startswith(_PREFIX) and entry.group != _API_GROUP
-            if is_part and _VALUE.fullmatch(entry.value):
-                group = entry.group.removeprefix(_PREFIX)
-                made = Part(group, entry.name, entry.value, distribution.name, distribution.version)
-                found.setdefault(group, {}).setdefault(entry.name, []).append(made)
-    if not any(each.is_own for each in found.get("engines", {}).get("torch", ())):
+    seen: set[str] = set()
+    for distribution in importlib.metadata.distributions():
+        # Reading entry points alone is quick; there may be hundreds of distributions.
+        if f"[{_PREFIX}" not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        name = re.sub(r"[-_.]+", "-", distribution.name).lower()
+        if name in seen:  # The first on Python's path is the one that is imported.
+            continue
+        seen.add(name)
+        entries = distribution.entry_points
+        made_for = sorted(each.name for each in entries if each.group == _API_GROUP)
+        whose = distribution.name, distribution.version, made_for
+        for each in entries:
+            if each.group.startswith(_PREFIX) and each.group != _API_GROUP:
+                group = each.group.removeprefix(_PREFIX)
+                of_name = found.setdefault(group, {}).setdefault(each.name, [])
+                of_name.append(Part(group, each.name, each.value, *whose))
+    if _OWN not in seen:
         raise ConfigError(
             f"{_OWN} is on Python's path but not installed, so none of its parts is known by its "
             "name; install it (pip install --editable . in its folder)"
@@ -177,39 +145,3 @@ def _registered() -> Mapping[str, Mapping[str, tuple[Part, ...]]]:
         group: {name: tuple(named) for name, named in sorted(names.items())}
         for group, names in sorted(found.items())
     }
-
-
-@functools.cache
-def _by_value() -> Mapping[str, tuple[Part, ...]]:
-    found: dict[str, tuple[Part, ...]] = {}
-    for names in _registered().values():
-        for each in itertools.chain.from_iterable(names.values()):
-            found[each.value] = (*found.get(each.value, ()), each)
-    return found
-
-
-@functools.cache
-def _versions() -> Mapping[str, tuple[str, ...]]:
-    return {
-        distribution.name: tuple(
-            sorted(each.name for each in distribution.entry_points if each.group == _API_GROUP)
-        )
-        for distribution in _distributions()
-    }
-
-
-@functools.cache
-def _distributions() -> Sequence[importlib.metadata.Distribution]:
-    """Those that register anything here; of two of a name, as Python does, the first on its path.
-
-    Metadata of all others, which may be hundreds, is not read.
-    """
-    found: dict[str, importlib.metadata.Distribution] = {}
-    for each in importlib.metadata.distributions():
-        if f"[{_PREFIX}" in (each.read_text("entry_points.txt") or ""):
-            found.setdefault(re.sub(r"[-_.]+", "-", each.name).lower(), each)
-    return tuple(found.values())
-
-
-def _singular(group: str) -> str:
-    return group.removesuffix("s").replace("_", " ")

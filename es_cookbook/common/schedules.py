@@ -16,8 +16,7 @@ import chz
 
 from es_cookbook.common.checks import LEAST, MOST, check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.common.names import Names
+from es_cookbook.common.names import Names, plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 

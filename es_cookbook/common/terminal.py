@@ -4,10 +4,14 @@ Text from a model, an Env or a file could hold escape sequences that recolour a 
 earlier lines. So only printable characters are shown, and newlines where the reader expects them.
 
 Imports nothing heavy, because `es-cookbook` without a command prints its list at once.
+
+A thread inside a long call (a forward pass, a library that loads a model, a compiler) cannot be
+interrupted, and Python waits for it before it exits. After an interruption its result is not needed
+any more, and what it writes has a temporary name (`common.files`). So `leave` ends the process
+without it.
 """
 
 import contextlib
-import errno
 import os
 import shlex
 import signal
@@ -24,6 +28,10 @@ from typing import Any, TextIO
 BEGAN = time.monotonic()
 """When this process began, approximately: commands import this module early."""
 GIB = 1 << 30
+INTERRUPTED = 130
+"""The exit code after Ctrl-C or SIGTERM."""
+interrupted = threading.Event()
+"""Set by the first signal to a command, until the next command begins."""
 _LINE_ENDS = "\u2028\u2029"
 """Not control characters, but `str.splitlines` and some terminals end a line at them."""
 
@@ -133,7 +141,15 @@ def ended_at_once() -> contextlib.AbstractContextManager[None]:
 def _end_at_once(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
         os.write(2, b"interrupted; nothing has changed: run the same command again\n")
-    os._exit(130)
+    os._exit(INTERRUPTED)
+
+
+def leave(code: int) -> None:
+    """End this process without waiting for its threads; what was printed is written out."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -141,40 +157,18 @@ def until_stdout_closes() -> Generator[None]:
     """Inside, the program ends quietly when its stdout is closed: `... --help | head -1`.
 
     Raises:
-        SystemExit: With the shell's code for a closed pipe, 141; with 1 and a sentence on stderr
-            if the disk is full.
+        SystemExit: With the shell's code for a closed pipe, 141.
     """
-    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Not every terminal has all characters.
     try:
         yield
         with contextlib.suppress(AttributeError, ValueError):  # A reward, say, has closed it.
             sys.stdout.flush()
-    except OSError as error:
-        if type(error) is BrokenPipeError:
-            code = 128 + signal.SIGPIPE
-        elif type(error) is OSError and error.errno == errno.ENOSPC:
-            print(f"stdout cannot be written: {error.strerror}", file=sys.stderr)
-            code = 1
-        else:
-            raise
+    except BrokenPipeError:
         # What is still to be written goes nowhere, so that Python can end without complaining.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(code) from None
-
-
-def _open_closed_streams() -> None:
-    """Open /dev/null in place of standard streams that the process was started without.
-
-    Otherwise the next opened files get their descriptors, and the output of C code.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def is_screen(stream: TextIO) -> bool:

@@ -21,9 +21,9 @@ import chz
 
 from es_cookbook.checkpoints.model_files import model_directory
 from es_cookbook.common.errors import ConfigError, EngineError, RequestError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.machine.spans import NO_SPANS, Spans
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
-from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import MAX_SEED, Genome, Step
 from es_cookbook.rl.types import Action, Observation, SamplingParams

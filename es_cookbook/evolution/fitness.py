@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from es_cookbook.common.errors import EnvError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 
 FITNESS_NAMES = Registered("fitness")

@@ -35,8 +35,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from es_cookbook.common.errors import ConfigError, TooManyLostError, own_frames
+from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.common.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import one_line, printable
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Genome

@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.rollouts import mean_over_attempts, rollout_metrics
 from es_cookbook.rl.types import (

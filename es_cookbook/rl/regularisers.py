@@ -20,7 +20,7 @@ from typing import TypeAlias
 import chz
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.types import EnvGroupBuilder, Tokenizer
 

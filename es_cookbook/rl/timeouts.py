@@ -27,7 +27,7 @@ from types import FrameType, TracebackType
 import anyio
 from anyio.lowlevel import RunVar
 
-from es_cookbook.common.spans import NO_SPANS, Spans
+from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.rl.types import Env, EnvGroup, EnvGroupBuilder
 
 WARN_AFTER = 5.0

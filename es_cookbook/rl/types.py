@@ -21,8 +21,8 @@ import chz
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.chz_fields import CastError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.fields import CastError
+from es_cookbook.common.names import plugs_in
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

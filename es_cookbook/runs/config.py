@@ -20,8 +20,7 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.common.names import Names, with_each
+from es_cookbook.common.names import Names, plugs_in, with_each
 from es_cookbook.common.schedules import (
     Constant,
     Schedule,
@@ -365,7 +364,7 @@ def recorded_config(
 
     Args:
         log_path: the directory.
-        trust: packages, scripts, and words for what is reached (`es_cookbook.common.fields.reach`).
+        trust: packages, scripts, and words for what is reached (`es_cookbook.common.trust`).
         typed: options that the user gives in place of the run's own, and those that nobody uses.
 
     Raises:

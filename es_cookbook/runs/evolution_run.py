@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from es_cookbook.common.configs import config_to_json, trust_of
 from es_cookbook.common.errors import ConfigError, RunDirectoryError
-from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.common.terminal import command, plural, say
+from es_cookbook.common.trust import trust_option
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.population.scoring import Scoring, loaded

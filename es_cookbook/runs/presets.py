@@ -13,10 +13,10 @@ from typing import cast
 import chz
 
 from es_cookbook.common.errors import nearest
-from es_cookbook.common.fields.options import OptionError
-from es_cookbook.common.references import load
+from es_cookbook.common.fields import OptionError
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import say_once
+from es_cookbook.common.trust import load
 from es_cookbook.rl.types import RLDatasetBuilder
 
 SHORT = {

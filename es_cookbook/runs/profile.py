@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from es_cookbook.common.spans import Spans
+from es_cookbook.common.machine.spans import Spans
 from es_cookbook.runs.files import replace_file
 
 MOST_SPANS = 100_000

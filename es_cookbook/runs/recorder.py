@@ -16,7 +16,7 @@ from typing import cast
 import anyio
 
 from es_cookbook.common.errors import HistoryError
-from es_cookbook.common.spans import NO_SPANS, Spans
+from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.common.terminal import say
 from es_cookbook.engines.base import Engine
 from es_cookbook.evolution.genome import Step

@@ -33,8 +33,7 @@ import anyio
 import psutil
 from typing_extensions import override
 
-from es_cookbook.common.machine.exits import INTERRUPTED, interrupted
-from es_cookbook.common.terminal import handled
+from es_cookbook.common.terminal import INTERRUPTED, handled, interrupted
 
 _Result = TypeVar("_Result")
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)

@@ -15,7 +15,7 @@ from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_to_json, load_config
 from es_cookbook.common.errors import ConfigError, ModelError
-from es_cookbook.common.fields.reach import trust_option
+from es_cookbook.common.trust import trust_option
 from es_cookbook.plugins.branches.fork import Fork
 from es_cookbook.plugins.branches.fork import main as fork
 from es_cookbook.plugins.play.play import PlayConfig

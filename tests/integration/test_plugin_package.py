@@ -44,9 +44,9 @@ def here(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(packages)
     monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{ROOT}")  # A sweep's own processes.
-    registry.forget()
+    registry.groups.cache_clear()
     yield tmp_path
-    registry.forget()
+    registry.groups.cache_clear()
 
 
 TRAINS = (
@@ -95,7 +95,7 @@ def test_without_it_a_run_says_what_is_missing(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(packages)])
     for name in [name for name in sys.modules if name.partition(".")[0] == "es_hill"]:
         monkeypatch.delitem(sys.modules, name)
-    registry.forget()
+    registry.groups.cache_clear()
     done = typed("resume", "left", "num_generations=9")
     sentence = r"es_hill\.\w+:\w+ is not part of es_cookbook; there is no package es_hill here"
     assert re.search(sentence, done.stderr)

@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import chz
-
+from es_cookbook.common.cli import built
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.plugins.regularisers.kl import KLToBase
 from es_cookbook.recipes.countdown.train_cli import CLIConfig
@@ -40,9 +39,8 @@ run_cli(show, CLIConfig, sys.argv[1:])
 
 
 def test_an_option_of_one_chooses_it_and_none_is_chosen_without() -> None:
-    blueprint = chz.Blueprint(CLIConfig)
-    assert list(blueprint.make_from_argv([]).regularisers) == []
-    asked = blueprint.make_from_argv(["kl.weight=0.5"])
+    assert list(CLIConfig().regularisers) == []
+    asked = built(CLIConfig, {"kl.weight": "0.5"})
     assert list(asked.regularisers) == [KLToBase(weight=0.5)]
     assert config_from_json(config_to_json(asked)) == asked
     assert '"preference"' not in config_to_json(asked), "another's part may not be there to read"

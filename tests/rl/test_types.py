@@ -9,7 +9,7 @@ import pytest
 from es_cookbook.cli.train import TrainConfig
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.chz_fields import CastError
+from es_cookbook.common.fields import CastError
 from es_cookbook.rl.types import SamplingParams, read_stop
 
 

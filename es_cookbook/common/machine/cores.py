@@ -1,39 +1,37 @@
-"""How many threads a process may have without getting in the way of others, or of itself.
+"""What a process may use of its machine: threads for products, and memory.
 
 Threads are here for matrix products, and share the work in equal parts. So a thread is worth it
 
 - on a CPU that the process may run on (its affinity), within the quota of a container: a machine of
-  64 CPUs of which a container may use two has two. Of a quota of 1.5, too, two threads: they are
+  64 CPUs of which a container may use two has two. A quota of 1.5 has two threads as well: they are
   held up in turn and do 1.5 times what one does. Less than a quarter of a core has no thread;
-- once for each core: hyper-threads have one set of vector units between them, which the products of
-  one thread fill, and half of the cache each;
-- on cores that are not much slower than the rest, since equal parts end with the slowest.
-  Efficiency cores count where all cores together, at the pace of the slowest, do more.
+- once for each core: hyper-threads share one set of vector units, which the products of one thread
+  fill, and the cache;
+- on efficiency cores only if all cores together, at the pace of these, do more than the others
+  alone, since equal parts end with the slowest.
 
 `OMP_NUM_THREADS` can ask for fewer or, as far as CPUs and quota go, for more.
+
+Limits of containers are those of Linux's control groups of version 2: of the process's own group
+and of all groups around it. Inside a container the path in `/proc/self/cgroup` may be that of the
+host, where nothing is; its root is then the container's own group.
 """
 
 import functools
-import itertools
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
 
 import psutil
-
-from es_cookbook.common.machine.control_groups import cpu_quota
 
 SHARE = "ES_COOKBOOK_MACHINE_SHARE"
 """The environment variable by which a pool tells an engine how many share the machine: 0.5."""
 _ROOT = Path("/")
-_CPUS = "sys/devices/system/cpu"
-_FULL_SPEED = 1024
-"""Of Linux's `cpu_capacity`, the fastest cores'."""
-_EFFICIENCY_SPEED = 0.4 * _FULL_SPEED
-"""Of Intel's efficiency cores, if Linux tells none: vectors half as wide, 4/5 of the clock."""
+_EFFICIENCY = 0.4
+"""Speed of Intel's efficiency cores: vectors half as wide, 4/5 of the clock."""
 _WORTH_IT = 1.25
 """How much more must be done with slower cores too: each thread reads the model's weights again."""
 _IGNORED = 0.25
@@ -41,7 +39,7 @@ _IGNORED = 0.25
 
 
 def num_cores() -> int:
-    """Threads for products: one a core that this process may use, or OMP_NUM_THREADS, if set.
+    """Threads for products: one per core that this process may use, or OMP_NUM_THREADS, if set.
 
     All that counts threads obeys that variable, so it is how several engines share a machine.
     """
@@ -50,11 +48,10 @@ def num_cores() -> int:
 
 
 def core_share(root: Path = _ROOT) -> float:
-    """What share of this machine is this process's: 1 where nobody says anything.
+    """This process's share of the machine: `SHARE`, or that of the CPUs OMP_NUM_THREADS asks for.
 
-    Whoever started it may say so (`SHARE`). Else it is that of the CPUs which OMP_NUM_THREADS asks
-    for. Hyper-threads count there, as they do for clusters that place engines: the shares of
-    engines that take every CPU are 1 in all.
+    Hyper-threads count, as they do for clusters that place engines: the shares of engines that take
+    every CPU add up to 1.
     """
     if share := os.environ.get(SHARE):
         return float(share)
@@ -86,8 +83,8 @@ def core_groups(cpus: Collection[int], root: Path = _ROOT) -> list[tuple[int, ..
     """The CPUs of each core, as far as they are among some; each is a core if nothing is known."""
     groups: dict[frozenset[int], tuple[int, ...]] = {}
     for cpu in sorted(cpus):
-        threads = _numbers(root / f"{_CPUS}/cpu{cpu}/topology/thread_siblings_list")
-        own = frozenset(threads & set(cpus)) | {cpu}
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        own = frozenset(_numbers(topology / "thread_siblings_list") & set(cpus)) | {cpu}
         groups.setdefault(own, tuple(sorted(own)))
     return list(groups.values())
 
@@ -103,12 +100,11 @@ def usable_cores(cpus: frozenset[int], root: Path = _ROOT) -> int:
     if root == _ROOT and sys.platform != "linux":
         known = _performance_cores() or psutil.cpu_count(logical=False) or len(cpus)
         return max(1, min(known, len(cpus)))
-    speeds = sorted(_speeds(cpus, root), reverse=True)
-    best = 0
-    for count, (speed, slower) in enumerate(itertools.pairwise([*speeds, 0.0]), 1):
-        if slower < speed and count * speed > _WORTH_IT * best * speeds[best - 1]:
-            best = count
-    return _within_quota(best, root)
+    slow = _numbers(root / "sys/devices/cpu_atom/cpus")
+    cores = core_groups(cpus, root)
+    fast = [core for core in cores if core[0] not in slow]
+    is_worth_it = len(cores) * _EFFICIENCY > _WORTH_IT * len(fast)
+    return _within_quota(len(cores) if is_worth_it else len(fast), root)
 
 
 def _within_quota(count: int, root: Path) -> int:
@@ -116,18 +112,8 @@ def _within_quota(count: int, root: Path) -> int:
     return max(1, count if math.isinf(quota) else min(count, math.ceil(quota - _IGNORED)))
 
 
-def _speeds(cpus: Collection[int], root: Path) -> Iterator[float]:
-    """Of each core, as Linux tells, or by its kind."""
-    slow = _numbers(root / "sys/devices/cpu_atom/cpus")
-    for cpu, *_ in core_groups(cpus, root):
-        told = _numbers(root / f"{_CPUS}/cpu{cpu}/cpu_capacity")
-        speed = float(max(told, default=0) or _FULL_SPEED)
-        # Hybrid processors with hyper-threads have the same capacity everywhere.
-        yield _EFFICIENCY_SPEED if cpu in slow and speed >= _FULL_SPEED else speed
-
-
 def _numbers(path: Path) -> set[int]:
-    """Those of a list like "0,4-7"; none where no such file is, or nothing like it in it."""
+    """Those of a list such as "0,4-7"; none if the file is missing or holds something else."""
     try:
         spans = [part.split("-") for part in path.read_text("utf-8").strip().split(",")]
         return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
@@ -136,10 +122,58 @@ def _numbers(path: Path) -> set[int]:
 
 
 def _performance_cores() -> int | None:
-    """Of Apple's processors, whose other cores do a third as much; None if nobody tells."""
+    """Of Apple's processors, whose other cores do a third as much; None if it is unknown."""
     asked = ["/usr/sbin/sysctl", "-n", "hw.perflevel0.physicalcpu"]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=5).stdout
         return int(told) or None
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def cpu_quota(root: Path = _ROOT) -> float:
+    """CPUs whose time all threads together may use, infinite without a limit.
+
+    Docker's `--cpus=2` and Kubernetes' `limits.cpu` are quotas: the process still sees, and may
+    run on, all CPUs of the machine.
+    """
+    limits = [_words(group / "cpu.max") for group in _groups(root)]
+    found = [float(each[0]) / float(each[1]) for each in limits if each and each[0] != "max"]
+    return min(found, default=math.inf)
+
+
+def memory_limit(root: Path = _ROOT) -> float:
+    """Bytes that all groups around this process allow it, infinite without a limit."""
+    return min((limit for limit, _ in _memory(root)), default=math.inf)
+
+
+def memory_left(root: Path = _ROOT) -> float:
+    """Bytes that they still leave; caches of files count as free."""
+    return max(0.0, min((left for _, left in _memory(root)), default=math.inf))
+
+
+def _memory(root: Path) -> list[tuple[float, float]]:
+    """Limit and what is left of it, of each group that has one."""
+    found: list[tuple[float, float]] = []
+    for group in _groups(root):
+        limit, used = (_words(group / f"memory.{name}") for name in ("max", "current"))
+        if limit and used and limit[0] != "max":
+            words = _words(group / "memory.stat")
+            cached = dict(zip(words[::2], words[1::2], strict=False)).get("inactive_file", "0")
+            found.append((float(limit[0]), float(limit[0]) - float(used[0]) + float(cached)))
+    return found
+
+
+def _groups(root: Path) -> list[Path]:
+    """The directories of the control groups of this process, its own first."""
+    lines = _words(root / "proc/self/cgroup")
+    paths = [line.removeprefix("0::/") for line in ("0::/", *lines) if line.startswith("0::/")]
+    inside = [group for path in map(PurePosixPath, paths) for group in (path, *path.parents)]
+    return [root / "sys/fs/cgroup" / group for group in dict.fromkeys(inside)]
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import chz
 
 from es_cookbook.common.errors import ConfigError, EngineError, with_notes
-from es_cookbook.common.spans import NO_SPANS, Spans
+from es_cookbook.common.machine.spans import NO_SPANS, Spans
 from es_cookbook.engines.base import EngineBuilder, EngineTraits
 from es_cookbook.engines.ray.actor import Built
 from es_cookbook.engines.ray.cluster import Actor, ActorLostError, Cluster, Place

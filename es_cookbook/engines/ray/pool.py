@@ -45,10 +45,10 @@ from es_cookbook.common.errors import (
     RequestError,
     with_notes,
 )
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.names import Names
 from es_cookbook.common.terminal import plural, say
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.engines.base import (
     ENGINE_NAMES,
     Engine,

@@ -25,8 +25,7 @@ from es_cookbook.checkpoints.models import (
 )
 from es_cookbook.checkpoints.tensors import dtype_name
 from es_cookbook.common.errors import ConfigError, EngineError
-from es_cookbook.common.machine.exits import interrupted
-from es_cookbook.common.terminal import say_once
+from es_cookbook.common.terminal import interrupted, say_once
 from es_cookbook.engines.base import (
     Engine,
     EngineTraits,

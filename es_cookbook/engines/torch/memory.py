@@ -20,8 +20,7 @@ from transformers import PreTrainedModel
 
 from es_cookbook.checkpoints.linear_weights import is_linear, named_weights
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.machine.control_groups import memory_left, memory_limit
-from es_cookbook.common.machine.cores import core_share
+from es_cookbook.common.machine.cores import core_share, memory_left, memory_limit
 from es_cookbook.common.terminal import GIB, show_bytes
 from es_cookbook.engines.torch.forward.cache_size import CacheSize
 from es_cookbook.engines.torch.forward.population_layers import ROWS_PER_BLOCK

@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, nearest
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.cores import num_cores
 from es_cookbook.common.terminal import GIB, say
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.engines.base import EngineTraits, ModelEngineBuilder
 from es_cookbook.engines.vllm.output import LEAST_TEMPERATURE, Output
 

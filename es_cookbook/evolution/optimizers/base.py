@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import LEAST, MOST, check_literals
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.common.names import Names
+from es_cookbook.common.names import Names, plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term

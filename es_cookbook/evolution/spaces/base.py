@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term

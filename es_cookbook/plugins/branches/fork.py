@@ -16,8 +16,8 @@ from es_cookbook.cli.options import Recorded
 from es_cookbook.common.cli import changed, run_with_fields
 from es_cookbook.common.configs import config_to_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.reach import trust_option
 from es_cookbook.common.terminal import command
+from es_cookbook.common.trust import trust_option
 from es_cookbook.plugins.branches.branches import fork_run
 from es_cookbook.runs.config import Config, recorded_config
 from es_cookbook.runs.directory.directory import HISTORY

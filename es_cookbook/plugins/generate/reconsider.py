@@ -21,8 +21,10 @@ turns, in which a cue would be one more turn and not a second try.
 import dataclasses
 import json
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
@@ -38,7 +40,6 @@ from es_cookbook.cli.options import new_output
 from es_cookbook.common.cli import run_with_fields
 from es_cookbook.common.errors import ConfigError, EnvError
 from es_cookbook.common.files import whole_directory
-from es_cookbook.common.machine.scratch import scratch
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
 from es_cookbook.population.evaluate import attempt
@@ -259,7 +260,8 @@ def entropies(
     say("measuring entropies")
     name = subject.model_name
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with scratch() as directory:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
         if subject.run is not None:
             at = subject.run.history.parent, subject.generations[0]
             replay = open_replay(*at, model_name=name, trust=trust)

@@ -51,8 +51,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
-from es_cookbook.common.names import Names
+from es_cookbook.common.names import Names, plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.engines.base import Engine

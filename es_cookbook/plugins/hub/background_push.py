@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, ESCookbookError, HubError
-from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.hub.client import is_refusal
 from es_cookbook.plugins.hub.push import MAIN, check_push, check_repo_id, push
 from es_cookbook.runs.tracking.base import RunInfo, Tracker, TrackerBuilder

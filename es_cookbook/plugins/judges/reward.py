@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError
-from es_cookbook.common.fields.reach import address_of, needs_trust
+from es_cookbook.common.trust import address_of, needs_trust
 from es_cookbook.plugins.judges.chat import AskAgainError, RefusedError, asked, completion
 from es_cookbook.plugins.judges.http import key_in
 from es_cookbook.rl.messages.thoughts import spoken

@@ -35,7 +35,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.messages.encoder import as_text
 from es_cookbook.rl.problem_env import (

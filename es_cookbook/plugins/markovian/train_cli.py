@@ -17,12 +17,12 @@ from typing import ClassVar
 
 import chz
 
-from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.plugins.markovian.dataset import MarkovianDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
 from es_cookbook.runs.presets import PRESETS, Preset
+from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig, program
 
 _SOURCE = "github.com/scottviteri/MarkovianTraining (src/config_examples.py)"
 _WORDS = {

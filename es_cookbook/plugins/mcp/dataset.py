@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, not_installed
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.processes import command_of
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.mcp.servers import Server, check_names, targets
 from es_cookbook.rl.data.rows import Row, filled
 from es_cookbook.rl.data.task import ScoredRows, gold_of

@@ -19,7 +19,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError, ESCookbookError, nearest
-from es_cookbook.common.references import load
+from es_cookbook.common.trust import load
 from es_cookbook.rl.rewards.base import (
     REWARD_NAMES,
     Fields,

@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, serving
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.machine.processes import command_of
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import REWARDS, RowDatasetBuilder, check_row
 from es_cookbook.rl.problem_env import ProblemGroupBuilder

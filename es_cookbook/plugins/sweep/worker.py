@@ -29,8 +29,8 @@ from es_cookbook.common.configs import config_from_json, config_to_json, modules
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.machine.cores import allowed_cpus, core_groups, threads_of
 from es_cookbook.common.machine.processes import kill_group, started
-from es_cookbook.common.references import script_of
 from es_cookbook.common.terminal import one_line
+from es_cookbook.common.trust import script_of
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import run
 

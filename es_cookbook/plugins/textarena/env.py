@@ -35,8 +35,8 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, EnvError, did_you_mean, not_installed
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.seeds import derive_seed
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.thoughts import opened_thought, spoken, whole_turn
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, check_prompt

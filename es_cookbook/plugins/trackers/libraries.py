@@ -29,9 +29,9 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import not_installed
-from es_cookbook.common.fields.reach import needs_trust
 from es_cookbook.common.files import read_file
 from es_cookbook.common.terminal import printable
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.rl.types import LostRollout, TrajectoryGroup
 from es_cookbook.runs.directory.directory import TENSORBOARD, WANDB_ID, num_rewinds
 from es_cookbook.runs.files import replace_file

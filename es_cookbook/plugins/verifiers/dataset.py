@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, not_installed
-from es_cookbook.common.fields.reach import is_plain_option, needs_trust
+from es_cookbook.common.trust import is_plain_option, needs_trust
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.types import Datasets, RLDatasetBuilder, Tokenizer

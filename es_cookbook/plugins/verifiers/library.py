@@ -27,8 +27,8 @@ from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import default_harness_id, taskset_class
 
 from es_cookbook.common.errors import ConfigError, DataError
-from es_cookbook.common.references import trusted_modules
 from es_cookbook.common.terminal import printable
+from es_cookbook.common.trust import trusted_modules
 
 Task: TypeAlias = vf.Task[Any, Any, Any]
 Toolset: TypeAlias = vf.Toolset[Any, Any]

@@ -12,8 +12,8 @@ import chz
 
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.references import load
 from es_cookbook.common.registry import Part, groups, part
+from es_cookbook.common.trust import load
 
 
 @chz.chz

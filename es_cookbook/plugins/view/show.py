@@ -129,7 +129,7 @@ def _facts(rows: Sequence[Mapping[str, float]]) -> str:
 
 def _recipe_defaults(run: RunFiles) -> Mapping[str, object] | None:
     """The recipe's own Config by dotted path; None if the run has another."""
-    names = {RECIPES.first(name): name for name in RECIPES}
+    names = {RECIPES[name]: name for name in RECIPES}
     recipe = names.get(str(run.config.get("")))
     return flattened(json.loads(config_to_json(recipe_defaults(recipe)))) if recipe else None
 

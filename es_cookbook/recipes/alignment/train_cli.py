@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import chz
 
-from es_cookbook.cli.recipe import program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.plugins.regularisers.preference import PreferencePairs
 from es_cookbook.recipes.conciseness import train_cli as conciseness
+from es_cookbook.runs.program import program
 from es_cookbook.runs.tracking.jsonl import CORRECT
 
 PAIRS = Path(__file__).parent / "pairs.jsonl"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.arithmetic.dataset import ArithmeticDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig, program
 
 
 @chz.chz

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of, problems_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit
 from es_cookbook.rl.messages.message import Form, Message, ToolCall, call_text

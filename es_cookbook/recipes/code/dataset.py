@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.recipes.code.asserts import asked_names, run_asserts
 from es_cookbook.rl.data.generated import FOLDS, Fold, SourcedDatasetBuilder, distinct

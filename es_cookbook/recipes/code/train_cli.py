@@ -12,12 +12,12 @@ GPU. Any other model goes with rows in the format of MBPP or APPS:
 
 import chz
 
-from es_cookbook.cli.recipe import RecipeConfig, program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.code.dataset import CodeDatasetBuilder
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL, RECOMMENDED
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.program import RecipeConfig, program
 
 
 @chz.chz

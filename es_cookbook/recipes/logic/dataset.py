@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, WorkerError, WorkerTimeoutError
-from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.common.terminal import plural, say
+from es_cookbook.common.trust import is_plain_option, needs_trust
 from es_cookbook.recipes.logic.generators import (
     Problem,
     Source,

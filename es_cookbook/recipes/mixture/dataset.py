@@ -3,7 +3,7 @@
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.common.schedules import Table
 from es_cookbook.plugins.mixtures.mixture import Mixture, Part, easy_pool
 from es_cookbook.plugins.mixtures.selection import Curriculum, Filter, Replay

@@ -9,11 +9,11 @@ Without options it trains Countdown's bundled model on Countdown in three sizes;
 
 import chz
 
-from es_cookbook.cli.recipe import program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.recipes.countdown import train_cli as countdown
 from es_cookbook.recipes.mixture.dataset import CountdownMixture
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.program import program
 
 
 @chz.chz

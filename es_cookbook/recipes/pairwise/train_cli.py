@@ -15,13 +15,13 @@ from pathlib import Path
 
 import chz
 
-from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig, program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.plugins.judges.judges import BaseJudge
 from es_cookbook.plugins.judges.task import JudgedTask
 from es_cookbook.recipes.pairwise.additions import JUDGED, measured
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig, program
 
 ADDITIONS = Path(__file__).parent / "additions.jsonl"
 

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.rl.data.generated import Fold, GeneratedDatasetBuilder, fold_of
 from es_cookbook.rl.messages.chat import Chat, ChatOptions, Limit

@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import chz
 
-from es_cookbook.cli.recipe import FEWER_GENOMES, RecipeConfig, program
-from es_cookbook.common.fields.parts import built_field
+from es_cookbook.common.names import built_field
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder, OptimizerNames
 from es_cookbook.recipes.tic_tac_toe.dataset import TicTacToeDatasetBuilder
 from es_cookbook.rl.types import RLDatasetBuilder, SamplingParams
+from es_cookbook.runs.program import FEWER_GENOMES, RecipeConfig, program
 
 
 @chz.chz

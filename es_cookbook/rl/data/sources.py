@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.common.references import load
 from es_cookbook.common.registry import Registered
+from es_cookbook.common.trust import load
 from es_cookbook.rl.data.files import FILE_TYPES, file_rows
 from es_cookbook.rl.data.rows import Row
 

@@ -23,7 +23,7 @@ import chz
 
 from es_cookbook.common.checks import is_measured, shown
 from es_cookbook.common.errors import ConfigError, EnvError, ESCookbookError
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.rl.problem_env import Grade
 from es_cookbook.rl.rollouts import check_metrics

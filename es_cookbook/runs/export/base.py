@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import chz
 from typing_extensions import override
 
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 
 if TYPE_CHECKING:  # Options do without torch.

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import chz
 
-from es_cookbook.common.fields.parts import plugs_in
+from es_cookbook.common.names import plugs_in
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.population.underway import Underway
 from es_cookbook.rl.types import Logs, LostRollout, Trajectory, TrajectoryGroup

@@ -1,5 +1,6 @@
 """Threads for products: one a core, of those that a process may use and that are worth it."""
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +12,9 @@ from es_cookbook.common.machine.cores import (
     allowed_cpus,
     core_groups,
     core_share,
+    cpu_quota,
+    memory_left,
+    memory_limit,
     num_cores,
     threads_of,
     usable_cores,
@@ -31,10 +35,6 @@ def _threads(*groups: Collection[int]) -> dict[str, str]:
     """The files that tell which CPUs are one core."""
     name = f"{_CPU}/topology/thread_siblings_list"
     return {name.format(cpu): ",".join(map(str, cpus)) for cpus in groups for cpu in cpus}
-
-
-def _capacities(*capacities: int) -> dict[str, int]:
-    return {f"{_CPU}/cpu_capacity".format(cpu): each for cpu, each in enumerate(capacities)}
 
 
 @pytest.mark.parametrize("asked", ["", "0", "2,2", "two"])
@@ -97,9 +97,8 @@ def test_a_process_with_some_of_the_cpus_has_its_share_of_the_threads(
 
 def test_a_machine_that_tells_nothing_has_a_core_per_cpu(tmp_path: Path) -> None:
     assert usable_cores(frozenset({0, 3, 5}), tmp_path) == 3
-    damaged = {"proc/self/cgroup": "nonsense", "sys/fs/cgroup/cpu.max": "many 100000"}
-    damaged |= {"sys/devices/cpu_atom/cpus": "4-", f"{_CPU}/cpu_capacity".format(0): "?"}
-    assert usable_cores(frozenset({0, 3, 5}), _write(tmp_path, damaged)) == 3
+    _write(tmp_path, {"sys/devices/cpu_atom/cpus": "4-", "proc/self/cgroup": "nonsense"})
+    assert usable_cores(frozenset({0, 3, 5}), tmp_path) == 3
 
 
 @pytest.mark.parametrize(
@@ -122,35 +121,76 @@ def test_hyper_threads_of_a_core_have_one_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacities", "cores"),
-    [
-        ([1024] * 4, 4),
-        ([1024] * 4 + [300] * 4, 4),
-        ([300] * 4 + [1024] * 4, 4),
-        ([1024] * 8 + [300] * 2, 8),
-        ([1024] * 2 + [400] * 8, 10),
-        ([1024] * 8 + [850] * 16, 24),
-        ([1024] * 2 + [1000] * 6 + [600] * 8, 8),
-        ([400] * 3, 3),
-    ],
-)
-def test_slower_cores_have_threads_where_all_do_more_at_their_pace(
-    tmp_path: Path, capacities: list[int], cores: int
-) -> None:
-    _write(tmp_path, _capacities(*capacities))
-    assert usable_cores(frozenset(range(len(capacities))), tmp_path) == cores
-
-
-@pytest.mark.parametrize(
     ("fast", "slow", "cores"), [(4, 8, 4), (2, 8, 10), (8, 16, 8), (0, 8, 8), (4, 0, 4)]
 )
-def test_efficiency_cores_are_known_where_all_have_one_capacity(
+def test_efficiency_cores_have_threads_if_all_do_more_at_their_pace(
     tmp_path: Path, fast: int, slow: int, cores: int
 ) -> None:
     """Intel's hybrid processors with hyper-threads: two on each of the fast cores."""
-    pairs = [(2 * core, 2 * core + 1) for core in range(fast)]
+    files: dict[str, object] = {**_threads(*((2 * core, 2 * core + 1) for core in range(fast)))}
     cpus = 2 * fast + slow
-    files = _threads(*pairs) | _capacities(*[1024] * cpus)
     if slow:
         files["sys/devices/cpu_atom/cpus"] = f"{2 * fast}-{cpus - 1}"
     assert usable_cores(frozenset(range(cpus)), _write(tmp_path, files)) == cores
+
+
+GROUP = "sys/fs/cgroup"
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({f"{GROUP}/cpu.max": "200000 100000"}, 2.0),
+        ({f"{GROUP}/cpu.max": "max 100000"}, math.inf),
+        (
+            {
+                "proc/self/cgroup": "0::/user.slice/run.scope",
+                f"{GROUP}/user.slice/cpu.max": "150000 100000",
+                f"{GROUP}/user.slice/run.scope/cpu.max": "400000 100000",
+            },
+            1.5,
+        ),
+        ({}, math.inf),
+    ],
+    ids=["container", "none", "around", "no Linux"],
+)
+def test_the_quota_is_the_least_of_all_groups_around_a_process(
+    tmp_path: Path, files: dict[str, object], quota: float
+) -> None:
+    assert cpu_quota(_write(tmp_path, files)) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "left"),
+    [
+        (
+            {
+                f"{GROUP}/memory.max": 1000,
+                f"{GROUP}/memory.current": 700,
+                f"{GROUP}/memory.stat": "anon 500\ninactive_file 150",
+            },
+            1000,
+            450,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/slice/unit",
+                f"{GROUP}/slice/memory.max": 2000,
+                f"{GROUP}/slice/memory.current": 1900,
+                f"{GROUP}/slice/unit/memory.max": 1500,
+                f"{GROUP}/slice/unit/memory.current": 100,
+            },
+            1500,
+            100,
+        ),
+        ({f"{GROUP}/memory.max": 10, f"{GROUP}/memory.current": 30}, 10, 0),
+        ({f"{GROUP}/memory.max": "max", f"{GROUP}/memory.current": 3}, math.inf, math.inf),
+        ({}, math.inf, math.inf),
+    ],
+    ids=["container", "around", "above", "none", "no Linux"],
+)
+def test_memory_is_the_least_that_all_groups_around_a_process_leave(
+    tmp_path: Path, files: dict[str, object], limit: float, left: float
+) -> None:
+    root = _write(tmp_path, files)
+    assert (memory_limit(root), memory_left(root)) == (limit, left)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from es_cookbook.common.errors import ConfigError, EngineError, ModelError, RequestError
-from es_cookbook.common.spans import Spans
+from es_cookbook.common.machine.spans import Spans
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.ray.cluster import Cluster
 from es_cookbook.engines.ray.member import Ledger

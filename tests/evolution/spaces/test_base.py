@@ -9,7 +9,7 @@ import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
-from es_cookbook.common.references import resolve
+from es_cookbook.common.trust import resolve
 from es_cookbook.evolution.genome import Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import (

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from es_cookbook.common.fields.reach import reached
+from es_cookbook.common.trust import reached
 from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.recipes.countdown.train_cli import BUNDLED_MODEL
 from tests.programs import Programs, num_recorded

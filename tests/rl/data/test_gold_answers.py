@@ -8,7 +8,7 @@ import pytest
 from typing_extensions import override
 
 from es_cookbook.common.errors import DataError
-from es_cookbook.common.references import resolve
+from es_cookbook.common.trust import resolve
 from es_cookbook.rl.data.problem_dataset import ChangedProblem, check_attempted, validate
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.base import REWARD_NAMES

@@ -239,7 +239,7 @@ def _files(path: Path) -> list[tuple[str, Path]]:
 
 
 def test_every_search_space_is_tried() -> None:
-    from es_cookbook.common.references import resolve
+    from es_cookbook.common.trust import resolve
     from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES
 
     offered = {resolve(target) for target in SEARCH_SPACE_NAMES.values()}

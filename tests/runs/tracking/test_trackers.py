@@ -9,6 +9,7 @@ from pathlib import Path
 import chz
 import pytest
 
+from es_cookbook.common.cli import built
 from es_cookbook.common.configs import config_from_json, config_to_json
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.trackers.libraries import WandbTrackerBuilder
@@ -21,7 +22,7 @@ from tests.tiny_run import FILES_ALONE
 ROOT = Path(__file__).parents[3]
 OTHER = """\
 import chz
-from es_cookbook.common.fields.reach import needs_trust
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.runs.tracking.base import Tracker, TrackerBuilder
 
 def word(mine):
@@ -50,10 +51,9 @@ run_cli(show, TrackersBuilder, sys.argv[1:])
 
 
 def test_the_command_line_reaches_a_tracker_that_is_off_by_default() -> None:
-    blueprint = chz.Blueprint(TrackersBuilder)
-    assert blueprint.make_from_argv([]).wandb is None
-    asked = blueprint.make_from_argv(["wandb.wandb_project=mine", "live=None", "report=None"])
-    assert asked == TrackersBuilder(
+    assert built(TrackersBuilder, {}).wandb is None
+    given = {"wandb.wandb_project": "mine", "live": "None", "report": "None"}
+    assert built(TrackersBuilder, given) == TrackersBuilder(
         live=None, report=None, wandb=WandbTrackerBuilder(wandb_project="mine")
     )
 

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 
 from es_cookbook.common.errors import ConfigError, did_you_mean, not_installed
-from es_cookbook.common.fields.declared_types import fits
+from es_cookbook.common.fields import fits
 from es_cookbook.plugins.gradients.grpo.config import Config
 from es_cookbook.plugins.gradients.learner import MOST_TOKENS
 

@@ -7,12 +7,12 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.reach import is_plain_option, needs_trust
 from es_cookbook.common.schedules import (
     Schedule,
     check_temperatures,
     schedule_field,
 )
+from es_cookbook.common.trust import needs_trust
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.rl.types import SamplingParams
 
@@ -20,8 +20,7 @@ LossType = Literal["dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", 
 
 
 def _arguments(config: "Config") -> str | None:
-    values = [text.partition("=")[2] for text in config.trl]
-    return None if is_plain_option(values) else "options:trl"
+    return "options:trl" if config.trl else None
 
 
 @chz.chz

@@ -106,8 +106,8 @@ def test_a_recipe_needs_nothing_but_a_cli_config(
     (folder / "adding" / "train_cli.py").write_text(
         "import chz\n"
         "from es_cookbook import ES, Task\n"
-        "from es_cookbook.cli.recipe import HALF_KNOWN, RecipeConfig\n"
-        "from es_cookbook.common.fields.parts import built_field\n"
+        "from es_cookbook.runs.program import HALF_KNOWN, RecipeConfig\n"
+        "from es_cookbook.common.names import built_field\n"
         "from es_cookbook.evolution.optimizers.base import OptimizerNames\n"
         "from es_cookbook.rl.rewards.matching import Exact\n"
         "@chz.chz\n"

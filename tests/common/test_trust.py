@@ -1,7 +1,9 @@
-"""What a stranger's config reaches is refused until it is named; docs/trust.md lists it."""
+"""What a config from a file may name and reach; docs/trust.md lists what is reached."""
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import pytest
 
 from es_cookbook.common.configs import load_config
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.reach import address_of, is_plain_option
+from es_cookbook.common.trust import address_of, reference, resolve
+from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.plugins.gradients.gradient_config import GradientConfig
 from es_cookbook.runs.config import Config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CONFIG = json.loads((ROOT / "tests/data/recorded/low_rank/config.json").read_text())
 TASK = {"$class": "es_cookbook.rl.data.task:Task", "source": "rows.jsonl"}
 JUDGE = {"$class": "es_cookbook.plugins.judges.reward:Judge", "url": "https://evil.example:1/v1"}
@@ -49,7 +52,7 @@ TOOLS = {
 LOGIC = {"$class": "es_cookbook.recipes.logic.dataset:LogicDatasetBuilder"}
 TASKSET = {
     "$class": "es_cookbook.plugins.verifiers.dataset:TasksetProblems",
-    "taskset": {"$import": "tests.common.fields.test_reach:Taskset"},
+    "taskset": {"$import": "tests.common.test_trust:Taskset"},
 }
 
 
@@ -76,9 +79,7 @@ REACHED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("dataset.tools", TOOLS, f"mcp:{hashlib.sha256(b'mcp:rm -r .').hexdigest()[:16]}"),
     ("dataset.options", FILE, "options:reasoning_gym"),
     ("dataset.options", TASKSET | {"options": '{"file": "/etc/passwd"}'}, "options:tests"),
-    ("dataset.options", TASKSET | {"options": '{"judges": [{"id": "evil"}]}'}, "options:tests"),
     ("dataset.options", TASKSET | {"options": '{"score": "os:system"}'}, "options:tests"),
-    ("dataset.options", TASKSET | {"options": '{"plugin": "antigravity"}'}, "options:tests"),
 )
 
 
@@ -107,7 +108,7 @@ def test_what_a_config_reaches_is_refused_until_it_is_trusted_or_typed(
 
 def test_what_reaches_nothing_is_not_asked_for() -> None:
     read("dataset", TASK | {"reward": JUDGE})  # Without a model it asks nobody.
-    read("dataset", TASKSET | {"options": '{"game": "Hangman-v0", "rounds": 3, "hard": true}'})
+    read("dataset", TASKSET | {"options": '{"rounds": 3, "hard": true}'})
     read("dataset", LOGIC | {"options": {"$tuple": ["min_terms=3", "words=2"]}})
     read("engine", RAY)
     read("trackers", TRACKERS | {"wandb": WANDB})
@@ -121,14 +122,6 @@ def test_a_word_allows_what_is_below_an_address_and_nothing_that_only_looks_like
             read("dataset", TASK | {"reward": judge | {"url": url}}, "https://good.example")
     assert address_of("http://[::1]:80/v1") == "http://[::1]:80"
     assert address_of("http://a.example\\@b.example/") == "http://a.example\\@b.example/"
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["/etc/passwd", "../x", "~/x", "a b", "t.helper2:X", "os.path", "x" * 101, "{}", "tests", "é"],
-)
-def test_text_that_could_name_something_is_no_plain_option(value: str) -> None:
-    assert not is_plain_option(value) and not is_plain_option([1, [value]])
 
 
 def marked() -> Iterator[tuple[str, str]]:
@@ -152,18 +145,96 @@ def test_every_field_that_reaches_something_is_in_the_table_and_tried_here() -> 
         assert name in {*tried, "trl"}, config_class
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "es_cookbook.plugins.gradients.grpo.config:Config",
-    ],
-)
-def test_options_of_trl_are_not_taken_from_a_run_of_gradients(written: str) -> None:
-    plain = {
-        "$class": written,
-        **{name: CONFIG[name] for name in ("model_name", "dataset", "log_path")},
-    }
+def test_options_of_trl_are_not_taken_from_a_run_of_gradients() -> None:
+    plain = {name: CONFIG[name] for name in ("model_name", "dataset", "log_path")}
+    plain |= {"$class": "es_cookbook.plugins.gradients.grpo.config:Config"}
     text = json.dumps(plain | {"trl": {"$tuple": ["deepspeed=evil.json", "report_to=wandb"]}})
     with pytest.raises(ConfigError, match=r"add trust=options:trl$"):
         load_config(Path("c"), GradientConfig, ["hub:evil/run"], text=text)
     load_config(Path("c"), GradientConfig, (), ("trl",), text)
+
+
+class Outer:
+    class Inner:
+        pass
+
+    name = "outer"
+
+    @staticmethod
+    def made() -> None:
+        pass
+
+
+def test_classes_and_functions_come_back_by_their_names() -> None:
+    for thing in (Outer, Outer.Inner, Outer.made, json.dumps, len, ES):
+        module = thing.__module__
+        assert resolve(reference(thing), [module]) is thing
+
+
+def test_local_classes_have_no_reference() -> None:
+    class Local:
+        pass
+
+    for thing in (Local, lambda: 1, Outer().made.__call__):
+        with pytest.raises(ConfigError, match="top level of a module"):
+            reference(thing)
+
+
+def test_a_package_is_trusted_with_its_modules_and_no_other_that_begins_so() -> None:
+    assert resolve("json.decoder:JSONDecoder", ["json"]) is json.JSONDecoder
+    assert resolve("json.decoder:JSONDecoder", ["json.decoder"]) is json.JSONDecoder
+    for trust in (["jso"], ["json.dec"], ["decoder"], []):
+        with pytest.raises(ConfigError, match="is not part of es_cookbook"):
+            resolve("json.decoder:JSONDecoder", trust)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("es_cookbook.common.files:os.system", "leads through something that is not a class"),
+        ("es_cookbook.common.files:Path", "of pathlib.*, is not part of es_cookbook"),
+        ("es_cookbook.common.files:os", "must be a class or a function, found module"),
+        ("es_cookbook.runs.directory.directory:RunLock.release.__globals__", "in letters of ASCII"),
+        ("es_cookbook.runs.directory.directory:RunLock.mro", "has nothing called RunLock.mro"),
+        ("es_cookbook.__main__:main", "in letters of ASCII"),
+        ("es_cookbooks.evil:X", "there is no package es_cookbooks here"),
+        ("tests.data:Builder", "tests.data:Builder is not part .* add trust=tests$"),
+        ("os:system", "os:system is not part of es_cookbook; it is of Python itself"),
+        (f"es_cookbook.{'a' * 300}:X", "in letters of ASCII"),
+    ],
+)
+def test_what_is_not_trusted_is_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        resolve(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_breaks_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brittle.py").write_text("raise OverflowError('too\\nmuch')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="brittle:X cannot be imported: too much"):
+        resolve("brittle:X", ["brittle"])
+
+
+def test_the_script_that_was_run_may_be_named_by_itself_and_by_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "dish.py").write_text(
+        "import chz\n"
+        "from es_cookbook.common.trust import resolve\n"
+        "class Dish: pass\n"
+        "for name in ('__main__:Dish', f'{__spec__.name if __spec__ else \"__main__\"}:Dish'):\n"
+        "    assert resolve(name) is Dish\n"
+        "try: resolve('__main__:chz')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    for way in (["dish.py"], ["-m", "dish"]):
+        done = subprocess.run(
+            [sys.executable, *way], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "__main__:chz must be a class or a function, found module\n"
+    profiled = "from es_cookbook.common.trust import resolve; resolve('cProfile:run')"
+    (tmp_path / "profiled.py").write_text(profiled)
+    command = [sys.executable, "-m", "cProfile", "profiled.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "ConfigError: cProfile:run is not part of es_cookbook" in done.stderr

@@ -1,48 +1,57 @@
-"""Classes and functions by name, and which names from a file may be followed.
+"""What a config from a file may name and reach: what `trust=` allows.
 
 A class or function is written as "module:qualname". Following such a name imports the module, which
 runs its code. So a name from a file is checked as text first: its module must belong to es_cookbook
 or to a package or script in `trust`, and every piece must be a plain identifier. The object must
 also be defined there, not only imported there: `os` is an attribute of many modules, and everything
-can be reached from it.
+can be reached from it. (Classes of es_cookbook are restricted further, by the type of the field:
+`es_cookbook.common.names.may_be_named`.)
 
 A class of a script is recorded under the name that the script has as a module, so that other
 programs can import it: `Env` of `recipes/my_env.py` is `my_env:Env`. A script is trusted by its
 path.
 
+A field that reaches something (an address, a repository, an account) is marked by `needs_trust`
+with the word that allows it, for example `trust=https://judge.example`. A value that is typed on
+the command line or written in Python is allowed; a value from a config file is refused until
+`trust=` names its word.
+
 Left out: checking what the code of a trusted package does.
 """
 
+import functools
 import importlib
 import importlib.util
+import json
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 from es_cookbook.common.errors import ConfigError, did_you_mean
-from es_cookbook.common.registry import parts_of
+from es_cookbook.common.registry import part, parts_of
+from es_cookbook.common.terminal import printable
 
+ANYTHING_REACHED = "(anything)"
+"""In `trust`: everything that a config reaches, if it is of this process or only compared."""
 _OWN = "es_cookbook"
 _MAIN = ("__main__", "__mp_main__")
 """Names of the module that was run, in the process and in those that it spawns."""
 _SCRIPT = ".py"
 _IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 """ASCII only: Python takes some other letters of Unicode for the same."""
+_LONGEST = 300
+"""Characters of a name that is followed."""
+_REFERENCES = ("$class", "$partial", "$import")
+"""Keys of a config whose value is a name."""
+_NEEDS_TRUST = "needs_trust"
+_ADDRESS = re.compile(r"(https?://(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?)(?:[/?#]\S*)?", re.ASCII)
+"""Read alike by every library; no user name stands before the host."""
 _loaded_scripts: dict[str, Path] = {}
 """Name of a module -> the trusted script that was imported as it."""
 _is_importing = False
-ANYTHING_REACHED = "(anything)"
-"""In `trust`: everything that a config reaches, if it is of this process or only compared."""
-_WORD = re.compile(rf"[a-z]+:|{_OWN}\.[^:]*:")
-"""Beginning of a word of `trust` that is neither package nor script: hub:me/run, a class."""
-_LONGEST = 300
-"""Characters of a name that is followed."""
-
-_REFERENCES = ("$class", "$partial", "$import")
-"""Keys of a config whose value is a name."""
 
 
 def reference(thing: Callable[..., object]) -> str:
@@ -114,29 +123,32 @@ def load(text: str) -> Callable[..., object]:
     """The class or function that an installed distribution has registered as "module:name".
 
     Raises:
-        ConfigError: It cannot be imported, or is not there; names the distribution.
+        ConfigError: It cannot be imported, or is not there; names the distribution. Or its name is
+            registered twice, or for another version of the interface (`registry.part`).
     """
+    for found in parts_of(text)[:1]:
+        part(found.group, found.name)
     try:
         return resolve(text, trust=[text.partition(":")[0]])
     except ConfigError as error:
-        whose = "".join(f" (of {part})" for part in parts_of(text)[:1])
+        whose = "".join(f" (of {found})" for found in parts_of(text)[:1])
         raise ConfigError(f"{error}{whose}") from error
 
 
 def source_of(text: str) -> Path | None:
     """The file of a "module:name"; None if there is none. Nothing is imported."""
-    package, *parts = text.partition(":")[0].split(".")
+    package, *inner = text.partition(":")[0].split(".")
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
         return None
-    file = Path(found.origin).parent.joinpath(*parts) if parts else Path(found.origin)
+    file = Path(found.origin).parent.joinpath(*inner) if inner else Path(found.origin)
     candidates = (file, file.with_suffix(".py"), file / "__init__.py")
     return next((each for each in candidates if each.is_file()), None)
 
 
 def is_own(text: str) -> bool:
     """Whether a "module:qualname" is of es_cookbook itself, also as the program that was run."""
-    return belongs_to(of_program(text).partition(":")[0], (_OWN,))
+    return _belongs_to(of_program(text).partition(":")[0], (_OWN,))
 
 
 def of_program(text: str) -> str:
@@ -150,15 +162,12 @@ def of_program(text: str) -> str:
 def references_in(plain: object) -> set[str]:
     """All that a config, as JSON values, names; imports none of it."""
     found: set[str] = set()
-    waiting = [plain]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            entries = cast("dict[str, object]", item)
-            found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
-            waiting += entries.values()
-        elif isinstance(item, list):
-            waiting += cast("list[object]", item)
+    if isinstance(plain, dict):
+        entries = cast("dict[str, object]", plain)
+        found.update(text for key in _REFERENCES if isinstance(text := entries.get(key), str))
+        plain = list(entries.values())
+    if isinstance(plain, list):
+        found.update(*map(references_in, cast("list[object]", plain)))
     return found
 
 
@@ -184,24 +193,9 @@ def trusted_modules(trust: Collection[str]) -> tuple[str, ...]:
     Other words (an address, a repository) stay as they are.
 
     Raises:
-        ConfigError: Neither a package's name nor a script's path; or the script is missing, fails,
-            or has the name of another module.
+        ConfigError: A script is missing, fails, or has the name of another module.
     """
-    return tuple(map(_trusted, trust))
-
-
-def _trusted(name: str) -> str:
-    if name.endswith(_SCRIPT):
-        return _loaded(Path(name))
-    is_word = name == ANYTHING_REACHED or _WORD.match(name)
-    if not is_word and (
-        len(name) > _LONGEST or not all(map(_IDENTIFIER.fullmatch, name.split(".")))
-    ):
-        raise ConfigError(
-            f"trust={name}: a package is named as in an import, and a script by its path, as "
-            "trust=my_package or trust=another.module,path/to/script.py"
-        )
-    return name
+    return tuple(_loaded(Path(name)) if name.endswith(_SCRIPT) else name for name in trust)
 
 
 def script_of(module_name: str) -> Path | None:
@@ -256,23 +250,17 @@ def refuse_while_imported() -> None:
         )
 
 
-def belongs_to(module_name: str, packages: Collection[str]) -> bool:
-    """Whether a module is one of these packages or modules, or inside of one.
-
-    >>> belongs_to("es_cookbook.rl.types", ["es_cookbook"]), belongs_to("es_cook", ["es"])
-    (True, False)
-    """
+def _belongs_to(module_name: str, packages: Collection[str]) -> bool:
+    """Whether a module is one of these packages or modules, or inside of one."""
     return any(module_name == name or module_name.startswith(f"{name}.") for name in packages)
 
 
 def _check_trusted(module_name: str, packages: Collection[str], text: str) -> None:
-    if belongs_to(module_name, packages):
+    if _belongs_to(module_name, packages):
         return
     package = module_name.partition(".")[0]
     what = text if text.startswith(f"{module_name}:") else f"{text}, of {module_name},"
-    if module_name in _MAIN:
-        advice = "it is of the program that wrote this, and only that program has it"
-    elif package in sys.stdlib_module_names:
+    if package in sys.stdlib_module_names:
         advice = "it is of Python itself, where much can run anything"
     elif sys.modules.get(package) is None and importlib.util.find_spec(package) is None:
         advice = (
@@ -311,3 +299,118 @@ def _module_that_was_run() -> str | None:
         return None
     name = Path(file).stem
     return name if _IDENTIFIER.fullmatch(name) else None
+
+
+class _Reached(NamedTuple):
+    """One field that reaches something: where, the word that allows it, and what it would do."""
+
+    where: str
+    word: str
+    sentence: str
+
+
+def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, object]:
+    """Metadata of a field that reaches something.
+
+    Args:
+        word: returns what `trust=` has to name, given the object that has the field; None if its
+            value reaches nothing.
+        does: a clause about the value, for the sentence.
+    """
+    return {_NEEDS_TRUST: (word, does)}
+
+
+def _reached(part: object, where: str = "config") -> Iterator[_Reached]:
+    """All that a config, or a part of one, reaches."""
+    import chz  # The list of commands does without it.
+
+    inner: list[tuple[str, object]] = []
+    if chz.is_chz(part) and not isinstance(part, type):
+        for name, field in chz.chz_fields(part).items():
+            value, path = getattr(part, field.x_name), f"{where}.{name}"
+            if needs := (field.metadata or {}).get(_NEEDS_TRUST):
+                word, does = cast("tuple[Callable[[object], str | None], str]", needs)
+                if (said := word(part)) is not None:
+                    shown = printable(f"{value!r:.200}")
+                    yield _Reached(path, printable(said), f"{path}: {shown} {does}")
+            inner.append((path, value))
+    elif isinstance(part, Mapping):
+        entries = cast("Mapping[object, object]", part)
+        inner += [(f"{where}[{key!r:.60}]", item) for key, item in entries.items()]
+    elif isinstance(part, list | tuple):
+        items = cast("list[object]", part)
+        inner += [(f"{where}[{i}]", item) for i, item in enumerate(items)]
+    elif isinstance(part, functools.partial):
+        bound = cast("functools.partial[object]", part)
+        inner += [(where, bound.args), (where, bound.keywords)]
+    for path, each in inner:
+        yield from _reached(each, path)
+
+
+def check_reached(
+    config: object, trust: Collection[str], typed: Collection[str] = (), where: str = "config"
+) -> None:
+    """Refuse a config that reaches what the user has not named.
+
+    Args:
+        config: from a file.
+        trust: words of the user; an address allows everything below it.
+        typed: options that the user gave, which may reach anything.
+        where: what the config is called.
+
+    Raises:
+        ConfigError: Names the first field that reaches something, and all words that are missing.
+    """
+    if ANYTHING_REACHED in trust:
+        return
+    refused: list[_Reached] = []
+    for each in _reached(config, where):
+        path = each.where.partition(".")[2]
+        is_typed = any(path == name or path.startswith(f"{name}.") for name in typed)
+        if not is_typed and not any(
+            said == each.word or said.startswith(f"{each.word}/") for said in trust
+        ):
+            refused.append(each)
+    if refused:
+        words = ",".join(dict.fromkeys(f"{each.word:.200}" for each in refused))
+        raise ConfigError(f"{refused[0].sentence}; if you trust it, add trust={words:.300}")
+
+
+def trust_option(config: object, config_json: str) -> dict[str, str]:
+    """What `trust=` has to name before another program reads a config of this process.
+
+    Args:
+        config: of this process.
+        config_json: the same as text.
+
+    Returns:
+        An option of a command that a sentence proposes; empty if none is needed.
+    """
+    code = [text for text in references_in(json.loads(config_json)) if not is_own(text)]
+    modules = sorted({text.partition(":")[0] for text in code if not parts_of(text)})
+    named = (str(script_of(module) or module.partition(".")[0]) for module in modules)
+    words = dict.fromkeys((*named, *(each.word for each in _reached(config))))
+    return {"trust": ",".join(words)} if words else {}
+
+
+def address_of(url: str) -> str:
+    """The scheme, host and port of a URL, and all of one that could be read in several ways.
+
+    >>> address_of("https://judge.example:8000/v1"), address_of("http://a.example@b.example/v1")
+    ('https://judge.example:8000', 'http://a.example@b.example/v1')
+    """
+    matched = _ADDRESS.fullmatch(url)
+    return matched[1] if matched else url
+
+
+def is_plain_option(value: object) -> bool:
+    """Whether an option of a library is a number, true, false, None, or a list of these.
+
+    Text could be a path or the name of a module, so a config from a file needs trust for it.
+
+    >>> is_plain_option([3, None]), is_plain_option("Hangman-v0"), is_plain_option({"id": 1})
+    (True, False, False)
+    """
+    if isinstance(value, list | tuple):
+        return all(map(is_plain_option, cast("list[object]", value)))
+    return value is None or isinstance(value, int | float)

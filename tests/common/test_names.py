@@ -14,8 +14,8 @@ import chz
 import es_cookbook
 from es_cookbook.common.configs import config_from_json
 from es_cookbook.common.errors import ConfigError
-from es_cookbook.common.fields.declared_types import may_be_called
-from es_cookbook.common.fields.parts import FUNCTIONS, may_be_named
+from es_cookbook.common.fields import may_be_called
+from es_cookbook.common.names import FUNCTIONS, may_be_named
 from es_cookbook.engines.base import EngineBuilder
 from es_cookbook.evolution.optimizers.base import OptimizerBuilder
 from es_cookbook.plugins.hub.background_push import HubPush

@@ -1,1 +1,0 @@
-"""The fields of chz classes: how chz describes them, their types, and their options."""

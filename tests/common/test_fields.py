@@ -1,0 +1,121 @@
+"""Fields as options and as types; what is read of chz without being published by it."""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import Any, Literal
+
+import chz
+import pytest
+
+from es_cookbook.cli import RECIPES
+from es_cookbook.cli.options import recipe_config
+from es_cookbook.common.cli import built, changed
+from es_cookbook.common.configs import config_from_json, config_to_json
+from es_cookbook.common.fields import arms, fits, is_required, may_be_called, options_of
+from es_cookbook.evolution.optimizers.base import OPTIMIZER_NAMES
+from es_cookbook.recipes.chat.train_cli import CLIConfig as Chat
+from tests.families import sampled
+
+
+@chz.chz
+class Part:
+    size: int = chz.field(default=1, doc="how big")
+
+
+@chz.chz
+class Small(Part):
+    pass
+
+
+@chz.chz
+class Config:
+    needed: str = chz.field(doc="must be given")
+    made: tuple[int, ...] = chz.field(default_factory=lambda: (1, 2))
+    part: Part = chz.field(default=Part(size=3), doc="a part")
+    other: Part | None = chz.field(default=None, doc="or none")
+
+
+@chz.chz
+class Special(Config):
+    needed: str = "given"
+
+
+def test_this_is_the_version_of_chz_that_is_read() -> None:
+    assert version("chz").startswith("0.4"), "read fields.py beside the new version's source"
+
+
+def test_a_field_with_another_default_keeps_its_doc() -> None:
+    assert options_of(Special)["needed"].doc == "must be given"
+    assert is_required(chz.chz_fields(Config)["needed"])
+    assert not any(map(is_required, chz.chz_fields(Special).values()))
+
+
+def test_options_are_those_of_parts_that_are_there() -> None:
+    values = {path: option.value for path, option in options_of(Config).items()}
+    assert values == {"needed": None, "made": "1,2", "part": "Part", "part.size": "3"} | {
+        "other": "None"
+    }
+    given = chz.Blueprint[object](Config).apply({"other.size": chz.Castable("2"), "part": Part})
+    values = {path: option.value for path, option in options_of(given).items()}
+    assert (values["part"], values["part.size"]) == ("Part", "1")
+    assert (values["other"], values["other.size"]) == ("Part", "2")
+
+
+def either(size: int) -> float | None:
+    return size or None
+
+
+@pytest.mark.parametrize(
+    ("value", "declared", "whether"),
+    [
+        (1, float, True),
+        (1.0, int, False),
+        (True, float | None, False),
+        (True, bool | None, True),
+        (True, Literal[1], False),
+        (True, object, True),
+        ("c", Literal["a", "b"], False),
+        ((1, 2.0), tuple[float, ...], True),
+        ([1], tuple[int, ...], False),
+        (None, None, True),
+        (None, int, False),
+        ({1: 1}, Mapping[str, Any], False),
+        (Small(), Part, True),
+        (Part(), Small, False),
+        (Small, Part, False),
+        (Small, type[Part], True),
+        (Part, type[Small], False),
+        (either, Part | Callable[..., float | None], True),
+        (either, Part | None, False),
+    ],
+)
+def test_values_fit_types(value: object, declared: object, whether: bool) -> None:
+    assert fits(value, declared) is whether
+
+
+def test_classes_and_functions_are_values_only_if_the_type_or_its_items_ask_for_them() -> None:
+    assert may_be_called(Callable[..., Part] | None) and may_be_called(type[Part])
+    assert may_be_called(tuple[Callable[..., int], ...])
+    assert not any(map(may_be_called, (object, Any, Part, int, Literal[1])))
+    assert set(arms(tuple[Part, ...] | dict[str, int] | None)) >= {Part, str, int, type(None)}
+
+
+@pytest.mark.parametrize("recipe", sampled(RECIPES, 4))
+def test_all_that_a_recipe_shows_can_be_typed(recipe: str) -> None:
+    config_class = recipe_config(recipe)
+    shown = {each.path: each.value for each in options_of(config_class).values() if each.value}
+    assert len(shown) > 30
+    config = config_class()
+    assert built(config_class, shown) == config
+    assert changed(config, {}) == config == config_from_json(config_to_json(config))
+
+
+@pytest.mark.parametrize("name", sampled(OPTIMIZER_NAMES, 4))
+def test_all_that_an_optimizer_shows_can_be_typed(name: str) -> None:
+    chosen = {"optimizer": name}
+    blueprint = chz.Blueprint[object](Chat).apply({"optimizer": chz.Castable(name)})
+    shown = {path: each.value or "" for path, each in options_of(blueprint).items()}
+    spaces = {"qes": "quant_codes", "cma": "full_rank", "sep_cma": "full_rank"}
+    space = {"search_space": spaces.get(name, "low_rank")}
+    own = {path: text for path, text in shown.items() if path.startswith("optimizer")}
+    assert built(Chat, own | space) == built(Chat, chosen | space)
