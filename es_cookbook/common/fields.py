@@ -131,6 +131,7 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
         is_plain = type(factory) in (NoneType, chz.factories.standard)
         if not param.name.isdecimal() and not (is_plain and may_be_called(param.type)):
             names = getattr(factory, "accepted", {})
+            is_optional = getattr(factory, "is_optional", False)
             found[path] = Option(
                 path=path,
                 doc=_doc_of(class_of(whole), param.name),
@@ -138,7 +139,7 @@ def options_of(config: "type | chz.Blueprint[object]") -> dict[str, Option]:
                 part=class_of(spec),
                 type=param.type,
                 names=names,
-                optional=factory.default if getattr(factory, "is_optional", False) else None,
+                optional=getattr(factory, "default", None) if is_optional else None,
             )
     return found
 
