@@ -320,7 +320,7 @@ def needs_trust(word: Callable[[Any], str | None], does: str) -> dict[str, objec
     return {_NEEDS_TRUST: (word, does)}
 
 
-def _reached(part: object, where: str = "config") -> Iterator[_Reached]:
+def reached(part: object, where: str = "config") -> Iterator[_Reached]:
     """All that a config, or a part of one, reaches."""
     import chz  # The list of commands does without it.
 
@@ -344,7 +344,7 @@ def _reached(part: object, where: str = "config") -> Iterator[_Reached]:
         bound = cast("functools.partial[object]", part)
         inner += [(where, bound.args), (where, bound.keywords)]
     for path, each in inner:
-        yield from _reached(each, path)
+        yield from reached(each, path)
 
 
 def check_reached(
@@ -364,7 +364,7 @@ def check_reached(
     if ANYTHING_REACHED in trust:
         return
     refused: list[_Reached] = []
-    for each in _reached(config, where):
+    for each in reached(config, where):
         path = each.where.partition(".")[2]
         is_typed = any(path == name or path.startswith(f"{name}.") for name in typed)
         if not is_typed and not any(
@@ -389,7 +389,7 @@ def trust_option(config: object, config_json: str) -> dict[str, str]:
     code = [text for text in references_in(json.loads(config_json)) if not is_own(text)]
     modules = sorted({text.partition(":")[0] for text in code if not parts_of(text)})
     named = (str(script_of(module) or module.partition(".")[0]) for module in modules)
-    words = dict.fromkeys((*named, *(each.word for each in _reached(config))))
+    words = dict.fromkeys((*named, *(each.word for each in reached(config))))
     return {"trust": ",".join(words)} if words else {}
 
 

@@ -10,7 +10,7 @@ from es_cookbook.cli import RECIPES
 from es_cookbook.cli.options import recipe_config, recipe_defaults
 from es_cookbook.common.cli import run_cli
 from es_cookbook.common.configs import config_from_json, config_to_json
-from es_cookbook.common.fields import doc_of
+from es_cookbook.common.fields import options_of
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.runs.config import Config
 from es_cookbook.runs.program import with_log_path
@@ -59,7 +59,7 @@ def test_a_run_without_options_has_what_the_recipe_says(name: str) -> None:
     run_cli(made.append, recipe_config(name), ())
     (config,) = made
     assert config == recipe_defaults(name) and type(config.optimizer) is ES
-    assert all(doc_of(type(config), field) for field in chz.chz_fields(config))
+    assert all(option.doc for option in options_of(type(config)).values())
     samples = name in ("conciseness", "alignment")  # What they do seldom shows up.
     assert config.sampling.temperature == (1.0 if samples else 0.0)
 
