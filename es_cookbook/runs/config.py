@@ -79,11 +79,10 @@ SIZES = (
     "dataset.problems_per_generation",
     "dataset.num_test",
     "sampling.max_tokens",
-    "sampling.stop",
     "num_generations",
     "eval_every",
 )
-"""Options that a run may choose for itself, by what fits into its time."""
+"""Options whose values a run may choose, to fit into `minutes`."""
 
 
 @chz.chz

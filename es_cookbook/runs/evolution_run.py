@@ -1,6 +1,6 @@
-"""A run of evolution strategies: what is checked before it, and what it loads.
+"""Opens a run of evolution strategies: checks it, loads everything, restores a recorded run.
 
-The checks take about two seconds, plus one read of the base's weights if a recorded run goes on.
+The checks take about two seconds, plus one read of the base weights on resume.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EvolutionStrategies(Mover[Run]):
-    """Evolution strategies: a population moves the centre, and the run is its history."""
+    """Opens runs of evolution strategies."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -54,7 +54,7 @@ class EvolutionStrategies(Mover[Run]):
     async def find(self, recorded: Recorded) -> str:
         config = self.config
         if config.size:
-            from es_cookbook.runs.choosing.sizes import as_recorded  # Few runs choose sizes.
+            from es_cookbook.runs.choosing import as_recorded  # Few runs choose sizes.
 
             config = as_recorded(config, recorded)
         self._config_json = config_to_json(config)
@@ -80,7 +80,7 @@ class EvolutionStrategies(Mover[Run]):
         return ""
 
     def _check_base(self) -> None:
-        """Refuse another base before it is loaded; its dtype is the engine's to say."""
+        """Refuse another base before it is loaded; the engine tells its dtype later."""
         history, name = self._state.history, self.config.model_name
         if history.header is not None and history.generations:
             say(f"{self.log_path}: comparing {name} with the base that it began with")
@@ -88,9 +88,9 @@ class EvolutionStrategies(Mover[Run]):
             check_same_base(self.log_path / HISTORY, history.header, now)
 
     def _check_temperature(self, then: object) -> None:
-        """Refuse a longer run that would have sampled otherwise; a schedule of steps shows in them.
+        """Refuse another length, not `then`, that changes the temperature of recorded generations.
 
-        `then` is the recorded number of generations.
+        Other schedules show in the recorded steps.
         """
         history, schedule = self._state.history, self.config.temperature_schedule
         now = self.config.num_generations
@@ -103,7 +103,7 @@ class EvolutionStrategies(Mover[Run]):
             )
 
     def _fork(self) -> str:
-        """The command that takes the recorded generations as given."""
+        """The command that continues in a new run, without repeating the recorded generations."""
         return self._command(
             "fork",
             generation=self._state.history.generations,
@@ -112,7 +112,7 @@ class EvolutionStrategies(Mover[Run]):
         )
 
     def _command(self, name: str, **options: object) -> str:
-        """A whole command about this run."""
+        """A command for this run, to be shown to the user."""
         trust = trust_option(self.config, self._config_json)
         return command(name, log_path=self.log_path, **options, **trust)
 
@@ -127,10 +127,10 @@ class EvolutionStrategies(Mover[Run]):
         _check_problems(config, datasets.train)
         looked = None
         if config.size:
-            from es_cookbook.runs.choosing import settled
+            from es_cookbook.runs import choosing
 
             left = 60 * config.minutes - (time.perf_counter() - began)
-            config, looked = await settled.sized_run(config, engine, datasets, left)
+            config, looked = await choosing.sized_run(config, engine, datasets, left)
             self._config_json = config_to_json(config)
             if config.dataset != looking.dataset:
                 datasets = await load_problems(config, engine)
@@ -144,9 +144,9 @@ class EvolutionStrategies(Mover[Run]):
         header = self._state.history.header
         found = header.found if header else {}
         if header is None and config.optimizer.unsettled:
-            from es_cookbook.runs.choosing import settled
+            from es_cookbook.runs import choosing
 
-            found = await settled.found(config, engine, datasets.train, looked)
+            found = await choosing.found(config, engine, datasets.train, looked)
         optimizer = _optimizer(config, engine, datasets.train, found)
         history = await self._history(config, engine, found)
         stack.callback(history.close)
@@ -257,23 +257,23 @@ class EvolutionStrategies(Mover[Run]):
 
 
 def check_outside(config: Config) -> None:
-    """Refuse what would fail outside of this process, before a model is loaded."""
+    """Check trackers, data and engine before a model is loaded."""
     for builder in (config.trackers, _one_by_one(config).dataset, *config.regularisers):
         builder.check()
     config.engine.check(config.model_name)  # Last: it may be fetched.
 
 
 def _one_by_one(config: Config) -> Config:
-    """The Config in which problems come one by one, if how many make a batch is to be chosen."""
+    """The Config with one problem per batch, if the size of a batch is to be chosen."""
     if not config.size:
         return config
-    from es_cookbook.runs.choosing.sizes import one_by_one
+    from es_cookbook.runs.choosing import one_by_one
 
     return one_by_one(config)
 
 
 def _check_problems(config: Config, dataset: RLDataset) -> None:
-    """Refuse problems that the surrogate cannot use, and say what ends answers to them."""
+    """Refuse problems that the surrogate cannot use, and print the default end of answers."""
     batch_P = dataset.get_batch(0)
     if config.surrogate is not None:
         config.surrogate.check(batch_P)
@@ -282,18 +282,18 @@ def _check_problems(config: Config, dataset: RLDataset) -> None:
 
 
 async def tried_sigmas(config: Config) -> "FoundSigma":
-    """What the run would find for σ; it does not begin.
+    """The sigma that the run would find; the run does not begin.
 
     Raises:
         ESCookbookError: As `opened` and `find_sigma`.
     """
-    from es_cookbook.runs.choosing import settled
+    from es_cookbook.runs import choosing
 
     await asyncio.to_thread(check_outside, config)
     async with contextlib.AsyncExitStack() as stack:
         engine, datasets = await open_engine(config, stack)
         _check_problems(config, datasets.train)
-        return await settled.find_sigma_for(config, engine, datasets.train)
+        return await choosing.find_sigma_for(config, engine, datasets.train)
 
 
 def _optimizer(

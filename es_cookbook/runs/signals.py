@@ -5,20 +5,15 @@ loop, so it waits for an Env that blocks it. The second one ends the process and
 exit code 130. So does SIGTERM if the process has not ended by itself after a few seconds, because
 schedulers kill it next. The history on the disk is valid at any moment.
 
-Python runs signal handlers in the main thread, between two bytecodes of whatever runs there. So a
-thread acts on signals: it reads their numbers from the descriptor to which Python's C handler
-writes them at once. The handlers themselves only let that thread run.
-
 The same signal within a fifth of a second is the same one: `timeout`, `uv run` and other wrappers
 pass on a signal that the process has already received as a member of their group.
 
-Left out: C code that never releases the interpreter lock. Only SIGKILL ends it.
+Left out: C code that does not return to Python. Until it does, only SIGKILL ends the process.
 """
 
 import asyncio
 import contextlib
 import contextvars
-import math
 import os
 import select
 import signal
@@ -36,21 +31,19 @@ from typing_extensions import override
 from es_cookbook.common.terminal import INTERRUPTED, handled, interrupted
 
 _Result = TypeVar("_Result")
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS_AFTER_SIGTERM = 8.0
 _SECONDS_OF_ONE = 0.2
-_SECONDS_TO_HEAR = 0.1
 _advice = ""
 
 
 def advise(sentence: str) -> None:
-    """Set what the user is told to do if the program is interrupted from now on."""
+    """Set the advice for a user who interrupts the program from now on."""
     global _advice
     _advice = sentence
 
 
 def advice() -> str:
-    """What the user is told to do; "" if nothing was set since the command began."""
+    """The current advice; "" if none was set since the command began."""
     return _advice
 
 
@@ -63,7 +56,7 @@ def result_until_signal(main: Callable[[], Awaitable[_Result]], message: str = "
         KeyboardInterrupt: A signal came; with this message.
     """
     run = _Run(main)
-    with end_on_signals(run.stop):
+    with _end_on_signals(run.stop):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -78,7 +71,7 @@ def result_until_signal(main: Callable[[], Awaitable[_Result]], message: str = "
 
 
 class _Run(Generic[_Result]):
-    """A coroutine on a loop of its own; `results` is empty if it was stopped."""
+    """A coroutine on its own loop; `results` is empty if it was stopped."""
 
     def __init__(self, main: Callable[[], Awaitable[_Result]]) -> None:
         self.results: list[_Result] = []
@@ -97,11 +90,11 @@ class _Run(Generic[_Result]):
 
     def stop(self) -> None:
         """Cancel it, from any thread."""
-        self._is_stopped = True
         with contextlib.suppress(RuntimeError):  # The loop has just been closed.
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
+        self._is_stopped = True
         if self._scope is not None:
             self._scope.cancel()
 
@@ -121,8 +114,8 @@ class _Threads(ThreadPoolExecutor):
 
 
 @contextlib.contextmanager
-def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
-    """Inside, the first Ctrl-C or SIGTERM calls `stop`, in a thread, and the second ends all.
+def _end_on_signals(stop: Callable[[], None]) -> Generator[None]:
+    """Inside, the first Ctrl-C or SIGTERM calls `stop`, and the second ends the process.
 
     Signals stay as they are outside the main thread.
     """
@@ -131,56 +124,31 @@ def end_on_signals(stop: Callable[[], None]) -> Generator[None]:
         return
     interrupted.clear()
     advise("")
-    hears, told = os.pipe()
-    os.set_blocking(told, False)
-    listener = threading.Thread(target=_listen, args=(hears, stop), name="signals", daemon=True)
-    listener.start()
-    with handled(_NUMBERS, _let_listener_run):
-        former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-        _descriptors.append(told)
+    first: list[tuple[int, float]] = []
+    process = os.getpid()
+
+    def received(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # A forked child.
+            os._exit(INTERRUPTED)
+        if number == signal.SIGTERM and not first:
+            signal.setitimer(signal.ITIMER_REAL, _SECONDS_AFTER_SIGTERM)
+        if not first:
+            first.append((number, time.monotonic()))
+            interrupted.set()
+            stop()
+        elif number != first[0][0] or time.monotonic() - first[0][1] >= _SECONDS_OF_ONE:
+            _end_now()
+
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGALRM), received):
         try:
             yield
         finally:
-            signal.set_wakeup_fd(former)
-            _descriptors.remove(told)
-            os.close(told)
-            listener.join()
-            os.close(hears)
-
-
-_descriptors: list[int] = []
-"""To which signals are written; those of a forked child are not this process's."""
-os.register_at_fork(after_in_child=lambda: _descriptors and signal.set_wakeup_fd(-1))
-
-
-def _let_listener_run(number: int, frame: FrameType | None) -> None:
-    time.sleep(_SECONDS_TO_HEAR)
-
-
-def _listen(hears: int, stop: Callable[[], None]) -> None:
-    """Act on the signals whose numbers come, until the descriptor is closed."""
-    first, first_at, end_at = 0, -math.inf, math.inf
-    while True:
-        seconds = None if end_at == math.inf else max(end_at - time.monotonic(), 0.0)
-        if not select.select([hears], [], [], seconds)[0]:
-            _end_now()
-        numbers = os.read(hears, 64)
-        if not numbers:
-            return
-        for number in numbers:
-            now = time.monotonic()
-            if number == signal.SIGTERM:
-                end_at = min(end_at, now + _SECONDS_AFTER_SIGTERM)
-            if not first:
-                first, first_at = number, now
-                interrupted.set()
-                stop()
-            elif number != first or now - first_at >= _SECONDS_OF_ONE:
-                _end_now()
+            if first:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _end_now() -> None:
-    """End this process and its children, and say what the user can do then."""
+    """End this process and its children, and print the advice."""
     sentence = "interrupted; it did not end by itself and was ended"
     line = "; ".join(filter(None, (sentence, _advice))) + "\n"
     with contextlib.suppress(OSError):

@@ -1,13 +1,12 @@
 """The centre of any generation, rebuilt from the base model and the history.
 
 A replay goes tensor by tensor, not generation by generation: each parameter is read once, moved by
-all steps while it is at hand, given away and forgotten. So memory holds a few parameters, one for
-each thread, and the noise of a few terms, however large the model and long the run. A snapshot
-spares the steps before it, and gives the same bits. One that cannot be trusted is left out with a
-warning: its generation and, by the fingerprint, every bit of it have to be those of the history's
-centre. One of another run, or of generations that were since run again another way, is not.
+all steps, yielded and forgotten. So memory holds one parameter per thread and the noise of a few
+terms, however large the model and long the run. A snapshot replaces the steps before it, and gives
+the same bits. It is used only if its generation and its fingerprint, over every bit, are those of
+the history; otherwise (a damaged one, or one of another run) it is left out with a warning.
 
-The run directory is only read, so the run may be going on.
+The run directory is only read, so the run may be in progress.
 """
 
 import dataclasses
@@ -60,14 +59,14 @@ class Replay:
     """A centre that can be rebuilt.
 
     Attributes:
-        search_space: as the run's Config has it.
-        config: all of that, as JSON values; other classes that it names are not imported.
-        prefix: of the history, as far as the centre; without the records that are in the snapshot.
-        model_name: where the base is.
-        space: which of the model's parameters the centre has (an adapter's: its own).
-        base: what the centre starts from, read when it is asked for.
-        dtype: in which the engine held the base, and sampled.
-        snapshot: of a centre on the way, if there is one.
+        search_space: of the run's Config.
+        config: the whole Config as JSON values; other classes that it names are not imported.
+        prefix: of the history, up to the centre.
+        model_name: of the base.
+        space: the parameters of the centre.
+        base: their values in the base, read when needed.
+        dtype: of the base in the engine, which sampled in it.
+        snapshot: of an earlier centre, if there is one.
     """
 
     search_space: SearchSpaceBuilder
@@ -83,41 +82,24 @@ class Replay:
 
     @property
     def generation(self) -> int:
-        """The centre is that after so many generations; 0 is the base."""
+        """Number of generations before this centre; 0 for the base."""
         return self.prefix.generations
 
     @property
     def steps(self) -> list[Step]:
-        """Of the generations that are not in the snapshot."""
+        """Of all generations up to this centre."""
         return [record.step for record in self.prefix.records]
 
     @property
     def fingerprint(self) -> int | None:
         """Recorded for the centre; None for the base."""
-        if records := self.prefix.records:
-            return records[-1].fingerprint
-        return None if self.snapshot is None else self.snapshot.fingerprint
-
-    def from_snapshot(self, snapshot: Path) -> "Replay":
-        """The same from this snapshot of its centre, whose records are forgotten."""
-        prefix = dataclasses.replace(self.prefix, records=())
-        return dataclasses.replace(self, snapshot=read_snapshot(snapshot), prefix=prefix)
-
-    def later(self, generation: int) -> "Replay":
-        """The same for a later generation.
-
-        Raises:
-            HistoryError: The history is damaged, or does not go so far.
-        """
-        found = read_prefix(self.history, generation)
-        records = (*self.prefix.records, *found.records[self.generation :])
-        return dataclasses.replace(self, prefix=dataclasses.replace(found, records=records))
+        records = self.prefix.records
+        return records[-1].fingerprint if records else None
 
     def check_base(self) -> tuple[str, str]:
         """Compare the base with the one that the run began with; reads all of it.
 
-        The fingerprint tells it apart where the centre is the model's own weights and has moved; an
-        adapter's factors say nothing of the model beside them.
+        The fingerprint covers the centre alone, which may be an adapter.
 
         Returns:
             Digests of its weights and its tokenizer.
@@ -131,19 +113,18 @@ class Replay:
         return found
 
     def centre_tensors(self, num_threads: int | None = None) -> Generator[tuple[str, torch.Tensor]]:
-        """Every parameter of the centre, float32, by name, each as soon as it is there.
+        """Yields every parameter of the centre, float32, with its name.
 
-        Take all of them: what comes after the last one is the comparison of fingerprints.
+        Take all of them: after the last one the fingerprints are compared.
 
         Args:
-            num_threads: parameters that are worked on at once; one a core if None.
+            num_threads: parameters that are rebuilt at once; one per core if None.
 
         Raises:
             HistoryError: The fingerprint is not the recorded one.
         """
         done = 0 if self.snapshot is None else self.snapshot.generation
-        taken = self.generation - len(self.prefix.records)
-        steps = merge_steps(self.steps[done - taken :])
+        steps = merge_steps(self.steps[done:])
         start = None if self.snapshot is None else self.snapshot.tensors
 
         def rebuild(name: str) -> tuple[str, torch.Tensor, int]:
@@ -158,7 +139,7 @@ class Replay:
         with ThreadPoolExecutor(num_threads) as pool:
             running: set[Future[tuple[str, torch.Tensor, int]]] = set()
             while waiting or running:
-                # No more are begun than are worked on: what nobody has taken yet is in memory.
+                # No more are begun than there are threads: results that wait are in memory.
                 while waiting and len(running) < num_threads:
                     running.add(pool.submit(rebuild, waiting.pop()))
                 first = wait(running, return_when=FIRST_COMPLETED).done.pop()
@@ -189,10 +170,10 @@ def open_replay(
     model_name: str | None = None,
     trust: Collection[str] = (),
 ) -> Replay:
-    """Find out how the centre of a run's generation, the last recorded if None, is rebuilt.
+    """Prepare to rebuild the centre after `generation` generations, all of them if None.
 
-    `model_name` is where the base model is now; where the run had it if None. `trust` are packages,
-    beside es_cookbook, of which the run's Config may name classes and functions.
+    `model_name` is the present place of the base model; that of the run if None. `trust` are
+    further packages of which the run's Config may name classes and functions.
 
     Raises:
         RunDirectoryError: There is no run directory.
@@ -232,12 +213,11 @@ def open_replay(
 
 
 def latest_snapshot(log_path: Path, fingerprints: Sequence[int]) -> Snapshot | None:
-    """The last one that can be used, or None; one that cannot is named in a warning.
+    """The last one that can be used, or None; logs a warning for each that cannot.
 
     Args:
         log_path: run directory.
-        fingerprints: `[t]`, of the centre after t + 1 generations, as the history has them; later
-            snapshots are not looked at.
+        fingerprints: `[t]`, recorded for the centre after t + 1 generations.
     """
     for path in sorted((log_path / SNAPSHOTS).glob(f"*{SNAPSHOT_SUFFIX}"), reverse=True):
         number = path.name.removesuffix(SNAPSHOT_SUFFIX)

@@ -1,9 +1,8 @@
-"""Snapshots while a run goes on, from its history alone, in a thread of their own.
+"""Snapshots of the centre, written from the history in a thread while the run continues.
 
-A snapshot begins at the one before it, and reads only what the history has gained since: in a long
-run it takes no longer than in a short one. Nothing that a run does depends on them: one that cannot
-be written is a warning, and one that was not finished when the process died is missing. Which of
-them can be used is found out by `es_cookbook.runs.centre.replay`.
+Nothing depends on them: one that cannot be written is a warning, and one that was not finished when
+the process died is missing. `es_cookbook.runs.centre.replay` checks which of them can be used, and
+begins at the last one, so a snapshot adds only the steps since the one before it.
 """
 
 import contextlib
@@ -30,8 +29,11 @@ _logger = logging.getLogger(__name__)
 class SnapshotWriter(Tracker):
     """Writes a snapshot every so many generations (none if 0), one at a time.
 
-    `model_name` is where the base is now, where the run's Config has it if None; `trust` is what
-    that Config needs to be read back.
+    Args:
+        log_path: run directory.
+        every: generations.
+        model_name: of the base; that of the run's Config if None.
+        trust: needed to read that Config.
     """
 
     def __init__(
@@ -46,35 +48,27 @@ class SnapshotWriter(Tracker):
         self._trust = trust
         self._every = every
         self._due = 0
-        self._latest = 0
         self._given_up = threading.Event()
         self._working: threading.Thread | None = None
-        self._done: Replay | None = None
-        """Of the last one that was written, from there on."""
-        for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # by one that died
+        for left in (log_path / SNAPSHOTS).glob(f"*{PARTIAL_SUFFIX}"):  # By a killed process.
             left.unlink(missing_ok=True)
 
     def recorded(self, generations: int) -> None:
-        """Begin a snapshot if one is due.
-
-        While the one before it is being written it waits, and gives way to a later one.
-        """
-        if not self._every:
-            return
-        if generations % self._every == 0 and generations > self._latest:
-            self._due = self._latest = generations
+        """Begin a snapshot if one is due; while one is being written, the latest due one waits."""
+        if self._every and generations % self._every == 0:
+            self._due = generations
         if self._working is None or not self._working.is_alive():
             self._begin()
 
     def finish(self) -> None:
-        """Wait until all that is due is written."""
+        """Wait until all that are due are written."""
         while self._working is not None:
             self._working.join()
             self._working = None
             self._begin()
 
     def close(self) -> None:
-        """Give up what is being written."""
+        """Give up the one that is being written."""
         self._given_up.set()
         self._due = 0
         if self._working is not None:
@@ -89,35 +83,24 @@ class SnapshotWriter(Tracker):
             self._working.start()
 
     def _write(self, generation: int) -> None:
-        from es_cookbook.runs.centre.replay import (
-            open_replay,  # torch, which a Config does without
-        )
+        from es_cookbook.runs.centre.replay import open_replay  # torch, not needed by a Config.
 
         try:
-            if self._done is not None:
-                replay = self._done.later(generation)
-            else:
-                replay = open_replay(
-                    self._log_path, generation, model_name=self._model_name, trust=self._trust
-                )
-            assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
-            path = write_snapshot(
-                self._log_path,
-                generation,
-                replay.fingerprint,
-                replay.space.shapes.items(),
-                self._while_wanted(replay),
+            replay = open_replay(
+                self._log_path, generation, model_name=self._model_name, trust=self._trust
             )
-            self._done = replay.from_snapshot(path)
+            if replay.snapshot is not None and replay.snapshot.generation == generation:
+                return  # Of the process before, or of the last generation, told twice.
+            assert replay.fingerprint is not None, "a snapshot is of a generation that ended"
+            shapes, tensors = replay.space.shapes.items(), self._while_wanted(replay)
+            write_snapshot(self._log_path, generation, replay.fingerprint, shapes, tensors)
         except CancelledError:
             pass
         except ESCookbookError as error:
-            self._done = None
             _logger.warning("no snapshot of generation %d: %s", generation, error)
 
     def _while_wanted(self, replay: "Replay") -> "Generator[tuple[str, torch.Tensor]]":
-        # One thread: the others' cores are sampling.
-        for name, tensor in replay.centre_tensors(num_threads=1):
+        for name, tensor in replay.centre_tensors(num_threads=1):  # The other cores are sampling.
             if self._given_up.is_set():
                 raise CancelledError
             yield name, tensor
@@ -129,10 +112,10 @@ def write_snapshot(
     fingerprint: int,
     shapes: Iterable[tuple[str, tuple[int, ...]]],
     tensors: "Iterable[tuple[str, torch.Tensor]]",
-) -> Path:
-    """Write one, tensor by tensor, beside its final name, and rename it. Returns where it is.
+) -> None:
+    """Write a snapshot tensor by tensor, under a temporary name that is renamed at the end.
 
-    `tensors` are all that `shapes` names, in any order; one that raises leaves nothing behind.
+    `tensors` are those in `shapes`, in any order; if one raises, nothing is left behind.
 
     Raises:
         RunDirectoryError: It cannot be written.
@@ -155,7 +138,6 @@ def write_snapshot(
         fsync(beside)
         beside.replace(path)
         fsync(path.parent)
-        return path
     except OSError as error:
         if isinstance(error, RunDirectoryError):
             raise

@@ -1,0 +1,331 @@
+"""What a run chooses before its first generation: sizes that fit its time, and `auto` step sizes.
+
+The first answers of the centre show how long answers get and how fast they come (`Look`):
+
+    seconds of a rollout  =  tokens of its prompt · s  +  tokens of its answer · s'
+
+The rollouts that fit are divided. Many generations of few rollouts learn more from the same total
+than few generations of many, up to a point: on the chat model's tasks 15 to 30 generations were the
+best division of 1,920 rollouts (docs/lab_notes.md). So the number of generations grows like the
+root of the number of rollouts, and a generation has about twice as many genomes as problems, a
+power of two. An answer gets room for the centre's own answers and for the gold answers.
+
+Left out: answers that get shorter or longer while the model learns, so a run may take less time
+than planned, or more.
+
+Most runs are given everything, and do not import this module.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TypeVar, cast
+
+import chz
+import numpy as np
+
+from es_cookbook.common.configs import config_from_json, config_to_json, trust_of
+from es_cookbook.common.errors import ConfigError
+from es_cookbook.common.terminal import one_line, plural, say
+from es_cookbook.engines.base import Engine
+from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
+from es_cookbook.population.centre_answers import (
+    CentreAnswers,
+    Look,
+    Pace,
+    centre_answers,
+    measured_pace,
+)
+from es_cookbook.population.step_sizes import LEAST_SECONDS, FoundSigma, find_sigma, options_of
+from es_cookbook.rl.types import Datasets, EnvGroupBuilder, RLDataset
+from es_cookbook.runs.config import Config
+from es_cookbook.runs.directory.directory import Recorded
+from es_cookbook.runs.tracking.jsonl import duration_in_words
+
+_Config = TypeVar("_Config")
+
+_PROBLEM = "dataset.problems_per_generation"
+_SHOWN = 16
+"""Problems that the centre attempts before anything else, if sizes are chosen."""
+_SECONDS_LOOKED = 12.0
+_OF_EVALUATIONS = 0.15
+"""Share of the time for the evaluations before and after the run; as much for those between."""
+_MOST_BETWEEN = 4
+"""Evaluations between the first and the last."""
+_LEAST_TEST = 40
+_SPARE = 0.1
+"""Share of the time between rollouts."""
+_GENERATIONS = 12, 100
+_LEAST_GENERATIONS = 6
+_GENOMES = 16, 64
+_PROBLEMS = 4, 64
+_ROOM, _MORE_TOKENS = 1.5, 8
+"""Room of an answer: this factor on its length, and more tokens."""
+_OF_GENOME = 1.15
+"""Time of a genome's answer over that of the centre's: 1.0 to 1.5 were measured, most if lengths
+differ much, since the last ones are few at once (docs/lab_notes.md)."""
+_LONGEST_SHOWN = 60
+"""Characters of an answer."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Looked:
+    """Problems, and the first answers of the centre to them."""
+
+    problems_P: Sequence[EnvGroupBuilder]
+    answers: CentreAnswers
+
+
+async def sized_run(
+    config: Config, engine: Engine, datasets: Datasets, seconds: float
+) -> tuple[Config, Looked]:
+    """The Config with sizes that fit into so many seconds, and the answers they are based on."""
+    looked = await _look(config, engine, datasets.train)
+    look = looked.answers.look
+    if look.pace is None:
+        say("the centre gave no answer, so sizes stay as they are")
+        return with_options(config, {"size": ()}), looked
+    if config.optimizer.unsettled:
+        seconds -= LEAST_SECONDS
+    sizes = sized(config, look, (len(datasets.train), len(datasets.test_P)), seconds)
+    config = with_options(config, {**sizes.chosen, "size": ()})
+    say(told(config, sizes))
+    return config, looked
+
+
+async def found(
+    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None
+) -> Mapping[str, float]:
+    """Values for the options that are `auto`."""
+    given = cast(Auto, getattr(config.optimizer, "sigma", AUTO))
+    if given == AUTO:
+        tried = await find_sigma_for(config, engine, dataset, looked)
+        for line in tried.table().split("\n"):
+            say(line)
+        given = tried.sigma
+    chosen = options_of(config.optimizer, number(given), config.num_generations)
+    say(", ".join(f"optimizer.{name}={value:g}" for name, value in chosen.items()))
+    return chosen
+
+
+async def find_sigma_for(
+    config: Config, engine: Engine, dataset: RLDataset, looked: Looked | None = None
+) -> FoundSigma:
+    """The sigma at which genomes lose a set amount of the centre's answers (`find_sigma`)."""
+    sampler, batch_P = config.sampler(engine, sampling=config.sampling_at(0)), dataset.get_batch(0)
+    size = 2 if config.num_pairs else config.optimizer.population_size
+    num_rollouts = len(batch_P) * size * config.attempts
+    if looked is None:
+        return await find_sigma(sampler, batch_P, num_rollouts)
+    return await find_sigma(sampler, looked.problems_P, num_rollouts, looked.answers)
+
+
+async def _look(config: Config, engine: Engine, dataset: RLDataset) -> Looked:
+    """The centre's first answers, which are printed."""
+    sampler = config.sampler(engine, sampling=config.sampling_at(0))
+    problems_P, generation = list(dataset.get_batch(0)), 0
+    while len(problems_P) < min(2 * _SHOWN, len(dataset)) and not dataset.depends_on_results:
+        generation += 1
+        problems_P += dataset.get_batch(generation)
+    problems_P, new_P = problems_P[:_SHOWN], problems_P[_SHOWN : 2 * _SHOWN]
+    say(f"the centre answers {plural(len(problems_P), 'problem')} first")
+    answers = await centre_answers(sampler, problems_P, _SECONDS_LOOKED)
+    if answers.prompts:
+        pace = await measured_pace(sampler, answers, new_P)
+        answers = dataclasses.replace(answers, look=dataclasses.replace(answers.look, pace=pace))
+    for line in shown(answers.look):
+        say(line)
+    return Looked(problems_P, answers)
+
+
+def shown(look: Look) -> Iterator[str]:
+    """Lines that show the centre's answers: three of them, their rewards, and the pace."""
+    some = sorted(look.answers, key=lambda answer: math.isnan(answer.reward))[:3]
+    for answer in some:
+        reward = "cut by the clock" if math.isnan(answer.reward) else f"earns {answer.reward:g}"
+        text = one_line(answer.text.strip()) or "(nothing)"
+        short = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+        gold = f" (gold {one_line(answer.gold):.30})" if answer.gold else ""
+        yield f"  {reward}: {short}{gold}"
+    if rewards := look.rewards:
+        yield f"  reward of {plural(len(rewards), 'answer')}: {np.mean(rewards):.3g}"
+    if look.pace is not None:
+        yield f"  {1 / look.pace.sampled:,.0f} tokens a second, of many answers at once"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """The chosen sizes, and the time that they take.
+
+    Attributes:
+        chosen: values of the options that were free, by path.
+        seconds: from now to the end of the run.
+        length: tokens of an answer, on average.
+    """
+
+    chosen: Mapping[str, object]
+    seconds: float
+    length: float
+
+
+def sized(config: Config, look: Look, counts: tuple[int, int], seconds: float) -> Sizes:
+    """Sizes for the options in `config.size`, and the time of a run of these sizes.
+
+    Args:
+        config: of the run.
+        look: at the centre's answers, with a pace.
+        counts: number of training problems, and of held-out ones.
+        seconds: for generations and evaluations.
+    """
+    free = frozenset(path for path in config.size if has(config, path))
+    chosen: dict[str, object] = {}
+    if "sampling.max_tokens" in free and (room := _room(look, config.sampling.max_tokens)):
+        chosen["sampling.max_tokens"] = room
+        config = with_options(config, chosen)
+    length = float(np.mean([min(length, config.sampling.max_tokens) for length in _lengths(look)]))
+    rollout = _seconds_of(look, length)
+    num_train, num_test = counts
+    if "dataset.num_test" in free and num_test:
+        most = max(_LEAST_TEST, int(_OF_EVALUATIONS / 2 * seconds / rollout))
+        if most < num_test:
+            num_test = chosen["dataset.num_test"] = most
+    evaluation, evaluations = num_test * rollout, 2
+    if "eval_every" in free and evaluation:
+        between = max(0, int(_OF_EVALUATIONS * seconds / evaluation))  # The time may be over.
+        evaluations += min(_MOST_BETWEEN, between)
+    left = (1 - _SPARE) * seconds - evaluations * evaluation
+    chosen |= _shape(config, free, max(0, int(left / rollout)), num_train)
+    config = with_options(config, chosen)
+    if "eval_every" in free:
+        chosen["eval_every"] = math.ceil(config.num_generations / (evaluations - 1))
+        config = with_options(config, chosen)
+    evaluations = sum(map(config.evaluates, range(config.num_generations + 1)))
+    generations = config.num_generations * rollouts_of(config) * rollout / (1 - _SPARE)
+    return Sizes(chosen, generations + evaluations * evaluation, length)
+
+
+def rollouts_of(config: Config) -> int:
+    """Rollouts of a generation."""
+    genomes = 2 if config.num_pairs else config.optimizer.population_size
+    problems = int(getattr(config.dataset, "problems_per_generation", 1))
+    return genomes * problems * config.attempts
+
+
+def _seconds_of(look: Look, length: float) -> float:
+    """Of a rollout with as many turns as in the first answers."""
+    turns = max(1.0, len(look.answers) / look.num_rollouts)
+    prompt = float(np.mean([answer.prompt_tokens for answer in look.answers]))
+    seconds = cast(Pace, look.pace).seconds(prompt, length)
+    return _OF_GENOME * turns * max(seconds, 1e-6)
+
+
+def _lengths(look: Look) -> list[float]:
+    """Tokens of the answers; infinite for those that did not end."""
+    return [each.num_tokens if each.ending == "stop" else math.inf for each in look.answers]
+
+
+def _room(look: Look, most: int) -> int | None:
+    """Tokens that an answer needs; None if unknown, or if it is not less than `most`."""
+    gold = max(answer.gold_tokens for answer in look.answers)
+    ended = [length for length in _lengths(look) if length < math.inf]
+    if 2 * len(ended) >= len(look.answers):
+        needed = max(float(np.quantile(ended, 0.95)), gold)
+    elif gold and all(answer.ending == "length" for answer in look.answers):
+        needed = 2 * gold
+    else:
+        return None
+    room = 8 * math.ceil((_ROOM * needed + _MORE_TOKENS) / 8)
+    return room if room < most else None
+
+
+def _shape(
+    config: Config, free: Collection[str], rollouts: int, num_train: int
+) -> dict[str, object]:
+    """Genomes, problems and generations that make about so many rollouts."""
+    chosen: dict[str, object] = {}
+    generations = config.num_generations
+    if "num_generations" in free:
+        generations = _within(round(math.sqrt(rollouts) / 3), *_GENERATIONS)
+    each = rollouts / generations / config.attempts
+    if not config.num_pairs:
+        genomes = config.optimizer.population_size
+        problems = int(getattr(config.dataset, "problems_per_generation", 1))
+        if "optimizer.population_size" in free:
+            wanted = math.sqrt(2 * each) if _PROBLEM in free else each / problems
+            genomes = 2 ** round(math.log2(_within(wanted, *_GENOMES)))
+            chosen["optimizer.population_size"] = genomes
+        if _PROBLEM in free:
+            most = min(_PROBLEMS[1], num_train)
+            chosen[_PROBLEM] = _within(round(each / genomes), min(_PROBLEMS[0], most), most)
+    if "num_generations" in free:
+        of_one = rollouts_of(with_options(config, chosen))
+        chosen["num_generations"] = max(_LEAST_GENERATIONS, round(rollouts / of_one))
+    return chosen
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _within(number: _Number, least: _Number, most: _Number) -> _Number:
+    return max(least, min(number, most))
+
+
+def told(config: Config, sizes: Sizes) -> str:
+    """The time of a run of these sizes, and the options to paste into a shell."""
+    genomes, generations = config.optimizer.population_size, config.num_generations
+    options = shlex.join(
+        f"{path}={json.dumps(value) if isinstance(value, tuple) else value}"
+        for path, value in sizes.chosen.items()
+    )
+    return (
+        f"{plural(generations, 'generation')} of {genomes} genomes x "
+        f"{plural(rollouts_of(config) // genomes, 'answer')} of about "
+        f"{plural(round(sizes.length), 'token')} (at most {config.sampling.max_tokens}) take about "
+        f"{duration_in_words(sizes.seconds)} here, for minutes={config.minutes:g}: {options}"
+    )
+
+
+def as_recorded(config: Config, recorded: Recorded) -> Config:
+    """The Config with the sizes of the run in its directory, if one is recorded there."""
+    with contextlib.suppress(ConfigError):  # It is raised where the directory is opened.
+        if recorded.history.generations:
+            trust = trust_of(config_to_json(config))
+            found = config_from_json(recorded.config_json, trust)
+            paths = [path for path in config.size if has(config, path)]
+            if all(has(found, path) for path in paths):
+                chosen = {path: _at(found, path) for path in paths}
+                return with_options(config, {**chosen, "size": ()})
+    return config
+
+
+def one_by_one(config: Config) -> Config:
+    """The Config with one problem per batch, if the size of a batch is to be chosen."""
+    free = _PROBLEM in config.size and has(config, _PROBLEM)
+    return with_options(config, {_PROBLEM: 1}) if free else config
+
+
+def has(config: object, path: str) -> bool:
+    """Whether a config has an option of this path."""
+    name, _, rest = path.partition(".")
+    if not chz.is_chz(config) or name not in chz.chz_fields(config):
+        return False
+    return not rest or has(getattr(config, name), rest)
+
+
+def _at(config: object, path: str) -> object:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def with_options(config: _Config, options: Mapping[str, object]) -> _Config:
+    """A config with other values of some options, by path."""
+    for path, value in options.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            value = with_options(getattr(config, name), {rest: value})
+        config = chz.replace(config, **{name: value})
+    return config
