@@ -2,7 +2,7 @@
 
     python -m benchmarks.mutants es_cookbook/evolution/fitness.py     # a module
     python -m benchmarks.mutants HEAD~3                               # lines changed since then
-    python -m benchmarks.mutants es_cookbook/evolution/rules.py tests/engines/test_wire.py
+    python -m benchmarks.mutants es_cookbook/evolution/genome.py tests/engines/test_wire.py
 
 Prints each mutant that no test notices: a test is missing, or the mutant is the same function, or a
 test that takes longer than `LONGEST` would notice.

@@ -28,8 +28,7 @@ from es_cookbook.engines.base import (
     SampleRequest,
     Target,
 )
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets, Rule
+from es_cookbook.evolution.genome import Genome, Offsets, Rule, Step, Term
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.rl.objectives import Objective, Outcomes
 from es_cookbook.rl.problem_env import Grade, ProblemEnv, ProblemGroupBuilder

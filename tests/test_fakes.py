@@ -1,7 +1,6 @@
 """Fake answers stay what they were when runs were recorded with them."""
 
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets
+from es_cookbook.evolution.genome import AdamRule, Genome, MuonRule, Offsets, Step, Term
 from tests.fakes import digest
 
 TERMS = (Term(3, 0.25), Term(2**63 - 1, -1e-07))

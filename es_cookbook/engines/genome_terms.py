@@ -15,7 +15,7 @@ import torch
 from es_cookbook.common.errors import EngineError
 from es_cookbook.evolution.centre import Centre, on_gpu
 from es_cookbook.evolution.genome import Genome, Term
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import SearchSpace
 from es_cookbook.evolution.spaces.factors import AdapterFactors, term_factors, term_scales
 

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from es_cookbook.engines.base import LogprobsRequest, SampleRequest, Target
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets
+from es_cookbook.evolution.genome import Genome, Offsets, Step, Term
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 Request: TypeAlias = SampleRequest | LogprobsRequest

@@ -5,7 +5,7 @@ moves by steps, in exact arithmetic (see `es_cookbook.evolution.spaces.base`), s
 give the same bits on any machine and with any number of threads, and `restore` is exact in every
 dtype: perturbed weights are derived from the centre, and nothing is ever undone by subtraction.
 
-A step with a rule (`es_cookbook.evolution.rules`) moves it by what the rule makes of the terms, in
+A step with a rule (`es_cookbook.evolution.genome`) moves it by what the rule makes of the terms, in
 `exact`. A genome with offsets begins at base + offsets in place of the centre.
 
 It moves where it is kept: on the CPU with a few threads, on a GPU by Triton programs that make the
@@ -44,9 +44,8 @@ from es_cookbook.evolution.exact import (
     set_to_offsets_,
     start_of,
 )
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise.tensors import Part
-from es_cookbook.evolution.rules import OffsetsRule
+from es_cookbook.evolution.genome import Genome, OffsetsRule, Step, Term
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import AddTerms, SearchSpace
 
 _T = TypeVar("_T")

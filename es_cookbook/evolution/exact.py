@@ -26,14 +26,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from es_cookbook.evolution.noise.tensors import Part
-from es_cookbook.evolution.rules import (
+from es_cookbook.evolution.genome import (
     AdamRule,
     ErrorFeedbackRule,
     MuonRule,
     Offsets,
     Rule,
 )
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import PIECE, AddTerms, as_array
 
 MODULUS = 2**64

@@ -35,7 +35,6 @@ from es_cookbook.evolution.optimizers.base import (
     OptimizerBuilder,
     OptimizerNames,
 )
-from es_cookbook.evolution.optimizers.spread import UnitSpread
 from es_cookbook.evolution.spaces.base import SEARCH_SPACE_NAMES, SearchSpace, SearchSpaceBuilder
 from es_cookbook.population.evaluate import check_evaluation
 from es_cookbook.population.sampler import PopulationSampler
@@ -335,6 +334,8 @@ class Config(RunConfig):
         builder, length = self.optimizer.settled(found), self.num_generations
         optimizer = builder(run_seed=self.seed, num_generations=length, space=space)
         if "learning_rate" in self.optimizer.unsettled and not self.fitness.has_unit_variance:
+            from es_cookbook.evolution.optimizers.spread import UnitSpread
+
             return UnitSpread(optimizer)
         return optimizer
 

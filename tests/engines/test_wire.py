@@ -19,8 +19,16 @@ from es_cookbook.engines.wire import (
     encode_requests,
     encode_step,
 )
-from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, Genome, Step, Term
-from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
+from es_cookbook.evolution.genome import (
+    MAX_COEFFICIENT,
+    MAX_SEED,
+    Genome,
+    MuonRule,
+    Offsets,
+    OffsetsRule,
+    Step,
+    Term,
+)
 from es_cookbook.rl.types import Action, Observation, SamplingParams
 
 coefficients = st.floats(-MAX_COEFFICIENT, MAX_COEFFICIENT)

@@ -14,8 +14,7 @@ from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.centre import Centre, merge_steps, noise_device, on_gpu
 from es_cookbook.evolution.exact import fingerprint_span
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from es_cookbook.evolution import exact
 from es_cookbook.evolution.centre import Centre, merge_steps, moved
 from es_cookbook.evolution.exact import orthogonalised
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.tensors import Part
-from es_cookbook.evolution.rules import AdamRule, MuonRule, Offsets, OffsetsRule
+from es_cookbook.evolution.genome import (
+    AdamRule,
+    Genome,
+    MuonRule,
+    Offsets,
+    OffsetsRule,
+    Step,
+    Term,
+)
+from es_cookbook.evolution.noise import Part, noise
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank

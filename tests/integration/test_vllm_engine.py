@@ -21,8 +21,7 @@ from es_cookbook.engines.base import LogprobsRequest, SampleRequest
 from es_cookbook.engines.torch import processor
 from es_cookbook.engines.torch.processor import Rates
 from es_cookbook.engines.vllm.engine import VLLMEngineBuilder
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import MuonRule, Offsets, OffsetsRule
+from es_cookbook.evolution.genome import Genome, MuonRule, Offsets, OffsetsRule, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank

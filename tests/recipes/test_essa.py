@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from es_cookbook.cli.export import ExportConfig, export
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
-from es_cookbook.evolution.rules import OffsetsRule
+from es_cookbook.evolution.genome import OffsetsRule
 from es_cookbook.plugins.branches import fork
 from es_cookbook.plugins.cma.optimizers import CMA
 from es_cookbook.plugins.cma.singular_values import SingularValues

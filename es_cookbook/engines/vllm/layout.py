@@ -23,7 +23,7 @@ from es_cookbook.checkpoints.models import AsStored
 from es_cookbook.checkpoints.tensors import first_line
 from es_cookbook.common.errors import ModelError
 from es_cookbook.engines.genome_terms import Places, Slots
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo
 
 _BACKENDS_AS_LOADED = ("CPU", "TRITON", "BATCHED_TRITON")

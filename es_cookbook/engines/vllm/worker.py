@@ -34,7 +34,7 @@ from es_cookbook.engines.vocabulary import keep_tokens
 from es_cookbook.engines.wire import decode_genomes, decode_steps
 from es_cookbook.evolution.centre import Centre, noise_device
 from es_cookbook.evolution.genome import Genome
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 
 if current_platform.is_cpu():

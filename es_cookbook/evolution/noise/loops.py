@@ -2,7 +2,7 @@
 
 **Noise** of many seeds, or a long range of one. A population's factors are thousands of tensors of
 a few hundred numbers, and setting NumPy's generator to a seed takes ten times as long as drawing
-them. The words are the same, the published Philox4x64-10 (Salmon et al. 2011; see `noise.philox`),
+them. The words are the same, the published Philox4x64-10 (Salmon et al. 2011),
 and index the same table.
 
 **Rank-1 updates**: a step of the centre adds thousands of outer products to every weight, W <- W +
@@ -22,7 +22,6 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from es_cookbook.common.machine.compiled import compiled
-from es_cookbook.evolution.noise import philox
 
 _Word: TypeAlias = np.uint64
 
@@ -49,14 +48,22 @@ _TABLE = types.Array(types.float32, 1, "C", readonly=True)
 
 
 @compiled(types.void(types.uint64[::1], types.uint64, types.int64, _TABLE, types.float32[:, ::1]))
-def _draw(
+def draw(
     seeds_S: NDArray[np.uint64],
     key: _Word,
     start: int,
     table: NDArray[np.float32],
     out_S: NDArray[np.float32],
 ) -> None:
-    """Elements `start` ... of every seed's noise: a row of `out_S` each."""
+    """Write elements `start` ... of each seed's gaussian noise.
+
+    Args:
+        seeds_S: 0 ... 2^63 - 1 each.
+        key: of the name (`noise.name_key`).
+        start: 0 ... 2^63 - 1.
+        table: of normal quantiles.
+        out_S: (seeds, elements).
+    """
     size = out_S.shape[1]
     for s in range(len(seeds_S)):
         out = out_S[s]
@@ -79,17 +86,6 @@ def _draw(
                 for lane in range(max(0, -first), min(16, size - first)):
                     word = c0 if lane < 4 else c1 if lane < 8 else c2 if lane < 12 else c3
                     out[first + lane] = table[word >> _Word(lane % 4 * _LANE_BITS) & _LANE]
-
-
-def draw_gaussians(
-    seeds_S: Sequence[int], name: str, start: int, out_S: NDArray[np.float32]
-) -> None:
-    """Write elements `start` ... of each seed's noise into `out_S` (seeds, elements), contiguous.
-
-    Seeds are 0 ... 2^63 - 1, and so is `start`.
-    """
-    words_S = np.array(seeds_S, np.uint64)
-    _draw(words_S, _Word(philox.name_key(name)), start, philox.normal_table(), out_S)
 
 
 Numbers: TypeAlias = NDArray[np.float32]

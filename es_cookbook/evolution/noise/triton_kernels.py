@@ -38,17 +38,18 @@ import torch
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import philox
-from es_cookbook.evolution.noise import triton_programs as programs
-from es_cookbook.evolution.noise.tensors import (
+from es_cookbook.evolution.noise import (
     GAUSSIANS_PER_BLOCK,
     SIGNS_PER_BLOCK,
     UNDIVIDED,
     NoiseKind,
     Part,
     Partitions,
+    name_key,
+    normal_table,
     partition_name,
 )
+from es_cookbook.evolution.noise import triton_programs as programs
 
 _MAX_GRID = 2**16 - 1
 """Programs along any but the first axis of a CUDA grid."""
@@ -144,15 +145,15 @@ def launch(
 @functools.cache
 def _table(device: torch.device) -> torch.Tensor:
     """Q on a device."""
-    on_device = torch.from_numpy(philox.normal_table().copy()).to(device)
+    on_device = torch.from_numpy(normal_table().copy()).to(device)
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # Other streams will read it too.
     return on_device
 
 
 def _key_of(name: str) -> int:
-    """`philox.name_key` as a signed number of the same bits: Triton then always takes 64."""
-    key = philox.name_key(name)
+    """`name_key` as a signed number of the same bits: Triton then always takes 64."""
+    key = name_key(name)
     return key - 2**64 if key >= 2**63 else key
 
 

@@ -3,7 +3,7 @@
 `es_cookbook.evolution.noise.triton_kernels` launches them and documents their use; this module is
 only what one program does. The steps are those of the NumPy definition: `philox` makes the four
 words of a block (block b is the published function at counter b + 1, see
-`es_cookbook.evolution.noise.philox`), `_noise` spreads them over the block's elements.
+`es_cookbook.evolution.noise`), `_noise` spreads them over the block's elements.
 
 One program computes a *tile* of whole blocks, because Philox generates a block at once. Requested
 are runs of `length` elements, of which run i begins at element `start + i * pitch`: one run for a
@@ -26,7 +26,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from es_cookbook.evolution.noise.tensors import RUN, SEEDS_OF_PARTITION
+from es_cookbook.evolution.noise import RUN, SEEDS_OF_PARTITION
 
 HAVE_TRITON = importlib.util.find_spec("triton") is not None
 """torch for the CPU comes without it; this module can then be imported, and nothing in it run."""

@@ -9,7 +9,7 @@ over the window, both averages corrected (`window`). α is thus about the RMS of
 parameters' own units, as in ClipUp: of the order of σ/4, and not plain ES's learning rate.
 
 Two ways to have v. "element": element by element, made again from the window's noise where the
-centre is (`rules.AdamRule`), exactly, with no state. "block": one number for a whole tensor. Noise
+centre is (`genome.AdamRule`), exactly, with no state. "block": one number for a whole tensor. Noise
 is isotropic, so every tensor's mean of g² is the same Σ c², known from coefficients alone; v then
 costs nothing, and what is left of Adam is that a step's length does not depend on the fitness'.
 
@@ -29,7 +29,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.genome import AdamRule, Step
 from es_cookbook.evolution.optimizers.base import number
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
@@ -39,7 +39,6 @@ from es_cookbook.evolution.optimizers.window import (
     mean_square,
     scaled,
 )
-from es_cookbook.evolution.rules import AdamRule
 
 
 @chz.chz

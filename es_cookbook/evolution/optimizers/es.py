@@ -52,7 +52,7 @@ from es_cookbook.common.schedules import Schedule, schedule_field, warmup
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise.tensors import SEEDS_OF_PARTITION, partition_seed
+from es_cookbook.evolution.noise import SEEDS_OF_PARTITION, partition_seed
 from es_cookbook.evolution.optimizers.base import (
     AUTO,
     Auto,

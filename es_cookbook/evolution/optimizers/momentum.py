@@ -20,7 +20,7 @@ import chz
 from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
-from es_cookbook.evolution.genome import Step
+from es_cookbook.evolution.genome import MuonRule, Step
 from es_cookbook.evolution.optimizers.base import AUTO, Auto, number
 from es_cookbook.evolution.optimizers.es import step_length
 from es_cookbook.evolution.optimizers.window import (
@@ -30,7 +30,6 @@ from es_cookbook.evolution.optimizers.window import (
     mean_square,
     scaled,
 )
-from es_cookbook.evolution.rules import MuonRule
 
 _PUSHES = math.fsum(0.9**age for age in range(10))
 """How often a gradient's push counts in all while it is remembered, by default."""

@@ -49,15 +49,16 @@ from es_cookbook.common.names import plugs_in
 from es_cookbook.common.registry import Registered
 from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind
-from es_cookbook.evolution.noise.philox import WORDS_PER_BLOCK, words
-from es_cookbook.evolution.noise.tensors import (
+from es_cookbook.evolution.noise import (
     LANE_VALUES,
     RUN,
     UNDIVIDED,
+    WORDS_PER_BLOCK,
+    NoiseKind,
     Part,
     Partitions,
     partition_of,
+    words,
 )
 from es_cookbook.evolution.spaces.factors import AdapterFactors, ReadAdapter
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import noise_range
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part, noise_range
 from es_cookbook.evolution.spaces.base import (
     PIECE,
     AddTerms,

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from es_cookbook.common.checks import check_range
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,

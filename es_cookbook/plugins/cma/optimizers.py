@@ -33,14 +33,13 @@ from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError, not_installed
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import Floats
-from es_cookbook.evolution.genome import Genome, Step
+from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,
     OptimizerBuilder,
     check_fitness,
 )
-from es_cookbook.evolution.rules import Offsets, OffsetsRule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 _SMALLEST_POPULATION = 4

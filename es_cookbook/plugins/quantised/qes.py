@@ -12,7 +12,7 @@ not ε: of the few codes that a genome changed at all, each says much, and the o
 add nothing but noise, say nothing.
 
 The residual e is as large as the model, and is not kept. It is made again from the terms of the
-last `window` generations, beginning at 0 (`rules.ErrorFeedbackRule`), so the step is a function of
+last `window` generations, beginning at 0 (`genome.ErrorFeedbackRule`), so the step is a function of
 what the history records. What that leaves out is a residual of at most ½ that has decayed `window`
 times, ½ · 0.9⁵⁰ < 0.003 of a code. It hardly ever rounds otherwise where a code seldom moves within
 a window, as in a language model. A code that moves often may do so a few generations earlier or
@@ -42,9 +42,8 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.fitness import Floats
-from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.genome import ErrorFeedbackRule, Genome, Step, Term
 from es_cookbook.evolution.optimizers.es import ES, ESOptimizer
-from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.base import SearchSpace, SearchSpaceBuilder
 
 

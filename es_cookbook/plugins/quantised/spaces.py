@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import noise_range
-from es_cookbook.evolution.noise.tensors import Part, uniform_range
+from es_cookbook.evolution.noise import Part, noise_range, uniform_range
 from es_cookbook.evolution.spaces.base import (
     AddTerms,
     ParameterInfo,

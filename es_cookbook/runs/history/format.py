@@ -18,8 +18,7 @@ from typing import Any, TypeAlias, cast
 from es_cookbook.common.errors import HistoryError, other_format
 from es_cookbook.common.files import parsed
 from es_cookbook.common.terminal import one_line
-from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.evolution.rules import rule_from_plain, rule_to_plain
+from es_cookbook.evolution.genome import Step, Term, rule_from_plain, rule_to_plain
 from es_cookbook.rl.types import ProblemResult
 
 FORMAT_VERSION = 1

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from es_cookbook.engines.wire import decode_genomes, decode_steps, encode_genomes, encode_step
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets, OffsetsRule
+from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step, Term
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank

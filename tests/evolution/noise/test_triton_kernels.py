@@ -22,10 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import NoiseKind, noise, noise_range
+from es_cookbook.evolution.noise import NoiseKind, Part, noise, noise_range
 from es_cookbook.evolution.noise import triton_kernels as twin
 from es_cookbook.evolution.noise import triton_programs as programs
-from es_cookbook.evolution.noise.tensors import Part
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpaceBuilder
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace

@@ -15,8 +15,7 @@ from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.common.seeds import derive_seed
 from es_cookbook.evolution.fitness import ZScore
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.tensors import Partitions, partition_of
+from es_cookbook.evolution.noise import Partitions, noise, partition_of
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import (
     Optimizer,

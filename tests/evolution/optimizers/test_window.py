@@ -16,13 +16,12 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Linear, Table
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.fitness import ZScore
-from es_cookbook.evolution.genome import Step, Term
+from es_cookbook.evolution.genome import AdamRule, MuonRule, Step, Term
 from es_cookbook.evolution.optimizers.adam import Adam, RMSProp
 from es_cookbook.evolution.optimizers.base import Optimizer
 from es_cookbook.evolution.optimizers.es import ES
 from es_cookbook.evolution.optimizers.momentum import ClipUp, Momentum, Muon
 from es_cookbook.evolution.optimizers.window import WindowedES, average_weights, scaled
-from es_cookbook.evolution.rules import AdamRule, MuonRule
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from tests.settled import settled
 

@@ -16,11 +16,12 @@ from es_cookbook.common.cli import run_cli
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.names import Names
 from es_cookbook.evolution.genome import Term
-from es_cookbook.evolution.noise import noise, noise_range
-from es_cookbook.evolution.noise.tensors import (
+from es_cookbook.evolution.noise import (
     SEEDS_OF_PARTITION,
     Part,
     Partitions,
+    noise,
+    noise_range,
     partition_seed,
 )
 from es_cookbook.evolution.spaces import full_rank

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.seeds import derive_seed
-from es_cookbook.evolution.genome import Genome, Step, Term
+from es_cookbook.evolution.genome import Genome, OffsetsRule, Step, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.base import Optimizer, OptimizerBuilder
-from es_cookbook.evolution.rules import OffsetsRule
 from es_cookbook.evolution.spaces.adapter import Adapter
 from es_cookbook.evolution.spaces.base import ParameterInfo, SearchSpace
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace

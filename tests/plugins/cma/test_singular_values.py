@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from es_cookbook.checkpoints.peft import read_adapter
 from es_cookbook.common.errors import ConfigError, ModelError
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import Offsets, OffsetsRule
+from es_cookbook.evolution.genome import Genome, Offsets, OffsetsRule, Step, Term
 from es_cookbook.plugins.cma.optimizers import CMA
 from es_cookbook.plugins.cma.singular_values import SingularValues
 from tests.evolution.spaces.test_adapter import PARAMETERS, write_adapter

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Cosine, Linear, Table
 from es_cookbook.evolution.centre import Centre
-from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.rules import MuonRule
+from es_cookbook.evolution.genome import Genome, MuonRule, Step, Term
 from es_cookbook.evolution.spaces.full_rank import FullRankSpace
 from es_cookbook.plugins.genetic.optimizer import (
     BASE,

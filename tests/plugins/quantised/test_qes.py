@@ -13,10 +13,9 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.schedules import Table
 from es_cookbook.evolution.centre import Centre, merge_steps, moved
 from es_cookbook.evolution.exact import apply_rule_
-from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.evolution.noise.tensors import Part
+from es_cookbook.evolution.genome import ErrorFeedbackRule, Step, Term
+from es_cookbook.evolution.noise import Part
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.rules import ErrorFeedbackRule
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.plugins.quantised.qes import QES
 from es_cookbook.plugins.quantised.spaces import QuantCodesSpace

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.genome import Genome, Step, Term
-from es_cookbook.evolution.noise import noise
-from es_cookbook.evolution.noise.tensors import Part, uniform_range
+from es_cookbook.evolution.noise import Part, noise, uniform_range
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.evolution.spaces.low_rank import LowRank

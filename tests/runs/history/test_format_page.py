@@ -18,13 +18,13 @@ from safetensors.numpy import load_file
 
 from es_cookbook.checkpoints.identity import base_identity
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
+from es_cookbook.evolution import noise as philox
 from es_cookbook.evolution.centre import Centre
 from es_cookbook.evolution.exact import orthogonalised
-from es_cookbook.evolution.genome import Step, Term
-from es_cookbook.evolution.noise import noise, philox
+from es_cookbook.evolution.genome import AdamRule, ErrorFeedbackRule, MuonRule, Step, Term
+from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.optimizers.adam import Adam
 from es_cookbook.evolution.optimizers.es import ES
-from es_cookbook.evolution.rules import AdamRule, ErrorFeedbackRule, MuonRule
 from es_cookbook.evolution.spaces.base import SearchSpace, Shares
 from es_cookbook.evolution.spaces.full_rank import FullRank, FullRankSpace
 from es_cookbook.evolution.spaces.low_rank import LowRank, LowRankSpace

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.common.errors import HistoryError, RunDirectoryError
-from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, Step, Term
-from es_cookbook.evolution.rules import RULES, MuonRule
+from es_cookbook.evolution.genome import MAX_COEFFICIENT, MAX_SEED, RULES, MuonRule, Step, Term
 from es_cookbook.rl.types import ProblemResult
 from es_cookbook.runs.history.format import Fork, Header, Record, decode, encode
 from es_cookbook.runs.history.store import HistoryStore, read_header, read_history
