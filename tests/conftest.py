@@ -57,7 +57,6 @@ LONGEST = (
     "tests/engines/torch/test_turns.py::",
     "tests/engines/torch/test_batch_invariance.py::",
     "tests/recipes/countdown/test_train_cli.py::test_the_command_trains",
-    "tests/test_docs_commands.py::test_a_line_runs_as_it_stands",
 )
 """Beginnings of the names of tests that take longest, and so begin first: one that began last would
 keep one process busy while the others wait. xdist takes its groups (vLLM, Ray) before them.
