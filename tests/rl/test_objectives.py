@@ -14,7 +14,6 @@ from es_cookbook.common.errors import ConfigError
 from es_cookbook.plugins.objectives.length import LengthPenalty
 from es_cookbook.rl.objectives import (
     MaxOfK,
-    Mean,
     Objective,
     Outcomes,
     PassAtK,
@@ -22,7 +21,6 @@ from es_cookbook.rl.objectives import (
     outcomes,
     pass_at_k,
 )
-from es_cookbook.rl.rollouts import mean_rewards
 from es_cookbook.rl.types import (
     GroupReward,
     LostRollout,
@@ -82,13 +80,6 @@ def test_pass_at_k_and_max_of_k_are_means_over_all_choices_of_k_attempts(
     assert found == pytest.approx(np.mean(any_solved), abs=1e-12)
 
 
-def test_max_of_all_is_the_maximum_and_of_one_the_mean() -> None:
-    rewards_P_G_K = np.array([[[0.2, 0.9, 0.4], [0.1, NAN, 0.5]]])
-    assert max_of_k(rewards_P_G_K, 3).tolist()[0][0] == pytest.approx(0.9)
-    assert max_of_k(rewards_P_G_K, 2).tolist() == [[pytest.approx((0.9 + 0.9 + 0.4) / 3), 0.5]]
-    assert max_of_k(rewards_P_G_K, 1)[0] == pytest.approx([0.5, 0.3])
-
-
 def test_equal_rewards_are_exactly_equal_scores_however_many_attempts_are_left() -> None:
     rewards_P_G_K = np.array([[[0.3] * 7, [0.3] * 5 + [NAN] * 2, [0.3] * 3 + [NAN] * 4]])
     assert max_of_k(rewards_P_G_K, 3).tolist() == [[0.3] * 3]
@@ -110,24 +101,6 @@ def test_a_metric_that_nobody_reports_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=sentence):
         PassAtK(k=1, metric="corect")(of([[[1.0]]], correct=[[[1.0]]]))
     assert np.isnan(PassAtK(k=1)(of([[[NAN]]]))).all(), "everything lost is not the metric's fault"
-
-
-def test_length_moves_rewards_before_the_inner_objective() -> None:
-    rewards = [[[1.0, 1.0], [0.0, NAN]]]
-    tokens = [[[10, 40], [20, NAN]]]
-    penalty = LengthPenalty(limit=20)
-    assert scores(penalty, rewards, tokens)[0] == pytest.approx([(0.85 + 0.7) / 2, 0.3])
-    best = LengthPenalty(limit=20, inner=MaxOfK(k=2))
-    assert scores(best, rewards, tokens)[0] == pytest.approx([0.85, NAN], nan_ok=True)
-    solved_and_short = PassAtK(k=1, metric="reward", threshold=0.8)
-    assert scores(LengthPenalty(limit=20, inner=solved_and_short), rewards, tokens) == [[0.5, 0.0]]
-
-
-def test_without_a_limit_lengths_compare_within_their_problem() -> None:
-    # The second problem needs ten times the length; its genomes score as the first's do.
-    found = scores(LengthPenalty(), [[[1.0], [1.0]]] * 2, [[[10], [30]], [[100], [300]]])
-    assert found[0] == pytest.approx([1 - 0.3 * 0.15865525, 1 - 0.3 * 0.84134475])
-    assert found[1] == pytest.approx(found[0])
 
 
 def groups() -> Sequence[TrajectoryGroup]:
@@ -154,10 +127,6 @@ def test_groups_become_arrays_with_nan_where_there_is_nothing() -> None:
     np.testing.assert_array_equal(found.metrics["rank"][1], [[NAN, NAN], [1, 2]])
 
 
-def test_the_mean_is_the_mean_reward_bit_for_bit() -> None:
-    np.testing.assert_array_equal(Mean()(outcomes(groups())), mean_rewards(groups()))
-
-
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
@@ -182,8 +151,3 @@ def test_the_mean_is_the_mean_reward_bit_for_bit() -> None:
 def test_what_cannot_work_is_refused_in_a_sentence(made: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         made()
-
-
-def test_one_attempt_is_enough_for_a_mean_and_pass_at_1() -> None:
-    for objective in (Mean(), PassAtK(k=1), MaxOfK(k=1), LengthPenalty()):
-        objective.check(1, 0.0)

@@ -133,18 +133,6 @@ async def test_an_env_may_choose_how_its_policy_acts() -> None:
         await run_rollout(Mute(StepResult(1.0, True)), Echo())
 
 
-async def test_something_that_is_no_env_is_refused() -> None:
-    with pytest.raises(EnvError, match="must give Envs, found int 3"):
-        await run_rollout(3, Echo())  # pyright: ignore
-
-
-async def test_numbers_of_numpy_are_numbers() -> None:
-    result = StepResult(np.float32(0.5), True, metrics={"n": np.int64(2)})  # pyright: ignore
-    trajectory = await run_rollout(Scripted(result), Echo())
-    assert type(trajectory.transitions[0].reward) is float
-    assert trajectory.reward == 0.5
-
-
 async def test_an_env_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollouts, "MAX_STEPS", 5)
     with pytest.raises(EnvError, match="Scripted was not done after 5 steps"):
@@ -158,11 +146,6 @@ def test_rewards_are_means_over_attempts_that_were_not_lost() -> None:
     np.testing.assert_array_equal(mean_rewards([group, group]), [[1.0, 1.5, np.nan]] * 2)
     assert len(lost_rollouts([group])) == 3
     assert count_tokens([group]) == 6
-
-
-def test_group_rewards_are_added() -> None:
-    group = TrajectoryGroup([[trajectory(1.0)], [LOST]], [[GroupReward(0.5)], [GroupReward(0.0)]])
-    np.testing.assert_array_equal(mean_rewards([group]), [[1.5, np.nan]])
 
 
 def test_metrics_are_means_by_tag_over_rollouts_that_report_them() -> None:

@@ -13,19 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.engines.base import Engine, LogprobsRequest
 from es_cookbook.engines.torch.engine import TorchEngineBuilder
 from es_cookbook.evolution.genome import Genome, Term
 from es_cookbook.evolution.noise import noise
 from es_cookbook.evolution.spaces.full_rank import FullRank
 from es_cookbook.plugins.gradients.learner import Learner
-from es_cookbook.plugins.gradients.policy_gradient import Group
 from es_cookbook.population.sampler import PopulationSampler
 from es_cookbook.rl.messages.chat import Chat
 from es_cookbook.rl.problem_env import ProblemGroupBuilder
 from es_cookbook.rl.rollouts import Example, mean_rewards
-from es_cookbook.rl.surrogate import AnswersProblem, GoldAnswers, Surrogate, group_weights
+from es_cookbook.rl.surrogate import AnswersProblem, GoldAnswers, Surrogate
 from es_cookbook.rl.types import (
     Action,
     LostRollout,
@@ -149,14 +148,6 @@ async def test_differences_of_scores_are_the_policy_gradient_along_a_perturbatio
         assert (above - below) / (2 * sigma) == pytest.approx(along, rel=0.02)
 
 
-def test_weights_are_those_of_the_group_baseline() -> None:
-    rewards = [0.25, 1.0, 0.0, 0.25]
-    for normalise in (True, False):
-        found = Group(normalise=normalise).weights(rewards, [])
-        assert found == group_weights(rewards, normalise=normalise)
-    assert np.std(group_weights(rewards, normalise=True)) == pytest.approx(1)
-
-
 async def test_gold_answers_are_scored_whole_with_the_end_of_sequence() -> None:
     engine, tokenizer = FakeEngine(), TOKENIZER
     asked, group = problem(4, "train"), TrajectoryGroup([], tags=("even",))
@@ -195,14 +186,3 @@ async def test_a_problem_without_a_gold_answer_is_refused_by_name() -> None:
             await GoldAnswers().problem(asked, TrajectoryGroup([]), tokenizer)
         with pytest.raises(DataError, match=f"^{name}: it has no gold answer"):
             GoldAnswers().check([problem(2, "train"), asked])
-
-
-def test_the_centre_answers_as_itself_whatever_the_run_says() -> None:
-    greedy = SamplingParams(max_tokens=7, temperature=0.0)
-    own = SamplingParams(max_tokens=7, temperature=1.0, top_p=1.0, logprobs=True)
-    assert Surrogate().sampling(greedy) == own
-
-
-def test_one_answer_has_nothing_to_be_compared_with() -> None:
-    with pytest.raises(ConfigError, match=r"surrogate\.attempts must be at least 2, found 1"):
-        Surrogate(attempts=1)

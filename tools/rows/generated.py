@@ -1,15 +1,18 @@
 """Files of generated rows: their options, kinds in turn, and how they are written."""
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import chz
 
 from es_cookbook.common.checks import check_range
+from es_cookbook.common.errors import ConfigError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import Fields, write_rows
+from es_cookbook.rl.data.rows import Fields
 
 _Row = TypeVar("_Row")
 
@@ -49,7 +52,11 @@ def write(config: RowsConfig, rows: Iterator[Fields], what: str, count: int) -> 
         ConfigError: The file is there already, or cannot be written.
     """
     found = list(itertools.islice(rows, config.count or count))
-    write_rows(config.output, found)
+    try:
+        with Path(config.output).open("x", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in found)
+    except OSError as error:
+        raise ConfigError(f"cannot write output {config.output!r}: {error.strerror}") from error
     print(f"{plural(len(found), what)} written to {config.output}")
 
 

@@ -16,7 +16,7 @@ import chz
 from es_cookbook.common.checks import check_range
 from es_cookbook.common.errors import DataError, ModelError
 from es_cookbook.common.terminal import plural
-from es_cookbook.rl.data.rows import Fields, Remarks, Row, messages_of, tools_of
+from es_cookbook.rl.data.rows import Fields, Row, SkippedRows, messages_of, tools_of
 from es_cookbook.rl.data.sources import check_source, load_rows
 from es_cookbook.rl.messages.encoder import Controls, inside, plain
 from es_cookbook.rl.messages.message import Message, with_system
@@ -55,7 +55,7 @@ class SupervisedRows:
         """
         check_source(self.source, "dataset.source")
         rows = list(load_rows(self.source, option="dataset.source"))
-        self._usable(rows, _check_said, Remarks(self.source, self.on_bad_row))
+        self._usable(rows, _check_said, SkippedRows(self.source, self.on_bad_row))
 
     def __call__(self, tokenizer: Tokenizer) -> Split:
         """Every row as a sequence, in order.
@@ -64,16 +64,18 @@ class SupervisedRows:
             DataError: A row that cannot be used; names the file and the line.
             ModelError: The tokenizer cannot do what the rows need.
         """
-        encoder, remarks = _Encoder(tokenizer, self), Remarks(self.source, self.on_bad_row)
+        encoder, skipped = _Encoder(tokenizer, self), SkippedRows(self.source, self.on_bad_row)
         rows = list(load_rows(self.source, option="dataset.source"))
-        examples = self._usable(rows, encoder.example, remarks)
-        remarks.say(len(rows), "row", len(examples))
+        examples = self._usable(rows, encoder.example, skipped)
+        skipped.say(len(rows), "row", len(examples))
         split = len(examples) - self.num_test
         return examples[:split], examples[split:]
 
-    def _usable(self, rows: Sequence[Row], make: Callable[[Row], T], remarks: Remarks) -> list[T]:
+    def _usable(
+        self, rows: Sequence[Row], make: Callable[[Row], T], skipped: SkippedRows
+    ) -> list[T]:
         """What is made of each row that is not skipped."""
-        made = (remarks.unless_bad(row.where, functools.partial(make, row)) for row in rows)
+        made = (skipped.unless_bad(row.where, functools.partial(make, row)) for row in rows)
         found = [each for each in made if each is not None]
         if len(found) <= self.num_test:
             raise DataError(

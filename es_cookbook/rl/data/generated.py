@@ -33,7 +33,7 @@ from es_cookbook.rl.types import (
 )
 
 if TYPE_CHECKING:
-    from es_cookbook.rl.data.rows import Remarks, Row
+    from es_cookbook.rl.data.rows import Row, SkippedRows
 
 Fold: TypeAlias = Literal["train", "development", "test"]
 
@@ -183,15 +183,12 @@ class GeneratedDatasetBuilder(FoldedDatasetBuilder):
 
 
 class _FoldedProblem(Protocol):
-    """A problem that knows what it is, and so in which of `FOLDS` folds."""
+    """A problem that knows its fold, a pure function of its key."""
 
     @property
     def key(self) -> Hashable: ...
-
     @property
-    def fold(self) -> int:
-        """A pure function of that."""
-        ...
+    def fold(self) -> int: ...
 
 
 P = TypeVar("P", bound=_FoldedProblem)
@@ -228,11 +225,11 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     @override
     def check(self) -> None:
         if self.source is not None:
-            from es_cookbook.rl.data.rows import Remarks
+            from es_cookbook.rl.data.rows import SkippedRows
             from es_cookbook.rl.data.sources import check_sources
 
             check_sources(self.source, self.test_source)
-            train, _ = self._read(Remarks(self.source, self.on_bad_row), None)
+            train, _ = self._read(SkippedRows(self.source, self.on_bad_row), None)
             if not train:
                 raise DataError(f"{self.origin}: there are no training problems")
             check_count(len(train), self.problems_per_generation)
@@ -270,24 +267,24 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
     ) -> tuple[list[ProblemGroupBuilder], list[ProblemGroupBuilder]]:
         if self.source is None:
             return super().splits(tokenizer)
-        from es_cookbook.rl.data.rows import Remarks
+        from es_cookbook.rl.data.rows import SkippedRows
 
-        remarks = Remarks(self.source, self.on_bad_row)
-        splits = self._read(remarks, tokenizer)
+        skipped = SkippedRows(self.source, self.on_bad_row)
+        splits = self._read(skipped, tokenizer)
 
         def built(problems: Mapping[str, P]) -> list[ProblemGroupBuilder]:
             made = (
-                remarks.unless_bad(name, functools.partial(self.builder, name, problem, tokenizer))
+                skipped.unless_bad(name, functools.partial(self.builder, name, problem, tokenizer))
                 for name, problem in problems.items()
             )
             return [each for each in made if each is not None]
 
         train, test = map(built, splits)
-        remarks.say(len(train) + len(test) + remarks.num_bad, "row", len(train))
+        skipped.say(len(train) + len(test) + skipped.num_bad, "row", len(train))
         return train, test
 
     def _read(
-        self, remarks: "Remarks", tokenizer: "Tokenizer | None"
+        self, skipped: "SkippedRows", tokenizer: "Tokenizer | None"
     ) -> tuple[dict[str, P], dict[str, P]]:
         from es_cookbook.rl.data.sources import load_splits
 
@@ -295,7 +292,7 @@ class SourcedDatasetBuilder(GeneratedDatasetBuilder, Generic[P]):
         return load_splits(
             self.source,
             self.test_source,
-            lambda row: remarks.unless_bad(row.where, lambda: self.read(row, tokenizer)),
+            lambda row: skipped.unless_bad(row.where, lambda: self.read(row, tokenizer)),
             lambda problem: problem.fold == self.fold,
             num_train=self.num_train,
             num_test=self.num_test,

@@ -11,14 +11,13 @@ what they are, never by what an engine holds, so a run that goes on uses the sam
 """
 
 import dataclasses
-import functools
 import hashlib
 import heapq
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import chz
 from typing_extensions import override
@@ -26,23 +25,9 @@ from typing_extensions import override
 from es_cookbook.common.checks import check_literals, check_range
 from es_cookbook.common.errors import ConfigError, DataError, nearest
 from es_cookbook.common.terminal import one_line, plural, say
-from es_cookbook.rl.data.problem_dataset import (
-    ProblemDataset,
-    check_count,
-)
-from es_cookbook.rl.data.rows import (
-    Remarks,
-    Row,
-    check_template,
-    filled,
-    with_whole_numbers,
-)
-from es_cookbook.rl.data.sources import (
-    check_sources,
-    label_of,
-    load_rows,
-    load_splits,
-)
+from es_cookbook.rl.data.problem_dataset import ProblemDataset, check_count
+from es_cookbook.rl.data.rows import Row, SkippedRows, check_template, filled, with_whole_numbers
+from es_cookbook.rl.data.sources import check_sources, label_of, load_rows, load_splits
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.problem_env import ProblemGroupBuilder, digest_of
 from es_cookbook.rl.types import (
@@ -273,38 +258,34 @@ class RowDatasetBuilder(RLDatasetBuilder):
         tokenizer: Tokenizer,
         shown: Sequence[Row],
     ) -> list[ProblemGroupBuilder]:
-        """Those of the rows that are used; says how many do not fit, and names the first."""
-        remarks, texts = Remarks(source, self.on_bad_row), AnswerTexts(tokenizer)
-        fitted = [
-            await self._fitted(keyed, remarks, texts, functools.partial(self._built, shown=shown))
-            for keyed in rows
-        ]
+        """The problems of rows that fit; says how many do not, and names the first of those."""
+        skipped, texts = SkippedRows(source, self.on_bad_row), AnswerTexts(tokenizer)
+        fitted = [await self._fitted(keyed, skipped, texts, shown) for keyed in rows]
         found = [problem for problem in fitted if problem is not None]
-        remarks.say(len(rows), what, len(found))
+        skipped.say(len(rows), what, len(found))
         return found
 
     async def _fitted(
-        self, keyed: "_Keyed", remarks: Remarks, texts: AnswerTexts, build: "_Build"
+        self, keyed: "_Keyed", skipped: SkippedRows, texts: AnswerTexts, shown: Sequence[Row]
     ) -> ProblemGroupBuilder | None:
         """A row's problem; None if it is skipped."""
-        most, row = self.max_prompt_tokens, keyed.row
+        most, where = self.max_prompt_tokens, keyed.row.where
         try:
-            problem = build(keyed, texts.tokenizer)
+            problem = self._built(keyed, texts.tokenizer, shown)
             if self.on_bad_row == "skip":  # Otherwise it is refused with all others.
                 await problem.check_said(texts, ())
             length = 0 if most is None else await _num_tokens(problem)
         except DataError as error:
-            remarks.bad(row.where, error)
+            skipped.bad(where, error)
             return None
         if most is None or length <= most:
             return problem
         if self.on_long_prompt == "refuse":
-            raise row.error(
+            raise keyed.row.error(
                 f"its prompt of {plural(length, 'token')} is above dataset.max_prompt_tokens="
                 f"{most}; dataset.on_long_prompt=skip leaves such rows out"
             )
-        how = f"with a prompt above {plural(most, 'token')} and skipped"
-        remarks.add(row.where, how, str(length))
+        skipped.add(where, f"with a prompt above {plural(most, 'token')} and skipped", str(length))
         return None
 
     def _built(
@@ -312,11 +293,10 @@ class RowDatasetBuilder(RLDatasetBuilder):
     ) -> ProblemGroupBuilder:
         if keyed.error is not None:
             raise keyed.error
-        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
         others = [row for row in shown if row.where != keyed.row.where]
         row = dataclasses.replace(with_whole_numbers(keyed.row), shown=others)
-        problem = self.problem(row, tokenizer)
-        return dataclasses.replace(problem, contents=contents)
+        contents = (digest_of(_all_of(keyed.row)), digest_of(keyed.key))
+        return dataclasses.replace(self.problem(row, tokenizer), contents=contents)
 
     def _not_asked(
         self, builders: list[ProblemGroupBuilder], test_P: Sequence[ProblemGroupBuilder]
@@ -364,6 +344,3 @@ class _Keyed:
     place: float
     is_held_out: bool
     error: DataError | None = None
-
-
-_Build: TypeAlias = Callable[[_Keyed, Tokenizer], ProblemGroupBuilder]

@@ -1,16 +1,14 @@
 """A row of data, with its origin; and how it is shown: text with its fields in braces, or a chat.
 
 A `Row` returns its fields by name and type, and names file and line in the error about a wrong one.
-`Remarks` says of many rows which do not fit. `sources` says where rows come from.
+`SkippedRows` says of many rows which do not fit. `sources` says where rows come from.
 """
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from pathlib import Path
 from string import Formatter
 from typing import TypeAlias, TypeVar, cast
 
@@ -94,7 +92,7 @@ class Row:
             raise self.error(str(error)) from None
 
 
-class Remarks:
+class SkippedRows:
     """What is said at once of rows that do not fit: how many there are, and which come first.
 
     Args:
@@ -328,19 +326,6 @@ def changed(value: object, change: Callable[[object], object]) -> object:
         fields = cast("dict[str, object]", value)
         return {name: changed(each, change) for name, each in fields.items()}
     return change(value)
-
-
-def write_rows(output: str, rows: Sequence[Fields]) -> None:
-    """Write rows as JSON lines to a file that is not there yet.
-
-    Raises:
-        ConfigError: It is there, or cannot be written; `output` is the user's name for it.
-    """
-    try:
-        with Path(output).open("x", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    except OSError as error:
-        raise ConfigError(f"cannot write output {output!r}: {error.strerror}") from error
 
 
 def _is_some_text(value: object) -> bool:

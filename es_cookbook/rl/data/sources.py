@@ -1,7 +1,7 @@
 """Where rows come from: files, directories, and sets of the Hugging Face Hub.
 
     rows.jsonl                 or .jsonl.gz, .csv, .csv.gz, .json (an array), .parquet, .arrow
-    data/*.jsonl, more.csv     several, with the same fields; a pattern's files by their names
+    data/*.jsonl, more.csv     several; a pattern's files in the order of their names
     saved                      a directory of `Dataset.save_to_disk`, or saved:train of several
     folder:main:train          a directory in the layout of the Hub: configuration and split
     openai/gsm8k:main:train    a set of the Hub
@@ -16,8 +16,8 @@ by what is registered in the group `sets`.
 import dataclasses
 import glob
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, cast
 
@@ -74,15 +74,14 @@ class _Source:
 
 
 def label_of(source: str) -> str:
-    """What a source is called: the name of its first file or set, of a pattern what is certain."""
+    """A short name for a source: of its first file or set; a pattern's part without wildcards."""
     first = _sources(source)[0]
     if first.named is not None:
         return Path(first.named.name).name
-    for part in reversed(Path(first.files).parts):
-        name = min((part.removesuffix(end) for end in (*FILE_TYPES, "")), key=len)
-        if name := re.split(r"[*?[]", name)[0].rstrip("-_./"):
-            return name
-    return "rows"
+    name = Path(re.split(r"[*?[]", first.files)[0].rstrip("-_./")).name
+    for end in FILE_TYPES:
+        name = name.removesuffix(end)
+    return name or "rows"
 
 
 def check_source(source: str, option: str, split: str = "train") -> None:
@@ -125,11 +124,11 @@ def load_rows(source: str, *, option: str = "source", split: str = "train") -> I
     found: list[Iterator[Row]] = []
     for each in _sources(source):
         if each.named is None:
-            rows = _alike([file_rows(path) for path in _paths(each.files)])
+            rows = chain.from_iterable(map(file_rows, _paths(each.files)))
         else:
             rows = _opened(each.named, option, split)()
         found.append(islice(rows, each.start, each.stop))
-    return _alike(found)
+    return chain.from_iterable(found)
 
 
 def _opened(named: NamedSet, option: str, split: str) -> Callable[[], Iterator[Row]]:
@@ -170,27 +169,6 @@ def _parsed(text: str) -> _Source:
     configuration, split = (*words, "", "")[:2]
     named = NamedSet(name, revision or None, configuration, split, "source")
     return _Source("", named, start, stop)
-
-
-def _alike(parts: Sequence[Iterator[Row]]) -> Iterator[Row]:
-    """One after the other.
-
-    Raises:
-        DataError: The first rows of two of them have different fields.
-    """
-    before: Row | None = None
-    for part in parts:
-        first = next(part, None)
-        if first is None:
-            continue
-        if before is not None and set(first.fields) != set(before.fields):
-            raise first.error(
-                f"has the fields {', '.join(sorted(first.fields))}, and {before.where} has "
-                f"{', '.join(sorted(before.fields))}; files that are read together have the same"
-            )
-        before = before or first
-        yield first
-        yield from part
 
 
 def _paths(files: str) -> Sequence[Path]:
@@ -247,10 +225,17 @@ def load_splits(
                 yield row.where, problem
 
     problems = named(source, "dataset.source", "train")
+    train: Named[P] = {}
+    test: Named[P] = {}
     if test_source is None:
-        return _hold_out(
-            problems, lambda each: num_test > 0 and is_held_out(each), num_train, num_test
-        )
+        for where, problem in problems:
+            held_out = num_test > 0 and is_held_out(problem)
+            split, most = (test, num_test) if held_out else (train, num_train)
+            if len(split) < most:
+                split[where] = problem
+            elif len(train) == num_train and len(test) == num_test:
+                break  # Both have enough.
+        return train, test
     train = dict(islice(problems, num_train))
     test = dict(islice(named(test_source, "dataset.test_source", "test"), num_test))
     names = {problem.key: name for name, problem in test.items()}
@@ -260,22 +245,4 @@ def load_splits(
                 f"{name}: this problem is also held out, in {names[problem.key]}; training and "
                 "test must be disjoint"
             )
-    return train, test
-
-
-def _hold_out(
-    problems: Iterable[tuple[str, P]],
-    is_held_out: Callable[[P], bool],
-    num_train: int,
-    num_test: int,
-) -> tuple[Named[P], Named[P]]:
-    """Reads on only until both have enough."""
-    train: Named[P] = {}
-    test: Named[P] = {}
-    for where, problem in problems:
-        split, most = (test, num_test) if is_held_out(problem) else (train, num_train)
-        if len(split) < most:
-            split[where] = problem
-        elif len(train) == num_train and len(test) == num_test:
-            break
     return train, test

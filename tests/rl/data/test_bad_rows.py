@@ -89,11 +89,6 @@ FILES: Mapping[str, bytes | None] = {
 """Name -> what it holds; a folder holds nothing, and None is not there."""
 
 
-def test_the_ways_are_those_that_read_rows() -> None:
-    assert {"rows", "program", "tools", "countdown", "math", "code", "mixture"} <= set(WAYS)
-    assert len(WAYS) >= 14
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_wrong_source_is_one_sentence(name: str, way: str, tmp_path: Path) -> None:
@@ -151,12 +146,6 @@ def test_what_options_ask_of_rows(fields: Mapping[str, Any], said: str, tmp_path
     assert said in refused(task(tmp_path, asked(99), **fields))
 
 
-def test_what_a_reward_needs_of_rows_is_told(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{"question": "1 + 1", "anser": i} for i in range(99)]
-    said = refused(task(tmp_path, rows))
-    assert "line 1: field 'answer' is missing; did you mean 'anser'?" in said
-
-
 def test_a_held_out_part_that_would_be_empty_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,18 +161,3 @@ def test_a_held_out_part_that_would_be_empty_is_told(
         task(tmp_path, rows, test_fraction=1e-9, **few).check()
     said = capsys.readouterr().err
     assert "none of its rows is in the share that is held out" in said and "num_test=10" in said
-
-
-def test_good_rows_pass(tmp_path: Path) -> None:
-    task(tmp_path, asked(99)).check()
-    task(tmp_path, asked(5), num_test=2, problems_per_generation=3).check()
-    chats: list[dict[str, object]] = [
-        {
-            "messages": [
-                {"role": "user", "content": f"{i} + 1"},
-                {"role": "assistant", "content": str(i + 1)},
-            ]
-        }
-        for i in range(99)
-    ]
-    task(tmp_path, chats, prompt="{messages}", gold="{answer}").check()

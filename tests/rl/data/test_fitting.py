@@ -10,18 +10,11 @@ import pytest
 from es_cookbook.common.errors import ConfigError, DataError
 from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
-from es_cookbook.plugins.program.dataset import ProgramRows
 from es_cookbook.population.results import problem_names
-from es_cookbook.recipes.countdown.dataset import CountdownDatasetBuilder
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row
-from es_cookbook.rl.data.task import RowDatasetBuilder, Task
-from es_cookbook.rl.messages.chat import Chat, ChatOptions
-from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.message_env import MessageEnv
-from es_cookbook.rl.problem_env import ProblemGroupBuilder
+from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.rewards.format import Format, Tags
-from es_cookbook.rl.types import Datasets, Tokenizer
+from es_cookbook.rl.types import Datasets
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 
@@ -111,16 +104,6 @@ async def test_a_row_without_the_field_that_splits_is_bad_too(tmp_path: Path) ->
     assert sorted(train + test) == [n for n in range(1, 21) if n != 5]
 
 
-async def test_a_file_of_bad_rows_alone_is_refused(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", rows(3))
-    with pytest.raises(
-        DataError,
-        match=r"of 3 training rows, 3 unusable and skipped \(line 1: field 'qestion' is "
-        r"missing, line 2: .*\); none is left$",
-    ):
-        await task(path, prompt="{qestion}", num_test=0, on_bad_row="skip")(TOKENIZER)
-
-
 # --- prompts that are too long -------------------------------------------------------------------
 
 
@@ -156,39 +139,6 @@ def test_what_is_done_with_long_prompts_needs_their_length() -> None:
         task("rows.jsonl", on_long_prompt="skip")
     with pytest.raises(ConfigError, match="on_bad_row must be refuse or skip, found 'drop'"):
         task("rows.jsonl", on_bad_row="drop")
-
-
-class Talk(MessageEnv):
-    """Says what it is given."""
-
-    def __init__(self, chat: Chat, text: str) -> None:
-        super().__init__(chat)
-        self.text = text
-
-    async def initial_messages(self) -> list[Message]:
-        return [Message("user", self.text)]
-
-    async def reply(self, message: Message) -> Any:
-        raise AssertionError
-
-
-@chz.chz
-class Talks(RowDatasetBuilder):
-    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        chat, text = Chat(tokenizer, ChatOptions()), row.text("question")
-        return ProblemGroupBuilder(lambda: Talk(chat, text), row.where)
-
-
-async def test_long_prompts_of_chats_are_skipped(long: str) -> None:
-    talks = Talks(source=long, num_test=0, problems_per_generation=1, max_prompt_tokens=60)
-    train, _ = lines(await chz.replace(talks, on_long_prompt="skip")(TOKENIZER))
-    assert train == [1, 2, 4, 5, 6, 7, 8, 9, 10]
-
-
-async def test_a_programs_prompts_have_no_length_that_could_be_limited(long: str) -> None:
-    programs = ProgramRows(source=long, program="true", num_test=0, max_prompt_tokens=60)
-    with pytest.raises(ConfigError, match=r"max_prompt_tokens: the prompts of these problems are"):
-        await programs(TOKENIZER)
 
 
 # --- tags and prefilled answers ------------------------------------------------------------------
@@ -263,11 +213,3 @@ async def test_a_template_that_ends_in_the_prefill_itself_is_refused(tmp_path: P
     path = write_rows(tmp_path / "rows.jsonl", rows(2))
     with pytest.raises(ConfigError, match=r"prefill='<think>': the model's chat template already"):
         await task(path, prefill="<think>", on_bad_row="skip")(tokenizer)
-
-
-async def test_a_recipe_fills_in_the_beginning_of_answers_too() -> None:
-    given = {"num_train": 2, "num_test": 1, "problems_per_generation": 1}
-    built = CountdownDatasetBuilder(**given, prompt="paper", prefill="<think>\n")
-    datasets = await built(TOKENIZER)
-    assert asked(datasets)[0].endswith(f"{END}<think>\n")
-    await datasets.train.validate(512)  # Its own solutions, which go on behind that, are right.

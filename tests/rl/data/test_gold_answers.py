@@ -71,16 +71,6 @@ async def test_letters_that_a_tokenizer_composes_are_refused_where_a_reward_care
         await checked(rows, byte_tokenizer(composes=True), reward=the_same)
 
 
-async def test_rows_whose_answers_cannot_be_said_are_skipped_with_other_bad_ones(
-    tmp_path: Path,
-) -> None:
-    sayable = [{**ROW, "question": f"{i}?", "answer": str(i)} for i in range(3)]
-    rows = write_rows(tmp_path / "rows.jsonl", [*sayable, {**ROW, "answer": "cafe\u0301"}])
-    how = {"reward": the_same, "on_bad_row": "skip"}
-    assert len((await checked(rows, byte_tokenizer(), **how)).train) == 4
-    assert len((await checked(rows, byte_tokenizer(composes=True), **how)).train) == 3
-
-
 async def test_a_stop_text_in_a_perfect_answer_is_refused_where_the_reward_is_lost(
     tmp_path: Path,
 ) -> None:

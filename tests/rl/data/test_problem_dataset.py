@@ -30,12 +30,6 @@ def test_every_epoch_has_every_problem_once_in_its_own_order() -> None:
     assert first != second
 
 
-def test_batches_run_over_the_end_of_an_epoch() -> None:
-    dataset = ProblemDataset([_builder(i) for i in range(5)], 3, seed=0)
-    seen = Counter(name for generation in range(5) for name in _names(dataset, generation))
-    assert set(seen.values()) == {3}
-
-
 def test_batch_is_a_function_of_the_generation_alone() -> None:
     builders = [_builder(i) for i in range(7)]
     in_order = ProblemDataset(builders, 3, seed=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from es_cookbook.common.errors import ConfigError, DataError
+from es_cookbook.common.errors import DataError
 from es_cookbook.population.results import problem_names
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
 from es_cookbook.rl.data.rows import Row
@@ -68,7 +68,7 @@ async def test_another_prompt_or_seed_holds_out_the_same_rows_and_exactly_as_man
 async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(
     sixty: str,
 ) -> None:
-    found = {n: lines(await task(sixty, num_test=n)(TOKENIZER)) for n in range(60)}
+    found = {n: lines(await task(sixty, num_test=n)(TOKENIZER)) for n in (0, 1, 2, 8, 12, 40, 59)}
     for number, (train, test) in found.items():
         assert test == found[59][1][:number] and not {*train} & {*test}
     default = lines(await task(sixty)(TOKENIZER))
@@ -77,19 +77,6 @@ async def test_fewer_held_out_rows_are_the_first_of_more_whatever_their_number(
     assert found[1][0] == default[0]
     assert (await task(sixty, num_test=0)(TOKENIZER)).test_P == []
     assert len(found[0][0]) == 60
-
-
-async def test_a_number_that_cannot_be_is_refused(sixty: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset\.num_test=60: .*rows\.jsonl has 60 rows, and s"):
-        await task(sixty, num_test=60)(TOKENIZER)
-    with pytest.raises(DataError, match=r"dataset\.num_test=60: .*has 60 rows"):
-        task(sixty, num_test=60).check()  # Before a model is loaded.
-    test = write_rows(
-        tmp_path / "test.jsonl", [{"question": "x", "answer": f"a{i}"} for i in range(3)]
-    )
-    assert len((await task(sixty, test_source=test, num_test=3)(TOKENIZER)).test_P) == 3
-    with pytest.raises(DataError, match=r"dataset\.num_test=4: .*test\.jsonl has 3 rows$"):
-        await task(sixty, test_source=test, num_test=4)(TOKENIZER)
 
 
 @pytest.mark.parametrize("split_by", ["question", "{question}", "question, part"])
@@ -127,17 +114,6 @@ async def test_a_training_row_that_asks_what_a_held_out_one_asks_is_left_out(
         await task(sixty, prompt="1", num_test=12)(TOKENIZER)
 
 
-async def test_what_a_row_lacks_and_what_is_no_choice_is_refused(sixty: str) -> None:
-    with pytest.raises(DataError) as caught:
-        task(sixty, split_by="qestion").check()
-    assert str(caught.value) == (
-        f"{sixty}, line 1: field 'qestion' is missing; did you mean 'question'?; the row has: "
-        "question, answer, part (dataset.split_by=qestion)"
-    )
-    with pytest.raises(ConfigError, match=r"split_by='{a\.b}': in braces stands the name of one"):
-        task(sixty, split_by="{a.b}")
-
-
 @dataclasses.dataclass(frozen=True)
 class Number:
     key: int
@@ -168,12 +144,6 @@ def test_one_source_is_split_by_the_problems_and_read_until_both_have_enough(
     assert list(test) == [f"{source}, line 4"]
     with pytest.raises(DataError, match="line 9: field 'number' must be a whole number"):
         load_splits(source, None, read, is_held_out, num_train=9, num_test=9)
-
-
-def test_without_held_out_problems_all_are_for_training(tmp_path: Path) -> None:
-    source = numbered(tmp_path / "all.jsonl", [*range(1, 9)])
-    train, test = load_splits(source, None, read, is_held_out, num_train=99, num_test=0)
-    assert (keys(train), keys(test)) == ([*range(1, 9)], [])
 
 
 def test_two_sources_are_used_whole_and_must_be_disjoint(tmp_path: Path) -> None:

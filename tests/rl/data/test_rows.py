@@ -9,8 +9,6 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from es_cookbook.common.errors import DataError
 from es_cookbook.rl.data.files import FILE_TYPES
@@ -25,14 +23,6 @@ def test_json_lines_know_their_line(tmp_path: Path) -> None:
     rows = list(load_rows(str(path)))
     assert [row.where for row in rows] == [f"{path}, line 1", f"{path}, line 3"]
     assert (rows[1].integer("target"), rows[1].integers("numbers")) == (6, (1, 5))
-
-
-def test_parquet_rows_know_their_row(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    datasets.Dataset.from_dict({"nums": [[1, 2], [3, 4]], "target": [3, 7]}).to_parquet(path)
-    rows = list(load_rows(str(path)))
-    assert [row.where for row in rows] == [f"{path}, row 1", f"{path}, row 2"]
-    assert rows[1].integers("numbers", "nums") == (3, 4)
 
 
 def test_nothing_in_a_table_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,28 +79,10 @@ def test_broken_line_is_named(tmp_path: Path, line: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
-def test_bytes_that_are_not_text_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"target": "\xff\xfe"}\n')
-    with pytest.raises(DataError, match="line 1: not JSON"):
-        list(load_rows(str(path)))
-
-
 @pytest.mark.parametrize("value", ["5", 5.5, True, [5]])
 def test_wrong_type_of_a_whole_number(value: object) -> None:
     with pytest.raises(DataError, match=r"^f, line 3: field 'target' must be a whole number"):
         Row("f, line 3", {"target": value}).integer("target")
-
-
-@pytest.mark.parametrize("value", [5, [], ["1"], [1, 2.5], [True], {"1": 1}])
-def test_wrong_type_of_a_list(value: object) -> None:
-    with pytest.raises(DataError, match=r"^f, line 3: field 'nums' must be a list of whole"):
-        Row("f, line 3", {"nums": value}).integers("numbers", "nums")
-
-
-def test_missing_field_says_what_the_row_has() -> None:
-    with pytest.raises(DataError, match=r"field 'numbers' or 'nums' is missing.*has: target$"):
-        Row("f, line 3", {"target": 5, "solution": None}).integers("numbers", "nums")
 
 
 def test_a_missing_field_names_the_nearest() -> None:
@@ -118,29 +90,6 @@ def test_a_missing_field_names_the_nearest() -> None:
     sentence = r"^f, line 3: field 'prompt' is missing; did you mean 'prompts'\?; the row has: prom"
     with pytest.raises(DataError, match=sentence):
         row.text("prompt")
-
-
-@pytest.mark.parametrize("value", ["", 5, ["yes"]])
-def test_text_is_text_and_not_empty(value: object) -> None:
-    assert Row("f", {"chosen": "yes"}).text("chosen") == "yes"
-    with pytest.raises(DataError, match="field 'chosen' must be text, and some, found"):
-        Row("f", {"chosen": value}).text("chosen")
-
-
-def test_optional_text() -> None:
-    assert Row("f", {}).optional_text("solution") is None
-    assert Row("f", {"solution": "1+2"}).optional_text("solution") == "1+2"
-    with pytest.raises(DataError, match="field 'solution' must be text, found 3"):
-        Row("f", {"solution": 3}).optional_text("solution")
-
-
-@given(st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3))
-def test_any_row_gives_a_number_or_a_data_error(fields: dict[str, object]) -> None:
-    row = Row("f, line 1", fields)
-    try:
-        assert row.integer("a", "b") in fields.values()
-    except DataError as error:
-        assert str(error).startswith("f, line 1: ")
 
 
 def test_source_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
@@ -153,13 +102,6 @@ def test_source_that_is_not_there_or_of_another_kind(tmp_path: Path) -> None:
         load_rows(str(tmp_path / "rows.tsv"))
     with pytest.raises(DataError, match=r"x\*.jsonl: no data file has a name like that"):
         load_rows(str(tmp_path / "x*.jsonl"))
-
-
-def test_damaged_parquet_is_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    path.write_bytes(b"not parquet at all")
-    with pytest.raises(DataError, match="could not be read as a dataset"):
-        list(load_rows(str(path)))
 
 
 def test_a_hub_set_is_read_and_then_needs_no_hub(
@@ -228,17 +170,6 @@ def test_a_hub_set_names_files_of_its_own_repository_alone(
         named_in_the_card(hub, fields.format(other=other.url, folder=tmp_path), name)
     assert other.requests == []
     assert not [each for each in hub.requests if "tree" in each or "other" in each]
-
-
-def test_a_hub_set_may_name_its_files(hub: HubServer) -> None:
-    assert named_in_the_card(hub, "data_files: train.jsonl") == [
-        Row("me/data [train], row 1", {"a": 7})
-    ]
-
-
-def test_a_card_that_is_no_yaml_is_one_sentence(hub: HubServer) -> None:
-    with pytest.raises(DataError, match=r"^me/data: its README\.md: "):
-        named_in_the_card(hub, "data_files: [")
 
 
 def test_a_card_that_refers_to_itself_ends(hub: HubServer) -> None:

@@ -116,17 +116,6 @@ def test_several_files_patterns_and_parts(tmp_path: Path) -> None:
     assert fields(whole) == ROWS
 
 
-def test_files_that_are_read_together_have_the_same_fields(tmp_path: Path) -> None:
-    first = written(tmp_path / "a.jsonl")
-    (tmp_path / "b.jsonl").write_text('{"question": "1", "gold": 2}\n')
-    with pytest.raises(DataError) as caught:
-        fields(f"{tmp_path}/*.jsonl")
-    assert str(caught.value) == (
-        f"{tmp_path}/b.jsonl, line 1: has the fields gold, question, and {first}, line 1 has "
-        "answer, question; files that are read together have the same"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [

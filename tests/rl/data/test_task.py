@@ -1,7 +1,5 @@
 """Rows, a template and a function are a task; what does not fit is refused in a sentence."""
 
-import dataclasses
-import math
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +7,13 @@ from typing import Any
 
 import chz
 import pytest
-from typing_extensions import override
 
 from es_cookbook.common.errors import ConfigError, DataError, EnvError
 from es_cookbook.rl.data.problem_dataset import ProblemDataset
-from es_cookbook.rl.data.rows import Row
 from es_cookbook.rl.data.task import Reward, Task
 from es_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
 from es_cookbook.rl.rewards.matching import Choice, Number
-from es_cookbook.rl.types import Action, Datasets, Tokenizer
+from es_cookbook.rl.types import Action, Datasets
 from tests.chat_templates import CHATML, tokenizer_with
 from tests.recipe_problems import write_rows
 from tests.tiny_models import character_tokenizer
@@ -151,15 +147,6 @@ async def test_choices_are_shown_by_letter(tmp_path: Path) -> None:
         assert [(await env.graded(text)).reward for text in ("It is B.", "A")] == [1.0, 0.0]
 
 
-async def test_folds_hold_out_all_rows_once(tmp_path: Path) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", sums(200))
-    folds = [await built(path, test_fraction=0.25, fold=fold) for fold in range(4)]
-    every = [question for datasets in folds for question in asked(datasets.test_P)]
-    assert sorted(every) == sorted(asked(problems(folds[0])) + asked(folds[0].test_P))
-    few = await built(path, num_train=5, num_test=3)
-    assert (len(few.train), len(few.test_P)) == (5, 3)
-
-
 async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) -> None:
     async def score(text: str, row: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
         return float(text == row["answer"]), {"length": len(text)}
@@ -174,37 +161,6 @@ async def test_a_reward_may_wait_and_measure_and_rows_have_tags(tmp_path: Path) 
     assert isinstance(env, ProblemEnv)
     with pytest.raises(EnvError, match="TaskEnv has no `grade`: await `graded`"):
         env.grade("12")
-
-
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        (None, "must return a finite number, or one and metrics, found NoneType None"),
-        (math.nan, "found float nan"),
-        ("1.0", "found str '1.0'"),
-        ((1.0, 2.0), r"metrics as a mapping, found float 2\.0"),
-        ((1.0, {"a": math.inf}), "finite numbers as metrics, found float inf for 'a'"),
-        ((1.0, {3: 1.0}), "finite numbers as metrics, found float 1.0 for 3"),
-        (ZeroDivisionError("by\nzero"), r"raised ZeroDivisionError: by zero(\n|$)"),
-    ],
-)
-async def test_a_reward_that_is_none_is_refused_by_name_and_row(
-    tmp_path: Path, returned: object, said: str
-) -> None:
-    def careless(text: str, row: Mapping[str, Any]) -> object:
-        if isinstance(returned, Exception):
-            raise returned
-        return returned
-
-    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(3)), careless)
-    with pytest.raises(
-        DataError, match=rf"rows\.jsonl, line \d: reward .*careless.*{said}"
-    ) as found:
-        await datasets.train.validate(64)
-    assert str(found.value).count("rows.jsonl") == 1
-    env = problems(datasets)[0].make_env()
-    with pytest.raises(EnvError, match=said):
-        await env.step(Action((), "1", "stop"))
 
 
 async def test_an_answer_that_does_not_earn_the_full_reward_is_refused(tmp_path: Path) -> None:
@@ -289,22 +245,6 @@ def test_a_reward_that_cannot_be_called_as_one_is_refused_at_once() -> None:
     assert Task(source="rows.jsonl", reward=optional).reward is optional
 
 
-def fails(text: str, row: Mapping[str, Any]) -> float:
-    return row["missing"]
-
-
-async def test_an_exception_of_a_reward_is_told_with_the_users_own_lines_alone(
-    tmp_path: Path,
-) -> None:
-    datasets = await built(write_rows(tmp_path / "rows.jsonl", sums(10)), fails)
-    with pytest.raises(DataError) as caught:
-        await datasets.train.validate(64)
-    sentence, frame, line, *rest = str(caught.value).splitlines()
-    assert sentence.endswith("reward 'fails' raised KeyError: 'missing'")
-    assert frame.startswith(f'  File "{__file__}", line ') and frame.endswith(", in fails")
-    assert line.strip() == 'return row["missing"]' and not any("File" in each for each in rest)
-
-
 async def test_a_prompt_shows_training_rows_with_their_answers(tmp_path: Path) -> None:
     rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(40)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
@@ -334,55 +274,3 @@ async def test_a_prompt_shows_training_rows_with_their_answers(tmp_path: Path) -
     assert not any(question in text for question in texts(bare.test_P) for text in asked_after)
     # A line each: an answer ends with its line.
     assert {problem.usual_stop for problem in problems(shown)} == {("\n",)}
-
-
-async def test_a_chat_shows_examples_as_turns(tmp_path: Path) -> None:
-    rows = [{"question": f"{i}+1", "answer": str(i + 1)} for i in range(9)]
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    task = Task(
-        source=path, reward=exact, problems_per_generation=1, num_test=0, examples=1, system="Sums."
-    )
-    tokenizer = tokenizer_with(CHATML)
-    texts = [
-        str(tokenizer.decode(list(problem.make_env().observation.tokens_T)))
-        for problem in problems(await task(tokenizer))
-    ]
-    assert texts[3] == (
-        "<|im_start|>system\nSums.<|im_end|>\n"
-        "<|im_start|>user\n0+1<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n"
-        "<|im_start|>user\n3+1<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert "user\n1+1" in texts[0] and "user\n0+1" in texts[1]
-
-
-@chz.chz
-class TaggedTask(Task):
-    """As a user would change a task's problems."""
-
-    @override
-    def problem(self, row: Row, tokenizer: Tokenizer) -> ProblemGroupBuilder:
-        return dataclasses.replace(super().problem(row, tokenizer), problem_tags=("mine",))
-
-
-@pytest.mark.parametrize("examples", [0, 2])
-async def test_a_subclass_changes_problems_with_examples_too(tmp_path: Path, examples: int) -> None:
-    path = write_rows(tmp_path / "rows.jsonl", sums(20))
-    task = TaggedTask(source=path, reward=exact, problems_per_generation=1, examples=examples)
-    found = await task(TOKENIZER)
-    assert {problem.tags for problem in [*problems(found), *found.test_P]} == {("mine",)}
-    assert all(text.count("=") == 1 + examples for text in asked(problems(found)))
-
-
-async def test_examples_need_rows_with_perfect_answers(tmp_path: Path) -> None:
-    few = write_rows(tmp_path / "few.jsonl", [{"question": "1", "answer": "2"}] * 2)
-    with pytest.raises(DataError, match="has 2 training rows with a perfect answer, and one more"):
-        await built(few, examples=2, num_test=0)
-    bare = write_rows(tmp_path / "bare.jsonl", [{"question": str(i)} for i in range(9)])
-    with pytest.raises(DataError, match=r"has 0 training rows.*dataset\.gold says"):
-        await built(bare, examples=1, num_test=0)
-    chats = write_rows(tmp_path / "chats.jsonl", [{"messages": CHAT, "answer": "7"}] * 5)
-    with pytest.raises(DataError, match="not with a whole chat"):
-        task = Task(source=chats, prompt="{messages}", reward=exact, num_test=0, examples=1)
-        await chz.replace(task, problems_per_generation=1)(tokenizer_with(CHATML))
-    with pytest.raises(ConfigError, match="examples must be 0 or more, found -1"):
-        Task(source=few, reward=exact, examples=-1)

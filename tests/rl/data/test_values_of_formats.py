@@ -140,12 +140,6 @@ async def test_rewards_of_ones_own_get_the_numbers_that_prompts_show(
     assert first.integer("n") == 19
 
 
-@pytest.mark.parametrize("answer", ["B", "b", "blau", "1", 1, 1.0])
-def test_a_choice_is_a_letter_a_text_or_a_position_in_any_form(answer: object) -> None:
-    row = {"choices": ["rot", "blau"], "answer": answer}
-    assert (Choice()("B", row), Choice()("A", row)) == (1, 0)
-
-
 @pytest.mark.parametrize("reward", [Exact(), Number()])
 def test_texts_without_the_mark_of_utf_8_are_texts(tmp_path: Path, reward: Reward) -> None:
     columns = {

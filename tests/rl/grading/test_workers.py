@@ -164,15 +164,7 @@ async def test_neither_deadline_nor_clock_run_while_a_call_waits_for_a_worker() 
     assert set(lost) == {None}
 
 
-async def test_work_that_takes_too_long_is_the_rollouts_own_time() -> None:
-    watch = Watch(0.2)
-    clock = Clock(watch)
-    with watch, clock:
-        await in_worker(time.sleep, 100, timeout=200)
-    assert clock.reason == "TimeoutError: not done after 0.2 s (rollout_timeout)"
-
-
-async def test_four_thousand_calls_leak_nothing() -> None:
+async def test_many_calls_leak_nothing() -> None:
     def now() -> tuple[int, int]:
         gc.collect()
         children = Path("/proc/self/task").glob("*/children")
@@ -190,9 +182,9 @@ async def test_four_thousand_calls_leak_nothing() -> None:
 
     end_idle_workers()
     before = now()
-    await several(1000)
+    await several(400)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await several(3000)
+    await several(800)
     for _ in range(20):
         with pytest.raises(WorkerTimeoutError):
             await in_worker(graders.loop_for_ever, timeout=0.001)
@@ -234,16 +226,6 @@ def test_a_script_s_own_functions_need_its_main_guard(
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=ROOT)
     assert ran.stdout == out
     assert err in ran.stderr
-
-
-def test_a_function_of_a_session_is_refused(tmp_path: Path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT + "anyio.run(main)"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert "it is defined in an interactive session or a notebook: put it into a" in ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

@@ -1,15 +1,12 @@
 """What is kept of chats, tools and turns takes no more room after many of them than after some."""
 
 import gc
-import json
 import weakref
 
 from es_cookbook.rl.messages.chat import MOST_TOKENS, Chat, KeptTurns
 from es_cookbook.rl.messages.message import Message
-from es_cookbook.rl.messages.renderer import Renderer
-from es_cookbook.rl.messages.tools import ToolSchema
 from es_cookbook.rl.types import Action
-from tests.chat_templates import CHATML, add, tokenizer_with
+from tests.chat_templates import CHATML, tokenizer_with
 
 TOKENIZER = tokenizer_with(CHATML)
 
@@ -32,19 +29,6 @@ def test_of_turns_the_last_ones_are_kept() -> None:
     assert beside.prompt(renderer, chats[-1]) == renderer.prompt(chats[-1])
 
 
-def test_chats_are_told_apart_by_all_that_they_say_and_by_their_tools() -> None:
-    renderer, other, kept = Chat(TOKENIZER).renderer, Chat(TOKENIZER, tools=[add]).renderer, {}
-    kept = KeptTurns()
-    chats = [
-        (Message("user", first), Message("assistant", second))
-        for first, second in (("a", "b"), ("a", "b\\n"), ("a\\nb", ""), ("", "a\\nb"), ("a", "c"))
-    ]
-    for token, chat in enumerate(chats):
-        kept.keep(renderer, chat, (token,), Action((5,), "", "length"))
-    assert [kept.prompt(renderer, chat)[:2] for chat in chats] == [(n, 5) for n in range(5)]
-    assert kept.prompt(other, chats[0]) == other.prompt(chats[0])
-
-
 def test_prompts_of_long_chats_are_forgotten() -> None:
     renderer, texts = Chat(TOKENIZER).renderer, []
     for n in range(120):
@@ -54,13 +38,3 @@ def test_prompts_of_long_chats_are_forgotten() -> None:
         del text
     gc.collect()
     assert 10 < sum(text() is not None for text in texts) < 110
-
-
-def test_renderers_with_long_tools_are_forgotten() -> None:
-    renderers = []
-    for n in range(80):
-        schema = json.loads(json.dumps(add.schema))
-        schema["function"]["description"] = f"{n} " + "a b " * 2500
-        renderers.append(weakref.ref(Renderer.best(TOKENIZER, [ToolSchema("add", schema)])))
-    gc.collect()
-    assert 10 < sum(renderer() is not None for renderer in renderers) < 70

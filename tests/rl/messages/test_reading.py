@@ -165,8 +165,3 @@ def test_a_tool_is_refused_by_the_name_of_its_field(function: object, what: str)
     with pytest.raises(FieldError) as refused:
         read_tools([JsonObject({"type": "function", "function": function}, "tools[0]")])
     assert str(refused.value).startswith("tools[0].function") and what in str(refused.value)
-
-
-def test_what_stands_beside_a_function_is_refused() -> None:
-    with pytest.raises(FieldError, match=r"tools\[0\].defer is not read here"):
-        read_tools([JsonObject({"function": {"name": "x"}, "defer": True}, "tools[0]")])

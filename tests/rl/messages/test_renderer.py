@@ -1,6 +1,5 @@
 """The tokens of a chat: the template's own, and the model's as they were sampled."""
 
-import pickle
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,7 @@ from es_cookbook.rl.messages.chat import Chat, ChatOptions
 from es_cookbook.rl.messages.message import Message
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.types import Action, Tokenizer
-from tests.byte_tokenizers import byte_tokenizer
-from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, THINKING, add, tokenizer_with
+from tests.chat_templates import CHATML, GEMMA, LLAMA, MISTRAL, add, tokenizer_with
 
 FAITHFUL = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
 SILENT = CHATML.replace("message.role == 'tool'", "false").replace(
@@ -100,16 +98,6 @@ def test_a_system_message_is_in_the_prompt_by_its_role_or_before_the_user(
         assert "<start_of_turn>user\nBe brief.\n\nHi.<end_of_turn>" in text
 
 
-def test_turns_stay_as_sampled_with_a_template_that_drops_thoughts() -> None:
-    tokenizer = tokenizer_with(THINKING)
-    stream = Chat(tokenizer).begin([user("Hi.")], 4096)
-    action = sampled(tokenizer, "<think>\ncontent\n</think>\n\n7", "<|im_end|>")
-    stream.add(action, [user("Again.")])
-    assert "<think>\ncontent\n</think>\n\n7<|im_end|>\n<|im_start|>user\nAgain." in str(
-        tokenizer.decode(stream.tokens_T)
-    )
-
-
 @pytest.mark.parametrize(
     ("template", "with_tools", "sentence"),
     [
@@ -144,27 +132,11 @@ def test_tools_that_a_template_does_not_know_are_told_in_the_system_message(temp
     assert "3\n4" in added
 
 
-def test_half_a_surrogate_pair_in_a_message_is_a_question_mark() -> None:
-    tokenizer = tokenizer_with(CHATML)
-    assert "user\na?b<" in str(tokenizer.decode(Renderer(tokenizer).prompt([user("a\ud800b")])))
-
-
-def test_a_chat_survives_pickling() -> None:
-    tokenizer = tokenizer_with(CHATML)
-    chat = Chat(tokenizer, tools=[add])
-    again: Chat = pickle.loads(pickle.dumps(chat))
-    assert again.begin([user("x")], 99).tokens_T == chat.begin([user("x")], 99).tokens_T
-
-
 FOLLOWED = (
-    *("cohere", "gemma", "gemma3", "llama3", "llama3_1", "llama3_2", "phi3", "qwen2_5"),
+    *("cohere", "gemma", "gemma3", "llama3", "llama3_1", "phi3", "qwen2_5"),
     *("qwen3_instruct_2507", "lfm2"),
 )
 REWRITING = ("qwen3", "qwen3_5_think", "deepseekv3", "glm4moe", "gptoss")
-REFUSED = {
-    "llava_next": "cannot render messages of the roles user, assistant, user",
-    "smolvlm": "leaves out messages after a turn",
-}
 
 
 def real_template(name: str) -> str:
@@ -198,12 +170,6 @@ def test_turns_stay_as_sampled_with_templates_of_real_models_that_rewrite_them(n
     assert "Hi." not in added
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_templates_of_real_models_that_cannot_be_used_are_refused(name: str) -> None:
-    with pytest.raises(ModelError, match=REFUSED[name]):
-        Chat(tokenizer_with(real_template(name)))
-
-
 @pytest.mark.parametrize(
     ("name", "form"),
     [("qwen2_5", "hermes"), ("qwen3_instruct_2507", "hermes"), ("llama3_1", "llama")],
@@ -217,16 +183,3 @@ def test_a_template_that_writes_calls_in_another_form_is_refused() -> None:
     with pytest.raises(ConfigError, match="in a form that is not read: set form=hermes or"):
         Chat(tokenizer, tools=[add])
     assert Chat(tokenizer, ChatOptions(form="llama"), [add]).form == "llama"
-
-
-def test_special_tokens_in_the_texts_by_which_a_template_is_read_change_nothing() -> None:
-    """Whatever they are called: "ti" is in "Sentinel", by which turns are found."""
-    for names in (("ti",), ("Turn7", "en"), ("<x>",)):
-        tokenizer = byte_tokenizer(("<|im_start|>", "<|im_end|>", *names))
-        tokenizer.chat_template = CHATML
-        renderer = Renderer(tokenizer)
-        added_T = renderer.added(
-            Action(tuple(tokenizer.encode("so<|im_end|>")), "so", "stop"), [Message("user", "tick")]
-        )
-        shown = tokenizer.decode(list(added_T))
-        assert shown.endswith("<|im_start|>user\ntick<|im_end|>\n<|im_start|>assistant\n")

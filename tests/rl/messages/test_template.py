@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from es_cookbook.common.errors import ModelError
-from es_cookbook.rl.messages.encoder import framed
 from es_cookbook.rl.messages.message import Message, ToolCall
 from es_cookbook.rl.messages.renderer import Renderer
 from es_cookbook.rl.messages.template import ChatTemplate
@@ -135,14 +134,6 @@ def test_what_no_template_shows_is_refused_by_its_name() -> None:
         ChatTemplate(tokenizer_with(GEMMA), [tool]).text([Message("user", "A")])
 
 
-def test_a_template_that_goes_by_what_is_said_is_found_out() -> None:
-    tokenizer = tokenizer_with(
-        CHATML.replace("{{ message.content }}", "{{ message.content | replace('secret', '') }}")
-    )
-    with pytest.raises(ModelError, match="the content of a message of the role user: 'a secret'"):
-        ChatTemplate(tokenizer).text([Message("user", "a secret")])
-
-
 @pytest.mark.parametrize("role", ["system", "user", "tool"])
 @pytest.mark.parametrize("name", ["chatml", "llama", "gemma", "qwen2_5"])
 def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) -> None:
@@ -163,35 +154,9 @@ def test_the_name_of_a_control_token_in_a_message_is_text(name: str, role: str) 
     assert added.count(ends) == quiet.count(ends)
 
 
-def test_texts_without_names_of_control_tokens_are_encoded_as_a_whole() -> None:
-    tokenizer = tokenizer_with(LLAMA)
-    template = ChatTemplate(tokenizer)
-    text = template.text([Message("user", "the message content")])
-    assert list(framed(tokenizer, text)) == tokenizer.encode(text, add_special_tokens=False)
-
-
 def test_a_template_always_tells_the_same_date() -> None:
     tokenizer = tokenizer_with("{{ strftime_now('%d %b %Y') }} {{ messages[0].content }}")
     assert ChatTemplate(tokenizer).text([Message("user", "x")]) == "01 Jan 2026 x"
-
-
-def test_results_that_a_template_writes_as_json_are_seen_there() -> None:
-    result = Message("tool", '{"city": "Oslo",\n "is": "cold"}', name="look")
-    for name in ("llama3_1", "llama3_2"):
-        renderer = Renderer(tokenizer_with(real_template(name)))
-        added = renderer.added(Action((7,), "", "length"), [result])
-        assert "Oslo" in str(renderer.tokenizer.decode(list(added)))
-
-
-def test_calls_whose_arguments_are_equal_to_python_alone_are_not_one_chat() -> None:
-    renderer = Renderer(tokenizer_with(CHATML))
-    prompts = {
-        str(renderer.tokenizer.decode(list(renderer.prompt([Message("user", "x"), called]))))
-        for value in (1, True, 1.0)
-        for called in [Message("assistant", "", (ToolCall("f", {"x": value}),))]
-    }
-    assert len(prompts) == 3
-    assert ToolCall("f", {"x": 1}) == ToolCall("f", {"x": 1}) != ToolCall("f", {"x": True})
 
 
 def test_calls_have_ids_for_templates_that_ask_for_them() -> None:
@@ -208,18 +173,6 @@ def test_calls_have_ids_for_templates_that_ask_for_them() -> None:
     late = [Message("user", "x"), Message("assistant", "", calls), Message("user", "y"), *chat]
     text = ChatTemplate(tokenizer).text(late)
     assert text.endswith(";call000031;call000042;")
-
-
-def test_thoughts_of_earlier_turns_are_dropped_where_a_template_does_so_and_it_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    thinking = ChatTemplate(tokenizer_with(real_template("qwen3")))
-    thought = Message("assistant", "B", reasoning="because")
-    for _ in range(2):
-        text = thinking.text([Message("user", "A"), thought, Message("user", "C")])
-        assert "B" in text and "because" not in text
-    (said,) = caplog.messages
-    assert "leaves out thoughts of earlier turns" in said
 
 
 def test_half_a_character_and_characters_that_stand_for_names_stay_in_what_is_said() -> None:
@@ -320,12 +273,6 @@ def test_a_turn_goes_on_from_where_the_prompt_ends(name: str, said: str, text: s
     tokenizer = tokenizer_with(real_template(name))
     turn = ChatTemplate(tokenizer).turn(Message("assistant", said))
     assert str(tokenizer.decode(list(turn))).startswith(text)
-
-
-def test_an_answer_outside_of_a_thought_that_the_prompt_opens_is_refused() -> None:
-    template = ChatTemplate(tokenizer_with(real_template("deepseek_r1_distill")))
-    with pytest.raises(ModelError, match=r"opens turns with '<think>\\n', with which an answer"):
-        template.turn(Message("assistant", "yes"))
 
 
 def test_a_tokenizer_that_begins_texts_with_a_blank_adds_none_between_turns() -> None:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from es_cookbook.rl.messages.answer_texts import AnswerTexts
 from es_cookbook.rl.messages.thoughts import (
-    MOST_THOUGHTS,
     THOUGHTS,
     closed_turn,
     opened_thought,
@@ -31,11 +30,6 @@ def test_thoughts_of_each_model_are_not_said(start: str, end: str) -> None:
     assert spoken(f"{start}4? {start}5?{end}It is 5.") == "It is 5."
 
 
-def test_a_thought_ends_at_its_own_tag() -> None:
-    assert spoken("<think>as [/THINK] 4</think>5") == "5"
-    assert spoken("[THINK]as </think> 4") == ""
-
-
 def test_a_text_without_thoughts_is_said_as_it_is() -> None:
     for text in ("", "\n  4\n", "a < b > c", "think> 4", "[THINK 4]"):
         assert spoken(text) == text
@@ -49,11 +43,6 @@ def test_what_is_said_has_no_tag_and_is_a_part_of_the_text(text: str) -> None:
     spans = said_spans(text)
     assert spans == sorted(spans) and all(start <= stop for start, stop in spans)
     assert len(said) <= len(text)
-
-
-def test_a_text_of_nothing_but_thoughts_says_nothing() -> None:
-    assert spoken("<think></think>" * (MOST_THOUGHTS + 1) + "4") == ""
-    assert spoken("<think></think>" * (MOST_THOUGHTS - 1) + "4") == "4"
 
 
 @pytest.mark.parametrize(
@@ -78,13 +67,6 @@ def test_a_prompt_tells_which_thought_it_has_opened(end: str, prefill: str, open
     tokenizer = tokenizer_with(CHATML)
     prompt_T = tokenizer.encode(f"1 + 2?{end}", add_special_tokens=False)
     assert opened_thought(tokenizer, prompt_T, prefill) == opened
-
-
-def test_a_prefill_that_the_tokenizer_reads_in_other_letters_is_left_out_all_the_same() -> None:
-    tokenizer = byte_tokenizer(composes=True)
-    prefill = "Caf\u0065\u0301: "
-    prompt_T = tokenizer.encode(f"<think>\n{prefill}", add_special_tokens=False)
-    assert opened_thought(tokenizer, prompt_T, prefill) == "<think>"
 
 
 @pytest.mark.parametrize("name", ["think", "thinking", "thought", "scratchpad", "seed:think"])

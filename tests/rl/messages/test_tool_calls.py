@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from es_cookbook.rl.messages.message import (
-    ARGUMENTS,
-    LONGEST_CALL,
     Form,
     Parsed,
     ToolCall,
-    as_json,
     call_text,
     parse_tool_calls,
 )
@@ -24,7 +21,7 @@ LLAMA = '{"name": "add", "parameters": {"a": 1, "b": 2}}'
 
 TAGS = ("<tool_call>", "</tool_call>", "<|python_tag|>")
 
-_text = st.text(st.characters(exclude_characters="<>"), max_size=8)  # Without tags of thoughts.
+_text = st.text(st.characters(exclude_characters="<>[]|◁▷"), max_size=8)  # No tags of thoughts.
 _values = st.recursive(
     st.none()
     | st.booleans()
@@ -139,14 +136,6 @@ def test_what_is_wrong_with_a_call_is_a_sentence_for_the_model(body: str, proble
     assert parsed.problems[0].startswith(f"a tool call {problem}")
 
 
-@pytest.mark.parametrize("form", get_args(Form))
-def test_arguments_are_read_under_the_key_of_either_form(form: Form) -> None:
-    for key in ("arguments", "parameters"):
-        body = f'{{"name": "add", "{key}": {{"a": 1, "b": 2}}}}'
-        text = f"<tool_call>{body}</tool_call>" if form == "hermes" else body
-        assert parse_tool_calls(text, form) == Parsed("", (ADD,))
-
-
 @pytest.mark.parametrize(
     "text", ['{"name": "Ann", "age": 4}', '{"answer": 4}', '{"parameters": {}}', "{}"]
 )
@@ -157,16 +146,6 @@ def test_a_json_object_that_is_nothing_like_a_call_is_an_answer(text: str) -> No
     assert len(parse_tool_calls(f"{LLAMA}; {text}", "llama").problems) == 1
     near = '{"name": "add", "parameters": {}, "why": "x"}'
     assert len(parse_tool_calls(near, "llama").problems) == 1
-
-
-@pytest.mark.parametrize("form", get_args(Form))
-def test_a_call_of_the_greatest_length_is_read(form: Form) -> None:
-    rest = len(as_json({"name": "write", ARGUMENTS[form]: {"text": ""}}))
-    call = ToolCall("write", {"text": "x" * (LONGEST_CALL - rest)})
-    assert parse_tool_calls(call_text(call, form), form).calls == (call,)
-    longer = ToolCall("write", {"text": "x" * (LONGEST_CALL - rest + 1)})
-    (problem,) = parse_tool_calls(call_text(longer, form), form).problems
-    assert problem == "a tool call has 20001 characters; at most 20000 are read"
 
 
 def test_a_call_that_is_not_closed_is_told() -> None:

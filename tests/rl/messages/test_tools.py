@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pickle
 import time
 from typing import Annotated, Literal
 
@@ -11,7 +10,7 @@ import pytest
 
 from es_cookbook.common.errors import ConfigError
 from es_cookbook.rl.messages.message import ToolCall
-from es_cookbook.rl.messages.tools import Result, Tool, run_call, tool, wrong_arguments
+from es_cookbook.rl.messages.tools import Result, Tool, run_call, tool
 
 pytestmark = pytest.mark.anyio
 
@@ -192,12 +191,3 @@ def test_a_tool_that_cannot_be_described_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="the tool 'bare' cannot be described to a model: it ne"):
         _ = Tool(bare).schema
-
-
-def test_a_decorated_function_is_pickled_by_its_name() -> None:
-    assert pickle.loads(pickle.dumps(process)) is process
-
-
-def test_none_is_accepted_where_the_type_says_so() -> None:
-    arguments = {"unit": "m", "values": [1], "note": None}
-    assert wrong_arguments(arguments, convert.parameters) is None

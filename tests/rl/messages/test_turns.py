@@ -135,12 +135,6 @@ def test_a_stop_text_cuts_what_a_response_template_reads(reads: dict[str, Any] |
         assert (answer.content.strip(), answer.calls) == (content, (ADD,) * num_calls)
 
 
-@pytest.mark.parametrize("argument", ["end with </tool_call> please", "<tool_call>"])
-def test_a_tag_in_an_argument_is_text_where_the_template_ends_the_call(argument: str) -> None:
-    call = ToolCall("write", {"text": argument})
-    assert read(tokenizer(CHATML, AS_JSON), call_text(call, "hermes")).calls == (call,)
-
-
 def test_a_damaged_call_takes_none_beside_it_and_is_told() -> None:
     made = tokenizer(CHATML, AS_JSON)
     found = read(made, f"{HERMES}<tool_call>{{oops}}</tool_call>")

@@ -12,12 +12,10 @@ from es_cookbook.plugins.math.reward import Math
 from es_cookbook.plugins.objectives.length import Length
 from es_cookbook.plugins.objectives.weighted_sum import WeightedSum
 from es_cookbook.recipes.conciseness.reward import Conciseness
-from es_cookbook.recipes.countdown.arithmetic import CountdownReward, grade_countdown
 from es_cookbook.recipes.crossword.reward import Crossword
 from es_cookbook.rl.data.task import Task
 from es_cookbook.rl.messages.thoughts import THOUGHTS
 from es_cookbook.rl.rewards.base import REWARD_NAMES, Reward, reward_and_metrics
-from es_cookbook.rl.rewards.format import Format
 from es_cookbook.rl.rewards.matching import Choice, Exact, Number, Regex
 from es_cookbook.rl.types import Action
 from tests.chat_templates import CHATML, tokenizer_with
@@ -70,24 +68,6 @@ def test_an_answer_earns_nothing_where_it_is_thought_of(name: str, answer: str) 
             assert earned(name, thought) == 0.0
         for unfinished in (f"{start}{answer}", f"{other}{start}so {answer}"):
             assert earned(name, unfinished) == 0.0
-
-
-def test_a_thought_without_an_end_votes_for_nothing() -> None:
-    for name in ("exact", "choice", "number", "math", "sum"):
-        assert REWARDS[name].read("<think>so 12", ROW) is None
-        assert REWARDS[name].read("<think>so 77</think>12", ROW) is not None
-
-
-def test_the_form_is_that_of_the_whole_text() -> None:
-    whole = "<think>1+2</think><answer>3</answer>"
-    assert Format()(whole, {}) == 1.0
-    text = "<think>3*4=12<answer>3*4-2</answer>"
-    grade = grade_countdown(text, [2, 3, 4], 10, CountdownReward())
-    assert (grade.metrics["correct"], grade.metrics["format"]) == (0.0, 0.25)
-    assert Length(limit=4)(f"<think>one two</think> {whole}", {"answer": "3"}) == (
-        pytest.approx(0.775),
-        {"exact": 1.0},
-    )
 
 
 async def test_judges_see_and_say_what_is_not_thought(monkeypatch: pytest.MonkeyPatch) -> None:
