@@ -267,7 +267,7 @@ class Config(RunConfig):
     )
     minutes: float = chz.field(default=10.0, doc="that a run may take whose sizes are chosen")
     profile: bool = chz.field(
-        default=False, doc="write a trace of the first generations, profile.json, and print a table"
+        default=False, doc="write a trace of the first generations, profile.json"
     )
 
     @chz.validate

@@ -1,4 +1,4 @@
-"""A profile of a run: a trace of what was done when, and a table of where the seconds went.
+"""A profile of a run: a trace of its spans of time.
 
     es-cookbook countdown profile=true
 
@@ -10,7 +10,6 @@ each: their lanes are not watched.
 """
 
 import json
-import re
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ _GAP = 1e-4
 
 
 class _Span(NamedTuple):
-    """What was done, and when, by `time.perf_counter`."""
+    """A span of time, by `time.perf_counter`."""
 
     name: str
     began: float
@@ -37,7 +36,7 @@ class _Span(NamedTuple):
 
 
 class Profile(Spans):
-    """Takes the spans of a run, and writes them when it is left.
+    """Collects the spans of a run, and writes them at its end.
 
     Args:
         path: of the trace.
@@ -67,11 +66,11 @@ class Profile(Spans):
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        """Write the trace and print the table, however the run ended."""
+        """Write the trace, however the run ended."""
         lines = ",\n".join(map(json.dumps, self._events()))
         end = '\n],\n"displayTimeUnit": "ms"}\n'
         replace_file(self._path, [b'{"traceEvents": [\n', lines.encode(), end.encode()])
-        print("\n".join((*self._table(), f"written to {self._path}")), flush=True)
+        print(f"the profile is in {self._path}", flush=True)
 
     def _events(self) -> Iterator[dict[str, object]]:
         for number, (track, spans) in enumerate(sorted(self._spans.items())):
@@ -81,17 +80,3 @@ class Profile(Spans):
                 began = round((span.began - self._began) * 1e6, 1)
                 took = round((span.ended - span.began) * 1e6, 1)
                 yield {"name": span.name, "ph": "X", "ts": began, "dur": took, **where}
-
-    def _table(self) -> Iterator[str]:
-        """Seconds by what was done; of lanes the mean over them."""
-        whole = time.perf_counter() - self._began
-        yield f"where {whole:.3g} s went:"
-        groups: dict[str, list[list[_Span]]] = defaultdict(list)
-        for track in sorted(self._spans):
-            groups[re.sub(r"lane \d+", "lanes", track)].append(self._spans[track])
-        for title, tracks in groups.items():
-            seconds: dict[str, float] = defaultdict(float)
-            for span in (span for track in tracks for span in track):
-                seconds[span.name] += (span.ended - span.began) / len(tracks)
-            for name, each in seconds.items():
-                yield f"  {title:<32}{name:<10}{each:>9.4f} s {each / whole:>7.1%}"

@@ -63,18 +63,14 @@ async def test_spans_of_engine_lanes_and_loop_add_up_to_a_generation(
     seconds = sum(row.get("time/ask", 0.0) for row in rows)
     asked = sum(span["dur"] for span in tracks["loop"] if span["name"] == "ask") / 1e6
     assert asked == pytest.approx(seconds, abs=1e-4)
-    out = capsys.readouterr().out
-    assert " s went:" in out and "engine, lanes" in out
-    assert f"written to {tmp_path / 'run' / 'profile.json'}" in out
+    said = capsys.readouterr().out
+    assert f"the profile is in {tmp_path / 'run' / 'profile.json'}" in said
 
 
-async def test_without_it_nothing_is_written_and_a_run_keeps_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_without_it_nothing_is_written_and_a_run_keeps_its_name(tmp_path: Path) -> None:
     without, with_it = config(Path(), profile=False), config(Path())
     await train(config(tmp_path, num_generations=1, profile=False))
     assert not (tmp_path / "profile.json").exists()
-    assert " s went:" not in capsys.readouterr().out
     names = {
         with_log_path(chz.replace(each, log_path=""), "x").log_path for each in (without, with_it)
     }

@@ -2,11 +2,11 @@
 
 A run that moves the model's own weights becomes a Hugging Face model directory; a run over adapters
 becomes a PEFT adapter, or with merge=true a model directory with the adapter merged. With rank=r
-the first kind becomes a PEFT adapter too: the nearest of that rank to what the run changed, weight
-by weight; the export says how near it is.
+the first kind becomes a PEFT adapter too: the nearest of that rank to the change, weight by weight,
+and the export tells its error.
 
-The run directory is read and never written. The centre's fingerprint has to be the recorded one.
-Nothing stands under `output` before all of it is there, and memory holds a tensor at a time.
+The run directory is only read. The fingerprint of the centre must be the recorded one. `output`
+appears when it is complete, and memory holds one tensor at a time.
 """
 
 import json
@@ -25,12 +25,9 @@ from es_cookbook.runs.directory.directory import METRICS
 from es_cookbook.runs.export.base import ExportForm, Transformers
 from es_cookbook.runs.export.forms import CentreFiles, Written
 from es_cookbook.runs.tracking.base import GENERATION
-from es_cookbook.runs.tracking.jsonl import read_metrics
+from es_cookbook.runs.tracking.jsonl import read_metrics, result_of
 
-_CURVE_ROWS = 12
 _MOVED = "Paths are those of the export; if it has been moved, put its new place there."
-_REWARDS = ("reward/mean", "reward/max_genome", "test/reward/mean")
-_HELD_OUT = "test/env/all/"
 
 
 def write_export(
@@ -72,7 +69,7 @@ def write_export(
 
 
 def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Written) -> str:
-    """Where the weights come from, how they did and how to load them, as the Hub reads it."""
+    """A model card for the Hub: origin of the weights, code that loads them, and their result."""
     what = (
         f"The centre of a population after {plural(replay.generation, 'generation')} of evolution "
         f"strategies, as {written.kind}. It was rebuilt from the base model and the run's history"
@@ -89,8 +86,11 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
         "es_cookbook": es_cookbook.__version__,
     }
     try:
-        how = curve(replay.history.with_name(METRICS), replay.generation)
-    except HistoryError:  # The weights are none the worse for it.
+        log_path = replay.history.parent
+        rows = read_metrics(log_path / METRICS)
+        rows = [row for row in rows if row.get(GENERATION, math.nan) <= replay.generation]
+        how = f"From the base to this centre: {result_of(log_path, rows).gain()}."
+    except HistoryError:  # The weights do not depend on it.
         how = "The metrics of the run cannot be read: their file is damaged."
     parts = [
         _front_matter(replay.model_name, written),
@@ -98,14 +98,10 @@ def _model_card(title: str, replay: Replay, base: tuple[str, str], written: Writ
         what + (", and has the fingerprint that the run recorded." if replay.steps else "."),
         markdown(("", ""), [(label, f"`{value}`") for label, value in facts.items()]),
         f"## How to load it\n\n{_MOVED}",
-        *(f"{note[0].upper()}{note[1:]}." for note in written.notes),
+        *(f"{note[0].upper()}{note[1:]}." for note in (*written.said, *written.notes)),
         *(lines.as_markdown() for lines in written.loading),
         f"## How it did\n\n{how}",
     ]
-    if written.errors:
-        rows = [(f"`{name}`", f"{error:.4g}") for name, error in written.errors.items()]
-        head = "Frobenius norm of what the adapter leaves out, over that of what the run changed."
-        parts.append(f"## Error of each weight\n\n{head}\n\n{markdown(('weight', 'error'), rows)}")
     config = json.dumps(replay.config, indent=2, ensure_ascii=False)
     parts.append(f"## Config\n\n```json\n{config}\n```")
     return "\n\n".join(parts) + "\n"
@@ -118,43 +114,3 @@ def _front_matter(model_name: str, written: Written) -> str:
     if (repository := hub_repository(model_name)) is not None:
         lines += [f"base_model: {repository}", f"base_model_relation: {written.relation}"]
     return "\n".join(["---", *lines, "---"])
-
-
-def curve(metrics_path: Path, generation: int) -> str:
-    """A dozen rows of the run's metrics, evenly spread; held-out measurements before others."""
-    rows = [r for r in read_metrics(metrics_path) if r.get(GENERATION, math.nan) <= generation]
-    measured = {key for row in rows for key in row}
-    keys = [key for key in _REWARDS if key in measured]
-    keys += sorted(key for key in measured if key.startswith(_HELD_OUT))
-    if not keys:
-        return "Nothing was measured."
-    tested = [i for i, row in enumerate(rows) if any(k.startswith("test/") for k in row)]
-    chosen = {tested[i] for i in _spread(len(tested), _CURVE_ROWS)}
-    chosen |= set(_spread(len(rows), _CURVE_ROWS - len(chosen)))
-    table = markdown(
-        ("generation", *(f"`{key}`" for key in keys)),
-        [
-            (f"{rows[i][GENERATION]:.0f}", *(_cell(rows[i].get(k)) for k in keys))
-            for i in sorted(chosen)
-        ],
-    )
-    return (
-        "`reward/...` is of the population drawn around a generation's centre, `test/...` of that "
-        f"centre itself. This is the centre of generation {generation}.\n\n{table}"
-    )
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """At most so many indices into a list, the last among them.
-
-    >>> _spread(10, 4)
-    [0, 3, 6, 9]
-    """
-    count = min(length, count)
-    if count < 2:
-        return list(range(length))[-count:] if count else []
-    return [round(i * (length - 1) / (count - 1)) for i in range(count)]
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.4f}"

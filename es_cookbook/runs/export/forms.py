@@ -1,16 +1,16 @@
-"""What a run's centre can be written as: a model directory, or a PEFT adapter.
+"""Forms of an exported centre: a model directory, or a PEFT adapter.
 
 Weights that the run moved, or its merged adapter, make a whole model. Its adapter alone is a PEFT
-adapter, and so is the nearest of a rank to what the run changed: per weight a truncated singular
-value decomposition of centre - base. Each is written into a directory that is there and empty, as
-the centre's tensors come, one at a time, and none of them outlives its turn.
+adapter, and so is the nearest of a rank to the change of the weights: per weight a truncated
+singular value decomposition of centre - base. Each is written into an existing, empty directory,
+tensor by tensor.
 """
 
 import dataclasses
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -31,33 +31,27 @@ from es_cookbook.common.terminal import plural
 from es_cookbook.evolution.spaces.base import ParameterInfo
 from es_cookbook.evolution.spaces.factors import AdapterFactors, LoRA
 from es_cookbook.runs.centre.replay import Replay
-from es_cookbook.runs.export.loading import (
-    Lines,
-    of_adapter,
-    of_model,
-)
+from es_cookbook.runs.export.loading import Lines, of_adapter, of_model
 from es_cookbook.runs.export.model_directory import BaseFiles
 
 _FULL_UP_TO = 512
-"""Sides: below, a full decomposition costs less than a fifth of a second."""
+"""Sides; a full decomposition of a smaller matrix costs less than a fifth of a second."""
 _ROUNDS = 4
-_WORST = 3
-"""Weights of an approximation whose errors are told."""
 _BASE = "base"
-"""Folder of an adapter with the model that it belongs on, where loaders would not find that."""
+"""Folder of an adapter with its base model, if loaders would not find that."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What came out.
+    """What was written.
 
     Attributes:
-        library: the Hub's name of what loads it.
-        relation: the Hub's name of how it comes from the base.
-        loading: what loads it.
-        said: how near it is, where it is an approximation, a line each.
-        notes: what else has to be known of it, a line each.
-        errors: weight -> relative error, where it is an approximation.
+        kind: in words.
+        library: the Hub's name of the library that loads it.
+        relation: the Hub's name of its relation to the base.
+        loading: code that loads it.
+        said: the error of an approximation, a line each.
+        notes: further facts for its users, a line each.
     """
 
     kind: str
@@ -66,31 +60,15 @@ class Written:
     loading: tuple[Lines, ...]
     said: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    errors: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where an adapter will be, and the model that it belongs on.
-
-    Attributes:
-        final: the adapter's directory, when it is finished.
-        base: a directory or a name on the Hub, as loaders find it from any folder.
-        notes: what has to be known of that.
-    """
-
-    final: Path
-    base: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class CentreFiles:
-    """A centre, and which of the two it is written as, where it can be either.
+    """A centre, and the choice of its form.
 
     Attributes:
-        merge: as a whole model in plain numbers, an adapter merged.
-        rank: as an adapter of this rank; exact: of one that holds all of what the run changed.
+        merge: write a whole model in plain numbers, an adapter merged.
+        rank: write an adapter of this rank; exact: of the rank that holds the whole change.
     """
 
     replay: Replay
@@ -98,56 +76,57 @@ class CentreFiles:
     rank: int | Literal["exact"] | None = None
 
     def write(self, directory: Path, final: Path | None) -> Written:
-        """Fill a directory that is `final` in the end; None for one that becomes something else."""
+        """Fill a directory that becomes `final`; None for one that is converted further."""
         replay, rank = self.replay, self.rank
         if rank is None and (replay.space.adapter is None or self.merge):
             return write_model(directory, replay, final, plain=self.merge or final is None)
-        place = Place(directory, replay.model_name)
+        place = _Place(final.resolve() if final else directory, replay.model_name)
         if final is not None:
-            place = place_beside(directory, final, replay)
+            place = _place(directory, place.final, replay)
         if rank is None:
-            return write_own_adapter(directory, replay, place)
+            return _write_own_adapter(directory, replay, place)
         rank = exact_rank(replay) if rank == "exact" else rank
-        return write_fitted_adapter(directory, replay, rank, place)
+        return _write_fitted_adapter(directory, replay, rank, place)
 
 
-def place_beside(directory: Path, final: Path, replay: Replay) -> Place:
-    """The place of an adapter that is written into a directory.
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where an adapter will be, and its base: a directory, or a name on the Hub."""
 
-    A base that loaders would not find by its name, as a format made it of something else, is copied
-    into it, and one that is quantised dequantised: PEFT adapts layers that have weights, and
-    transformers needs further packages for some.
+    final: Path
+    base: str
+    notes: tuple[str, ...] = ()
+
+
+def _place(directory: Path, final: Path, replay: Replay) -> _Place:
+    """The place of an adapter in a directory that becomes `final`.
+
+    A base that loaders would not find by its name (a GGUF file, a run) is copied into it. So is a
+    quantised base, dequantised: PEFT adapts layers with weights, and transformers needs further
+    packages for some formats.
     """
-    final, model_name = final.resolve(), replay.model_name
+    model_name = replay.model_name
     base, named = model_directory(model_name), Path(model_name).resolve()
     if is_quantised(model_name):
-        plain_base(replay, directory)
+        (directory / _BASE).mkdir()
+        BaseFiles(model_name, replay.dtype).write_changed(directory / _BASE)
     elif hub_repository(model_name) == model_name:
-        return Place(final, model_name)
+        return _Place(final, model_name)
     elif base.resolve() == named:
-        return Place(final, str(named))
+        return _Place(final, str(named))
     else:
         shutil.copytree(base, directory / _BASE)
     note = f"its base, made of {model_name}, is beside it: {final / _BASE}"
-    return Place(final, str(final / _BASE), (note,))
-
-
-def plain_base(replay: Replay, parent: Path) -> Path:
-    """The base as a model directory; one that is quantised is dequantised into `parent`."""
-    if not is_quantised(replay.model_name):
-        return model_directory(replay.model_name)
-    (directory := parent / _BASE).mkdir()
-    BaseFiles(replay.model_name, replay.dtype).write_changed(directory)
-    return directory
+    return _Place(final, str(final / _BASE), (note,))
 
 
 def write_model(
     directory: Path, replay: Replay, final: Path | None = None, plain: bool = False
 ) -> Written:
-    """A whole model: the base with the weights that the run moved, or with its adapter merged.
+    """Write the base with the weights that the run moved, or with its adapter merged.
 
-    It is `final`, if not `directory`, when it is finished. A quantised checkpoint whose own numbers
-    moved stays one, unless it shall be `plain`.
+    The directory becomes `final`, if given. A quantised checkpoint whose own numbers moved stays
+    quantised unless `plain`.
     """
     adapter, final = replay.space.adapter, (final or directory).resolve()
     if replay.search_space.moves_quantised:
@@ -183,7 +162,7 @@ def _write_quantised(directory: Path, replay: Replay, final: Path) -> Written:
 
 
 def _write_dequantised(directory: Path, replay: Replay, final: Path) -> Written:
-    """What the quantised checkpoint with what the run moved stands for."""
+    """The same, dequantised."""
     with tempfile.TemporaryDirectory(dir=directory.parent) as quantised:
         _write_quantised(Path(quantised), replay, final)
         BaseFiles(quantised, replay.dtype).write_changed(directory)
@@ -203,7 +182,7 @@ def _merged(replay: Replay, adapter: AdapterFactors) -> Iterator[tuple[str, torc
 def _factors(
     replay: Replay, adapter: AdapterFactors
 ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each adapted weight's name, A and B, as soon as all that they need has come."""
+    """Each adapted weight's name, A and B, as soon as their parts are rebuilt."""
     weight_of = {part: name for name, pair in adapter.targets.items() for part in pair}
     waiting: dict[str, torch.Tensor] = {}
     for part, tensor in replay.centre_tensors():
@@ -217,7 +196,10 @@ def _factors(
 def _save_whole(
     directory: Path, replay: Replay, changed: Iterable[tuple[str, torch.Tensor]]
 ) -> None:
-    """As transformers writes it, which takes the memory of the model: it stores it otherwise."""
+    """Write a model whose files have other tensors than its parameters, as transformers does it.
+
+    It takes the memory of the whole model.
+    """
     model = load_causal_lm(replay.model_name, dtype_name(replay.dtype), torch.device("cpu"))
     parameters = dict(named_weights(model))
     for name, tensor in changed:
@@ -226,8 +208,8 @@ def _save_whole(
     load_tokenizer(replay.model_name).save_pretrained(directory)
 
 
-def write_own_adapter(directory: Path, replay: Replay, place: Place) -> Written:
-    """The adapter of a run whose space is one."""
+def _write_own_adapter(directory: Path, replay: Replay, place: _Place) -> Written:
+    """The adapter of a run over an adapter."""
     adapter = replay.space.adapter
     assert adapter is not None
     factors, rank = _factors(replay, adapter), adapter.lora.rank
@@ -237,30 +219,27 @@ def write_own_adapter(directory: Path, replay: Replay, place: Place) -> Written:
     return _adapter(f"a PEFT adapter of rank {rank}", rank, replay, adapted, place)
 
 
-def write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: Place) -> Written:
-    """The nearest adapter of a rank to what a run over linear weights changed, and how near."""
-    squares: dict[str, tuple[float, float]] = {}
+def _write_fitted_adapter(directory: Path, replay: Replay, rank: int, place: _Place) -> Written:
+    """The nearest adapter of a rank to the change of a run over linear weights."""
     infos = {info.name: info for info in replay.infos if info.name in replay.space.shapes}
+    left, whole = 0.0, 0.0
 
     def factors() -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        nonlocal left, whole
         for name, weight in replay.centre_tensors():
             change = weight - replay.base[name].float()
             change = change.T if infos[name].transposed else change
             a, b = fit(change, rank)
-            squares[name] = (_squared_norm(change - b @ a), _squared_norm(change))
+            left += float((change - b @ a).double().square().sum())
+            whole += float(change.double().square().sum())
             yield name, a, b
 
     weights = {name: info.out_in for name, info in infos.items()}
     lora = LoRA(rank, rank)
     write_adapter(directory, lora, weights, factors(), replay.model_name, place.base)
-    errors = {name: _relative_error(*squares[name]) for name in replay.space.shapes}
-    over_all = _relative_error(*map(math.fsum, zip(*squares.values(), strict=True)))
     kind = f"a PEFT adapter of rank {rank}, the nearest to it"
-    return dataclasses.replace(
-        _adapter(kind, rank, replay, infos.values(), place),
-        said=tuple(_nearness(rank, replay, errors, over_all)),
-        errors=errors | {"over all": over_all},
-    )
+    said = _nearness(rank, replay, math.sqrt(left / whole) if whole else 0.0)
+    return dataclasses.replace(_adapter(kind, rank, replay, infos.values(), place), said=(said,))
 
 
 def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -270,8 +249,8 @@ def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     1936), here shared evenly between B and A. Small matrices get a full singular value
     decomposition, large ones a randomised one (Halko, Martinsson and Tropp 2011, arXiv:0909.4061)
     with 2 r + 10 directions and four rounds of subspace iteration: on sums of hundreds of noise
-    terms, whose singular values hardly fall, its error came within 0.2 % of the best possible one,
-    in a tenth of the time and less. A rank above the matrix's own sides is filled up with zeros.
+    terms, whose singular values hardly decay, its error was within 0.2 % of the best possible one,
+    in a tenth of the time or less. A rank above the matrix's own sides is filled with zeros.
 
     Args:
         matrix: (rows, columns), float32.
@@ -282,7 +261,10 @@ def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     if min(rows, columns) <= max(_FULL_UP_TO, 2 * kept + 10):
         u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
     else:
-        u, s, vh = _randomised_svd(matrix, 2 * kept + 10)
+        with torch.random.fork_rng(devices=[]):  # The same weights give the same adapter.
+            torch.manual_seed(0)
+            u, s, v = torch.svd_lowrank(matrix, 2 * kept + 10, niter=_ROUNDS)
+        vh = v.T
     a, b = torch.zeros(rank, columns), torch.zeros(rows, rank)
     root = s[:kept].sqrt()
     torch.mul(root[:, None], vh[:kept], out=a[:kept])
@@ -290,50 +272,23 @@ def fit(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-def _randomised_svd(
-    matrix: torch.Tensor, directions: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # Which start it is hardly matters, but the same weights shall give the same adapter.
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(matrix.shape[1], directions, generator=generator)
-    basis = torch.linalg.qr(matrix @ start).Q
-    for _ in range(_ROUNDS):
-        basis = torch.linalg.qr(matrix @ torch.linalg.qr(matrix.T @ basis).Q).Q
-    u, s, vh = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
-    return basis @ u, s, vh
-
-
-def _squared_norm(matrix: torch.Tensor) -> float:
-    return float(matrix.double().square().sum())
-
-
-def _relative_error(squared_error: float, squared_norm: float) -> float:
-    """Of one matrix, or of several whose squares were added up; 0 for a matrix of zeros."""
-    return math.sqrt(squared_error / squared_norm) if squared_norm else 0.0
-
-
-def _nearness(
-    rank: int, replay: Replay, errors: Mapping[str, float], over_all: float
-) -> Iterator[str]:
-    """How near an adapter of this rank is to what the run changed, the most important first."""
-    exact, seeds = exact_rank(replay), plural(_num_seeds(replay), "seed")
+def _nearness(rank: int, replay: Replay, error: float) -> str:
+    """The relative error of an adapter of this rank, in words."""
+    exact = exact_rank(replay)
     if rank >= exact:
-        yield (
-            f"this adapter holds all of what the run changed ({seeds} changed a weight by at most "
-            f"rank {exact}), and only rounding is left out: relative error {over_all:.4g}"
+        return (
+            f"this adapter holds all of what the run changed "
+            f"({plural(_num_seeds(replay), 'seed')} changed a weight by at most rank {exact}), "
+            f"and only rounding is left out: relative error {error:.4g}"
         )
-        return
-    yield (
-        f"an approximation: {over_all:.0%} of what the run changed is left out (relative error "
-        f"{over_all:.4g}); an adapter of rank {exact} would hold all of it: rank=exact"
+    return (
+        f"an approximation: {error:.0%} of what the run changed is left out (relative error "
+        f"{error:.4g}); an adapter of rank {exact} would hold all of it: rank=exact"
     )
-    worst = sorted(errors, key=lambda name: -errors[name])[:_WORST]
-    told = ", ".join(f"{errors[name]:.4g} of {name}" for name in worst)
-    yield f"the largest errors are {told}; those of all weights are in its README.md"
 
 
 def exact_rank(replay: Replay) -> int:
-    """The smallest rank whose adapter surely holds all of what a run changed."""
+    """The smallest rank whose adapter surely holds the whole change of a run."""
     space, seeds = replay.space, _num_seeds(replay)
     moved = seeds * (space.rank or math.inf)
     most = max(min(moved, *shape) for shape in space.shapes.values()) if seeds else 0
@@ -350,7 +305,7 @@ def _model(kind: str, replay: Replay, final: Path, packages: str | None = None) 
 
 
 def _adapter(
-    kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo], place: Place
+    kind: str, rank: int, replay: Replay, adapted: Collection[ParameterInfo], place: _Place
 ) -> Written:
     # vLLM itself takes no adapters of GPT-2, nor PEFT's of experts.
     in_vllm = not any(info.transposed or split_member(info.name)[1] is not None for info in adapted)

@@ -1,7 +1,6 @@
-"""How an export is loaded, as its README.md says it: code and commands that run as they stand.
+"""Code and commands that load an export, for its README.md; they run as they stand.
 
-Each names the place of the export in full, so it works from any folder, and does one small thing
-with what it loads.
+Each names the place of the export in full, so it works from any folder, and generates one answer.
 """
 
 import dataclasses
@@ -29,14 +28,6 @@ model = AutoModelForCausalLM.from_pretrained(base, dtype="{{dtype}}")
 model = PeftModel.from_pretrained(model, adapter)
 tokenizer = AutoTokenizer.from_pretrained(base)
 {_ANSWER}"""
-_ADAPTER_ALONE = f"""\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-base = {{base}}
-adapter = {{path}}
-model = AutoModelForCausalLM.from_pretrained(adapter, dtype="{{dtype}}")
-tokenizer = AutoTokenizer.from_pretrained(base)
-{_ANSWER}"""
 _VLLM = """\
 from vllm import LLM, SamplingParams
 
@@ -61,7 +52,7 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclasses.dataclass(frozen=True)
 class Lines:
-    """What loads an export.
+    """Code that loads an export.
 
     Attributes:
         program: the library or program.
@@ -79,7 +70,7 @@ class Lines:
 
 
 def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines, ...]:
-    """What loads a model directory; `packages` are what transformers needs for a quantised one."""
+    """Code for a model directory; transformers needs `packages` for a quantised one."""
     transformers, vllm = "transformers", "vLLM"
     if packages is not None:
         transformers += f", with {packages} installed"
@@ -91,12 +82,9 @@ def of_model(path: Path, dtype: str, packages: str | None = None) -> tuple[Lines
 
 
 def of_adapter(path: Path, base: str, dtype: str, rank: int, in_vllm: bool) -> tuple[Lines, ...]:
-    """What loads a PEFT adapter on its base, a directory or a name on the Hub."""
+    """Code for a PEFT adapter on its base, a directory or a name on the Hub."""
     words = {"path": _text(path), "base": _text(base), "dtype": dtype}
-    lines = [
-        Lines("PEFT", "python", _ADAPTER.format(**words)),
-        Lines("transformers, with PEFT installed", "python", _ADAPTER_ALONE.format(**words)),
-    ]
+    lines = [Lines("PEFT", "python", _ADAPTER.format(**words))]
     if in_vllm:
         accepted = next((each for each in _VLLM_RANKS if each >= rank), rank)
         lines.append(Lines("vLLM", "python", _VLLM_ADAPTER.format(**words, rank=accepted)))

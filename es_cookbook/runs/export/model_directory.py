@@ -1,11 +1,10 @@
-"""A Hugging Face model directory with some weights changed: what transformers and vLLM load.
+"""A Hugging Face model directory with some weights changed, for transformers and vLLM.
 
-It is laid out as the base is, file by file, and each file is written tensor by tensor. What does
-not change is copied bit for bit, but for quantised weights: they are dequantised, as they are in
-the run. What is dequantised or changes is rounded once, to the dtype that sampled, which is the
-base's own unless the run named another; then `config.json` names that one too, so that whoever
-loads the directory samples as the run did. A name that is tied to a changed weight and has a tensor
-of its own in the base's files gets the same values, so that both stay one.
+It has the same files as the base, each written tensor by tensor. Unchanged tensors are copied bit
+for bit, except for quantised weights, which are dequantised as in the run. Dequantised and changed
+tensors are rounded once, to the dtype that sampled: the base's own unless the run named another,
+which `config.json` then names too. If the base's files have a separate tensor for a name that is
+tied to a changed weight, it gets the same values.
 """
 
 import contextlib
@@ -57,7 +56,7 @@ class BaseFiles:
                 self._places.setdefault(parameter, []).append((file_name, name))
 
     def have(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether every one of these parameters is stored as it is, under a name of its own."""
+        """Whether every one of these parameters is stored under its own name and shape."""
         return all(
             name in self._places and all(tuple(t.shape) == shape for t in self._stored(name))
             for name, shape in shapes.items()
@@ -72,10 +71,10 @@ class BaseFiles:
         names: Set[str] = frozenset(),
         changed: Iterable[tuple[str, torch.Tensor]] = (),
     ) -> None:
-        """Fill a directory with the base's config, tokenizer and weights, some of them changed.
+        """Fill a directory with the base's config, tokenizer and weights.
 
-        The parameters of these names change; the files `have` them. They come with their values,
-        float32, in any order, and are taken one at a time.
+        The parameters in `names`, which the files `have`, get the values in `changed`, float32, in
+        any order, taken one at a time.
 
         Raises:
             ModelError: A changed weight is not stored as plain numbers.

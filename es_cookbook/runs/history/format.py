@@ -1,4 +1,4 @@
-"""A line of the history: what is in it, as bytes and back.
+"""A line of the history: its fields, encoded as bytes and decoded.
 
 docs/history_format.md describes the format for those who read it without this package. In short: a
 line is one JSON object that ends with a CRC-32 of everything before it. The first line is the
@@ -9,6 +9,7 @@ together; rewards problem by problem, which few optimizers need, are 4 to 20 byt
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import zlib
@@ -38,16 +39,16 @@ class Fork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Header:
-    """What a run began with; steps say nothing without it.
+    """The base and settings that a run began with; its steps refer to them.
 
     Attributes:
         model_name: the base model, as it was given then.
         weights: hexadecimal digest of its weights, `tokenizer`, of its tokenizer's files.
         dtype: of the base weights as the engine held them, "float32" for example.
-        fork: None in a run that began by itself.
-        found: numbers that the run found for options of its optimizer that were `auto`.
-        products: dtype of the engine's matrix products, where it had a choice; rollouts depend on
-            it, steps and fingerprints do not.
+        fork: None for a run that is not a fork.
+        found: values that the run found for options of its optimizer that were `auto`.
+        products: dtype of the engine's matrix products, if it had a choice; rollouts depend on it,
+            steps and fingerprints do not.
     """
 
     model_name: str
@@ -60,7 +61,7 @@ class Header:
 
 
 def num_forked(header: Header | None) -> int:
-    """How many of a run's first generations are another run's, from which it was forked."""
+    """Number of generations of a run that come from another run, from which it was forked."""
     return header.fork.generation if header and header.fork else 0
 
 
@@ -90,18 +91,13 @@ class Record:
     centre: int | None = None
 
     def __post_init__(self) -> None:
-        if any(math.isinf(fitness) for fitness in self.fitness_G):
-            raise ValueError(f"fitness_G must be finite or NaN, found {self.fitness_G}")
-        for scores_G in self.scores_P_G or ():
-            if len(scores_G) != len(self.fitness_G):
-                raise ValueError(
-                    "rewards must be as many as fitness for every problem, found "
-                    f"{len(scores_G)} and {len(self.fitness_G)}"
-                )
-            if any(math.isinf(score) for score in scores_G):
-                raise ValueError(f"scores_P_G must be finite or NaN, found {scores_G}")
-        if any(math.isinf(r.reward) or math.isinf(r.solved) for r in self.results_P):
-            raise ValueError(f"results must be finite or NaN, found {self.results_P}")
+        scores_P_G = self.scores_P_G or ()
+        if any(len(scores_G) != len(self.fitness_G) for scores_G in scores_P_G):
+            raise ValueError("rewards must be as many as fitness for every problem")
+        results = itertools.chain.from_iterable((r.reward, r.solved) for r in self.results_P)
+        numbers = itertools.chain(self.fitness_G, *scores_P_G, results)
+        if any(map(math.isinf, numbers)):
+            raise ValueError("fitness, rewards and results must be finite or NaN")
         if self.generation < 0:
             raise ValueError(f"generation must be 0 or more, found {self.generation}")
         if self.centre is not None and not 0 <= self.centre <= self.generation:
@@ -291,7 +287,7 @@ _FORK: _Schema = {"log_path": (_is(str), "text"), "generation": (_is_count, "an 
 
 
 def _check(found: Mapping[str, object], schema: _Schema, prefix: str = "") -> None:
-    """Refuse what is missing, what is too much, and what is of another type, all by name."""
+    """Refuse missing fields, unknown fields and fields of another type, all by name."""
     wrong = [f"{prefix}{name} is missing" for name in schema if name not in found]
     wrong += [
         f"{prefix}{one_line(name)[:60]} is no field of the format"

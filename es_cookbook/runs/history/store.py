@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 def read_history(path: Path) -> Iterator[Record]:
     """The records of a history file in order, without its torn last line if it has one.
 
-    Changes nothing, so it is safe on a run that is still going. Records before a damaged line are
-    given before it is refused.
+    Changes nothing, so the run may be in progress. Records before a damaged line are yielded before
+    the error.
 
     Raises:
         HistoryError: Damage before the last line, another format, or generations that do not follow
@@ -42,7 +42,7 @@ def read_history(path: Path) -> Iterator[Record]:
 
 
 def read_header(path: Path) -> Header | None:
-    """What the run began with; None where there is no history yet.
+    """The header of a history; None if there is no history yet.
 
     Raises:
         HistoryError: As `read_history`, of the first line.
@@ -56,10 +56,10 @@ class Prefix:
     """The first generations of a history, and where they end.
 
     Attributes:
-        header: None where nothing is recorded yet.
-        generations: how many there are; the first of them may be missing in `records`.
-        num_bytes: of their lines in the file.
-        damage: the error of the lines behind them, if they are damaged.
+        header: None if nothing is recorded yet.
+        generations: number of records.
+        num_bytes: of the lines in the file.
+        damage: the error of the next line, if it is damaged.
     """
 
     header: Header | None = None
@@ -95,7 +95,7 @@ def read_prefix(path: Path, generation: int | None) -> Prefix:
 
 
 def readable_prefix(path: Path, generation: int | None = None) -> Prefix:
-    """The same as far as it can be read: fewer generations, and the `damage` behind them."""
+    """The same as far as it can be read: fewer generations, and `damage` after them."""
     header, records, num_bytes, damage = None, list[Record](), 0, None
     try:
         for entry, line_bytes in _read(path):
@@ -151,7 +151,7 @@ def _read(path: Path) -> Iterator[tuple[Header | Record, int]]:
 
 
 def _advice(path: Path, whole: int) -> str:
-    """What to do about a history of which only the first `whole` generations can be read."""
+    """Advice for a history of which only the first `whole` generations can be read."""
     if not whole:
         return "restore the file from a copy"
     run = path.parent
@@ -231,7 +231,7 @@ class HistoryStore:
         return read_history(self.path) if self._found is None else iter(self._found.records)
 
     def steps(self) -> Iterator[Step]:
-        """The steps alone: what an engine needs to restore the centre."""
+        """The steps alone."""
         return (record.step for record in self.records())
 
     def close(self) -> None:
@@ -241,7 +241,7 @@ class HistoryStore:
 
 
 def header_of(model_name: str, base_dtype: str) -> Header:
-    """What a run begins with whose engine holds this base in this dtype; reads all of the base.
+    """The header of a run whose engine holds this base in this dtype; reads all of the base.
 
     Raises:
         ModelError: It cannot be read.
